@@ -1,0 +1,164 @@
+"""The job as a record: what is trained how, apart from the model, the machine and the layout."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from fivefold.record import Mistake, Record, nearest
+from fivefold.units import Dtype
+
+
+class Recipe(Record):
+    """Numeric precision as bytes per parameter (``docs/notation.md`` §2); 0 = is not kept.
+
+    ``accumulated_bytes`` > 0: gradients are summed in that width over micro-batches and ranks, and the
+    ``gradients_bytes`` of one weight exist only until they are added.
+    """
+
+    name: str
+    compute: Dtype  # of the matrix multiplications
+    weights_bytes: int = Field(ge=1)
+    gradients_bytes: int = Field(ge=1)
+    master_bytes: NonNegativeInt = 0
+    accumulated_bytes: NonNegativeInt = 0
+    moments_bytes: tuple[NonNegativeInt, NonNegativeInt] = (4, 4)
+    loss_scaling: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes per parameter of all that the recipe names, as published tables count them."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.master_bytes
+            + self.accumulated_bytes
+            + sum(self.moments_bytes)
+        )
+
+    @property
+    def summed_bytes(self) -> int:
+        """Width in which gradients are summed and reduced, and so the gradient that is a state."""
+        return self.accumulated_bytes or self.gradients_bytes
+
+    @property
+    def updated_bytes(self) -> int:
+        """Width of the copy that the optimizer updates."""
+        return self.master_bytes or self.weights_bytes
+
+
+# formulas §1. Sources: fp32, bf16, fp16: ZeRO (arXiv:1910.02054 §3.1); fp8-deepseek: DeepSeek-V3 (arXiv:2412.19437
+# §3.3); fp8-nanotron: Ultra-Scale Playbook, table of fp8 recipes; fp8-lm: FP8-LM O3 (arXiv:2310.18313).
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="fp32", compute="fp32", weights_bytes=4, gradients_bytes=4),
+        Recipe(
+            name="bf16",
+            compute="bf16",
+            weights_bytes=2,
+            gradients_bytes=2,
+            master_bytes=4,
+            accumulated_bytes=4,
+        ),
+        Recipe(name="bf16-grad16", compute="bf16", weights_bytes=2, gradients_bytes=2, master_bytes=4),
+        Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
+        Recipe(
+            name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True
+        ),
+        Recipe(name="fp8-te", compute="fp8", weights_bytes=4, gradients_bytes=4),
+        Recipe(
+            name="fp8-deepseek",
+            compute="fp8",
+            weights_bytes=1,
+            gradients_bytes=2,
+            master_bytes=4,
+            accumulated_bytes=4,
+            moments_bytes=(2, 2),
+        ),
+        Recipe(
+            name="fp8-nanotron",
+            compute="fp8",
+            weights_bytes=1,
+            gradients_bytes=1,
+            master_bytes=2,
+            accumulated_bytes=4,
+            moments_bytes=(1, 1),
+        ),
+        Recipe(
+            name="fp8-lm",
+            compute="fp8",
+            weights_bytes=1,
+            gradients_bytes=1,
+            master_bytes=2,
+            accumulated_bytes=2,
+            moments_bytes=(1, 2),
+        ),
+    )
+}
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe called ``name``."""
+    if name not in RECIPES:
+        raise nearest(name, list(RECIPES), kind="precision")
+    return RECIPES[name]
+
+
+class Optimizer(Record):
+    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping."""
+
+    kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip: NonNegativeFloat = 1.0
+
+
+class LearningRate(Record):
+    """Linear warm-up to ``peak``, then constant, cosine, or WSD (stable, then linear decay) to ``floor`` x peak."""
+
+    kind: Literal["constant", "cosine", "wsd"] = "cosine"
+    peak: PositiveFloat = 3e-4
+    floor: float = Field(0.1, ge=0, le=1)
+    warmup_steps: NonNegativeInt = 0
+    decay_steps: PositiveInt | None = None  # of wsd; None: a fifth of the run
+
+
+class Job(Record):
+    """One training run, whatever it runs on."""
+
+    sequence: PositiveInt = 4096  # tokens per sequence (T)
+    global_batch: PositiveInt = 8  # sequences per optimizer step
+    precision: Recipe = RECIPES["bf16"]
+    attention: Literal["flash", "unfused"] = "flash"
+    loss: Literal["plain", "chunked", "fused"] = "plain"
+    compile: bool = False
+    optimizer: Optimizer = Optimizer()
+    learning_rate: LearningRate = LearningRate()
+    steps: PositiveInt = 1000
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_precision(cls, values: object) -> object:
+        if isinstance(values, dict) and isinstance(values.get("precision"), str):
+            try:
+                return {**values, "precision": recipe(values["precision"])}
+            except Mistake as error:
+                raise ValueError(str(error)) from None
+        return values
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if self.learning_rate.warmup_steps > self.steps:
+            raise ValueError(
+                f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}"
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.sequence * self.global_batch

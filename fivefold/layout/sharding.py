@@ -1,0 +1,69 @@
+"""What lies where: which weights travel together, how ZeRO cuts them, and what each ZeRO stage keeps.
+
+ZeRO cuts every weight along dim 0 into S chunks of ceil(rows/S) rows; the last ones may be short or empty and are
+padded in messages. Weights travel in *units*: the embedding, each block, the head with its norm.
+
+    stage   weights stay gathered     gradients stay whole       optimizer
+    0       always (no shards)        always                     whole
+    1       from step to step         from step to step          1/S
+    2       from step to step         until their unit's turn    1/S
+    3       while their unit computes until their unit's turn    1/S
+
+Source: ZeRO, arXiv:1910.02054; the planner counts bytes from here and the engine places tensors by it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.units import ceil_div
+
+
+class Unit(NamedTuple):
+    """Weights that are gathered and reduced in one message. ``weights`` carry their full names."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+
+def units(model: Model) -> list[Unit]:
+    """The units of the whole model in the order of the forward pass."""
+    blocks = [
+        Unit(f"blocks.{i}", tuple(w._replace(name=f"blocks.{i}.{w.name}") for w in block_weights(model, i)))
+        for i in range(model.layers)
+    ]
+    embedding = Unit("embed", tuple(embedding_weights(model)))
+    return [embedding, *blocks, Unit("head", tuple(head_weights(model)))]
+
+
+class Policy(NamedTuple):
+    """A ZeRO stage as data: what one unit keeps between its uses."""
+
+    weights_stay: bool  # gathered weights outlive the unit's forward and backward
+    gradients_stay: bool  # whole gradients outlive their reduction
+
+
+POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
+
+
+def policy(layout: Layout) -> Policy:
+    """The policy of the layout's ZeRO stage; one shard alone has nothing to let go of."""
+    return POLICIES[layout.zero if layout.shards > 1 else 0]
+
+
+def chunk_rows(rows: int, *, shards: int) -> int:
+    """Rows of one shard of dim 0, padding included."""
+    return ceil_div(rows, shards)
+
+
+def shard_numel(weight: Weight, *, shards: int) -> int:
+    """Elements of the first rank's shard, which is the largest; with padding, of every rank's."""
+    return chunk_rows(weight.shape[0], shards=shards) * (weight.numel // weight.shape[0])
+
+
+def padded_numel(unit: Unit, *, shards: int) -> int:
+    """Elements of a unit as it travels: ``shards`` equal chunks of every weight."""
+    return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards

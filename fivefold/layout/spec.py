@@ -1,0 +1,226 @@
+"""The layout: how one training step is spread over ranks, as one line of text.
+
+    dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective
+
+It parses in any order, prints in one, and refuses in one line what cannot be (rule, numbers, mend).
+World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from fivefold.job import Job
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, nearest
+from fivefold.units import ceil_div
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"]
+SCHEDULES: tuple[ScheduleName, ...] = (
+    "gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev",
+)  # fmt: skip
+V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per rank, placed as a V
+
+
+class Layout(Record):
+    """Degrees and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
+
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+    tp_inner: PositiveInt = 1  # the y of tp = x·y: 2D tensor parallelism
+    cp: PositiveInt = 1
+    pp: PositiveInt = 1
+    ep: PositiveInt = 1
+    etp: PositiveInt = 1
+    v: PositiveInt = 1
+    zero: int = Field(0, ge=0, le=3)
+    shard_group: PositiveInt | None = None  # None: all of dp·cp
+    schedule: ScheduleName = "1f1b"
+    mbs: PositiveInt = 1
+    ac: Literal["none", "selective", "full"] = "none"
+    cp_kind: Literal["ring", "ulysses"] = "ring"
+    sp: bool = True
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        replicas = self.dp * self.cp
+        if self.shard_group is not None:
+            if self.zero == 0:
+                raise ValueError(
+                    f"zero0/{self.shard_group} shards nothing; write zero0, or zero1..3 with a group"
+                )
+            if replicas % self.shard_group:
+                raise ValueError(
+                    f"dp·cp={replicas} is not divisible by the shard group {self.shard_group}; "
+                    f"try zero{self.zero}/{_divisor_below(replicas, self.shard_group)}"
+                )
+        if self.tp % self.tp_inner:
+            raise ValueError(f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}")
+        if self.tp % self.etp:
+            raise ValueError(
+                f"etp={self.etp} does not divide tp={self.tp}; try etp{_divisor_below(self.tp, self.etp)}"
+            )
+        room = replicas * self.tp // self.etp
+        if room % self.ep:
+            raise ValueError(
+                f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{_divisor_below(room, self.ep)}"
+            )
+        self._check_schedule()
+        if self.cp == 1 and self.cp_kind == "ulysses":
+            raise ValueError("cp=ulysses needs context parallelism; add cp2 or more, or drop it")
+        if self.tp == 1 and not self.sp:
+            raise ValueError("nosp needs tensor parallelism; add tp2 or more, or drop it")
+        return self
+
+    def _check_schedule(self) -> None:
+        if self.pp == 1 and (self.v > 1 or self.schedule != "1f1b"):
+            raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
+        if self.schedule in V_SHAPED and self.v != 2:
+            raise ValueError(
+                f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}"
+            )
+        if self.schedule == "interleaved" and self.v < 2:
+            raise ValueError("interleaved needs virtual stages; write v2 or more, or 1f1b")
+        if self.v > 1 and self.schedule not in ("interleaved", *V_SHAPED):
+            raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write interleaved")
+        if self.schedule == "dualpipe" and self.pp % 2:
+            raise ValueError(f"dualpipe needs an even pp, not {self.pp}; try pp{self.pp + 1}")
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read ``dp2 zero1 mbs4``; a ``Mistake`` names the token at fault."""
+        fields: dict[str, object] = {}
+        for token in text.split():
+            for key, value in _read_token(token).items():
+                if key in fields:
+                    raise Mistake(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
+                fields[key] = value
+        v = fields.get("v", 1)
+        if "schedule" not in fields and isinstance(v, int) and v > 1:
+            fields["schedule"] = "interleaved"
+        if fields.get("schedule") in V_SHAPED:
+            fields.setdefault("v", 2)
+        return cls.read(fields, origin=f"layout {text!r}")
+
+    def __str__(self) -> str:
+        tokens = [f"dp{self.dp}"]
+        if self.tp > 1:
+            inner = self.tp_inner
+            tokens.append(f"tp{self.tp // inner}x{inner}" if inner > 1 else f"tp{self.tp}")
+        tokens += [
+            f"{axis}{getattr(self, axis)}"
+            for axis in ("cp", "pp", "ep", "etp", "v")
+            if getattr(self, axis) > 1
+        ]
+        tokens.append(f"zero{self.zero}" + (f"/{self.shard_group}" if self.shard_group else ""))
+        if self.pp > 1:
+            tokens.append(self.schedule)
+        tokens.append(f"mbs{self.mbs}")
+        if self.ac != "none":
+            tokens.append(f"ac={self.ac}")
+        if self.cp_kind != "ring":
+            tokens.append(f"cp={self.cp_kind}")
+        if not self.sp:
+            tokens.append("nosp")
+        return " ".join(tokens)
+
+    @cached_property
+    def world(self) -> int:
+        """Ranks that the layout uses."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @cached_property
+    def shards(self) -> int:
+        """Ranks over which ZeRO divides a dense state: the shard group, or 1 under zero0."""
+        return 1 if self.zero == 0 else (self.shard_group or self.dp * self.cp)
+
+    def micro_batches(self, job: Job) -> int:
+        """Micro-batches that each pipeline runs per optimizer step (m)."""
+        return job.global_batch // (self.dp * self.mbs)
+
+
+def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
+    """Raise a ``Mistake`` of one line if this model, job or machine cannot take the layout."""
+    reason = next(_reasons(layout, model=model, job=job, machine=machine), None)
+    if reason is not None:
+        raise Mistake(f"layout {str(layout)!r}: {reason}")
+
+
+def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None):  # type: ignore[no-untyped-def]
+    if machine is not None and layout.world > machine.ranks:
+        yield f"needs {layout.world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {layout.world}"
+    chunk = layout.dp * layout.mbs
+    if job.global_batch % chunk:
+        near = max(chunk, ceil_div(job.global_batch, chunk) * chunk)
+        yield (
+            f"global batch {job.global_batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; "
+            f"try gbs {near} or mbs{_divisor_below(max(job.global_batch // layout.dp, 1), layout.mbs)}"
+        )
+    for axis, name, size in (
+        ("tp", "heads", model.heads),
+        ("tp", "ffn", model.ffn),
+        ("ep", "experts", model.moe.experts if model.moe else 1),
+        ("etp", "expert ffn", model.moe.ffn if model.moe else 1),
+    ):
+        degree = getattr(layout, axis)
+        if size % degree:
+            yield f"{name}={size} is not divisible by {axis}={degree}; try {axis}{_divisor_below(size, degree)}"
+    if max(model.kv_heads, layout.tp) % min(model.kv_heads, layout.tp):
+        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other"
+    parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
+    if layout.cp > 1 and job.sequence % parts:
+        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind})"
+    if layout.cp_kind == "ulysses" and (model.heads // layout.tp) % layout.cp:
+        yield f"heads/tp={model.heads // layout.tp} is not divisible by cp={layout.cp}; try cp=ring"
+    if layout.pp * layout.v > model.layers:
+        yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
+    micro, needed = (
+        layout.micro_batches(job),
+        2 * layout.pp if layout.schedule in ("dualpipe", "dualpipev") else layout.pp,
+    )
+    if layout.pp > 1 and layout.schedule != "gpipe" and micro < needed:
+        yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; raise gbs or lower dp·mbs"
+
+
+_DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
+_TP_2D = re.compile(r"tp(\d+)x(\d+)")
+_ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
+_WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nosp", *SCHEDULES,
+          "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"]  # fmt: skip
+
+
+def _read_token(token: str) -> dict[str, object]:
+    if match := _DEGREE.fullmatch(token):
+        return {match[1]: _degree(token, match[2])}
+    if match := _TP_2D.fullmatch(token):
+        outer, inner = _degree(token, match[1]), _degree(token, match[2])
+        return {"tp": outer * inner, "tp_inner": inner}
+    if match := _ZERO.fullmatch(token):
+        if int(match[1]) > 3:
+            raise Mistake(f"layout token {token!r}: ZeRO has stages 0 to 3")
+        return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})
+    if token in SCHEDULES:
+        return {"schedule": token}
+    if token == "nosp":
+        return {"sp": False}
+    if token in ("ac=none", "ac=selective", "ac=full"):
+        return {"ac": token[3:]}
+    if token in ("cp=ring", "cp=ulysses"):
+        return {"cp_kind": token[3:]}
+    raise nearest(token, _WORDS, kind="layout token")
+
+
+def _degree(token: str, digits: str) -> int:
+    if int(digits) < 1:
+        raise Mistake(f"layout token {token!r}: a degree is 1 or more")
+    return int(digits)
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is at most ``limit``."""
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)

@@ -1,0 +1,150 @@
+"""Every weight of a model by name and shape: the one list that counting, sharding and training share.
+
+Linear weights are ``(out, in)`` as in ``torch.nn.Linear``; the weights of all experts of a layer are one tensor
+with the experts in front. Names follow the module tree of ``train/transformer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal, NamedTuple
+
+from fivefold.model.spec import Model
+
+Kind = Literal[
+    "embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"
+]
+
+
+class Weight(NamedTuple):
+    """One trainable tensor. ``kind`` is what sharding and weight decay ask for."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole tensor."""
+        return prod(self.shape)
+
+
+def weights(model: Model) -> Iterator[Weight]:
+    """All weights in module order: embedding, blocks, last norm, head."""
+    yield from embedding_weights(model)
+    for layer in range(model.layers):
+        for weight in block_weights(model, layer):
+            yield weight._replace(name=f"blocks.{layer}.{weight.name}")
+    yield from head_weights(model)
+
+
+def embedding_weights(model: Model) -> Iterator[Weight]:
+    """Token embedding, and position embedding where positions are learned."""
+    yield Weight("embed.weight", (model.vocab, model.width), "embedding")
+    if model.position == "learned":
+        yield Weight("positions.weight", (model.positions, model.width), "embedding")
+
+
+def head_weights(model: Model) -> Iterator[Weight]:
+    """Last norm and, unless tied to the embedding, the head."""
+    yield from _norm(model, "norm", model.width)
+    if not model.tied_embeddings:
+        yield Weight("head.weight", (model.vocab, model.width), "head")
+    if model.head_bias:
+        yield Weight("head.bias", (model.vocab,), "bias")
+
+
+def block_weights(model: Model, layer: int) -> Iterator[Weight]:
+    """One block's weights, named within the block."""
+    yield from _norm(model, "norm1", model.width)
+    yield from _mla(model) if model.mla else _attention(model)
+    if model.block == "sandwich":
+        yield from _norm(model, "norm1_post", model.width)
+    yield from _norm(model, "norm2", model.width)
+    yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
+    if model.block == "sandwich":
+        yield from _norm(model, "norm2_post", model.width)
+
+
+def _norm(model: Model, name: str, width: int) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", (width,), "norm")
+    if model.norm == "layernorm":
+        yield Weight(f"{name}.bias", (width,), "norm")
+
+
+def _linear(
+    name: str, out: int, into: int, kind: Literal["column", "row"], *, bias: bool
+) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", (out, into), kind)
+    if bias:
+        yield Weight(f"{name}.bias", (out,), "bias")
+
+
+def _attention(model: Model) -> Iterator[Weight]:
+    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    yield from _linear("attention.q", wide, model.width, "column", bias=model.qkv_bias)
+    yield from _linear("attention.k", narrow, model.width, "column", bias=model.qkv_bias)
+    yield from _linear("attention.v", narrow, model.width, "column", bias=model.qkv_bias)
+    if model.qk_norm != "none":
+        full = model.qk_norm == "full"
+        yield from _norm(model, "attention.q_norm", wide if full else model.head_dim)
+        yield from _norm(model, "attention.k_norm", narrow if full else model.head_dim)
+    if model.attention_sinks:
+        yield Weight("attention.sinks", (model.heads,), "vector")
+    yield from _linear("attention.out", model.width, wide, "row", bias=model.out_bias)
+
+
+def _mla(model: Model) -> Iterator[Weight]:
+    mla = model.mla
+    assert mla is not None
+    q_out = model.heads * (mla.nope_dim + mla.rope_dim)
+    if mla.q_rank is None:
+        yield from _linear("attention.q", q_out, model.width, "column", bias=False)
+    else:
+        yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
+        yield from _norm(model, "attention.q_norm", mla.q_rank)
+        yield from _linear("attention.q_up", q_out, mla.q_rank, "column", bias=False)
+    yield from _linear(
+        "attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias
+    )
+    yield from _norm(model, "attention.kv_norm", mla.kv_rank)
+    yield from _linear(
+        "attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False
+    )
+    yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
+
+
+def _mlp(model: Model, name: str, ffn: int) -> Iterator[Weight]:
+    if model.mlp == "gated":
+        yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
+    yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
+    yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
+
+
+def _experts(model: Model) -> Iterator[Weight]:
+    moe, width = model.moe, model.width
+    assert moe is not None
+    yield Weight("moe.router.weight", (moe.experts, width), "router")
+    if moe.router_bias:
+        yield Weight("moe.router.bias", (moe.experts,), "router")
+    names = ("gate", "up") if model.mlp == "gated" else ("up",)
+    for name in names:
+        yield Weight(f"moe.experts.{name}", (moe.experts, moe.ffn, width), "expert_column")
+        if moe.expert_bias:
+            yield Weight(f"moe.experts.{name}_bias", (moe.experts, moe.ffn), "expert_column")
+    yield Weight("moe.experts.down", (moe.experts, width, moe.ffn), "expert_row")
+    if moe.expert_bias:
+        yield Weight("moe.experts.down_bias", (moe.experts, width), "expert_row")
+    if moe.shared_experts:
+        yield from _mlp(model, "moe.shared", moe.shared_experts * (moe.shared_ffn or moe.ffn))
+
+
+def count(model: Model, *, active: bool = False) -> int:
+    """Parameters of the whole model; ``active``: only what one token passes through."""
+    return sum(
+        weight.numel * model.moe.topk // model.moe.experts
+        if active and model.moe and weight.kind.startswith("expert")
+        else weight.numel
+        for weight in weights(model)
+    )

@@ -1,0 +1,78 @@
+"""What a noun is: a frozen, validated record that refuses unknown keys and teaches in one line.
+
+``Mistake`` is the user's fault (exit code 2), ``Fault`` the system's (exit code 1); both print one line.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Mistake(ValueError):
+    """What the user can mend: one line that says what is wrong, by how much, and what to do."""
+
+
+class Fault(RuntimeError):
+    """What the system did: a full disk, a dead worker; one line as well."""
+
+
+class Record(BaseModel):
+    """A frozen value, checked once on construction and varied by ``replace``."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    def replace(self, **changes: Any) -> Self:
+        """A checked copy with some fields changed."""
+        return type(self).model_validate({**self.model_dump(), **changes})
+
+    @classmethod
+    def read(cls, values: dict[str, Any], *, origin: str) -> Self:
+        """Validate ``values``; a ``Mistake`` names ``origin``, the field and the nearest known field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise Mistake(f"{origin}: {explain(error, cls)}") from None
+
+
+def explain(error: ValidationError, record: type[BaseModel]) -> str:
+    """The first of pydantic's complaints in one line, with the nearest field name where a key is unknown."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        close = get_close_matches(str(first["loc"][-1]), record.model_fields, n=1)
+        return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}{more}" if place else f"{message}{more}"
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A ``.toml`` or ``.json`` file as a dictionary; every way it can be unreadable is one line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Mistake(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path}: cannot be read as UTF-8 text: {error}") from None
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Mistake(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise Mistake(f"{path}: holds a {type(values).__name__}, not a table of keys")
+    return values
+
+
+def nearest(word: str, known: list[str], *, kind: str) -> Mistake:
+    """The one line for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
+    close = get_close_matches(word, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"
+    return Mistake(f"unknown {kind} {word!r}; {hint}")

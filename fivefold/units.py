@@ -1,0 +1,50 @@
+"""Sizes for people: SI and binary units in print, plain SI numbers everywhere else.
+
+Inside the product every quantity is bytes, seconds or FLOPs; only these functions turn them into words.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def show_bytes(count: float) -> str:
+    """``1536`` → ``"1.50 KiB"``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_count(count: float) -> str:
+    """``8_030_261_248`` → ``"8.03 G"``; also for FLOPs and tokens."""
+    size = float(count)
+    for unit in ("", " k", " M", " G", " T", " P"):
+        if abs(size) < 1000:
+            return f"{size:.0f}" if unit == "" and size == int(size) else f"{size:.2f}{unit}"
+        size /= 1000
+    return f"{size:.2f} E"
+
+
+def show_seconds(seconds: float) -> str:
+    """``0.0123`` → ``"12.3 ms"``; from two minutes on ``"2 min 05 s"``, from two hours on ``"2 h 05 min"``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    if seconds < 7200:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest whole number that is not below ``a / b``."""
+    return -(-a // b)
