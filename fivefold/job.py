@@ -64,9 +64,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(name="bf16-grad16", compute="bf16", weights_bytes=2, gradients_bytes=2, master_bytes=4),
         Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
-        Recipe(
-            name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True
-        ),
+        Recipe(name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True),
         Recipe(name="fp8-te", compute="fp8", weights_bytes=4, gradients_bytes=4),
         Recipe(
             name="fp8-deepseek",
@@ -153,9 +151,7 @@ class Job(Record):
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if self.learning_rate.warmup_steps > self.steps:
-            raise ValueError(
-                f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}"
-            )
+            raise ValueError(f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}")
         return self
 
     @property

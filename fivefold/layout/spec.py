@@ -9,6 +9,7 @@ World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Literal, Self
 
@@ -51,9 +52,7 @@ class Layout(Record):
         replicas = self.dp * self.cp
         if self.shard_group is not None:
             if self.zero == 0:
-                raise ValueError(
-                    f"zero0/{self.shard_group} shards nothing; write zero0, or zero1..3 with a group"
-                )
+                raise ValueError(f"zero0/{self.shard_group} shards nothing; write zero0, or zero1..3 with a group")
             if replicas % self.shard_group:
                 raise ValueError(
                     f"dp·cp={replicas} is not divisible by the shard group {self.shard_group}; "
@@ -62,14 +61,10 @@ class Layout(Record):
         if self.tp % self.tp_inner:
             raise ValueError(f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}")
         if self.tp % self.etp:
-            raise ValueError(
-                f"etp={self.etp} does not divide tp={self.tp}; try etp{_divisor_below(self.tp, self.etp)}"
-            )
+            raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{_divisor_below(self.tp, self.etp)}")
         room = replicas * self.tp // self.etp
         if room % self.ep:
-            raise ValueError(
-                f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{_divisor_below(room, self.ep)}"
-            )
+            raise ValueError(f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{_divisor_below(room, self.ep)}")
         self._check_schedule()
         if self.cp == 1 and self.cp_kind == "ulysses":
             raise ValueError("cp=ulysses needs context parallelism; add cp2 or more, or drop it")
@@ -81,9 +76,7 @@ class Layout(Record):
         if self.pp == 1 and (self.v > 1 or self.schedule != "1f1b"):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
         if self.schedule in V_SHAPED and self.v != 2:
-            raise ValueError(
-                f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}"
-            )
+            raise ValueError(f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}")
         if self.schedule == "interleaved" and self.v < 2:
             raise ValueError("interleaved needs virtual stages; write v2 or more, or 1f1b")
         if self.v > 1 and self.schedule not in ("interleaved", *V_SHAPED):
@@ -112,11 +105,7 @@ class Layout(Record):
         if self.tp > 1:
             inner = self.tp_inner
             tokens.append(f"tp{self.tp // inner}x{inner}" if inner > 1 else f"tp{self.tp}")
-        tokens += [
-            f"{axis}{getattr(self, axis)}"
-            for axis in ("cp", "pp", "ep", "etp", "v")
-            if getattr(self, axis) > 1
-        ]
+        tokens += [f"{axis}{getattr(self, axis)}" for axis in ("cp", "pp", "ep", "etp", "v") if getattr(self, axis) > 1]
         tokens.append(f"zero{self.zero}" + (f"/{self.shard_group}" if self.shard_group else ""))
         if self.pp > 1:
             tokens.append(self.schedule)
@@ -151,7 +140,7 @@ def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = 
         raise Mistake(f"layout {str(layout)!r}: {reason}")
 
 
-def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None):  # type: ignore[no-untyped-def]
+def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
     if machine is not None and layout.world > machine.ranks:
         yield f"needs {layout.world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {layout.world}"
     chunk = layout.dp * layout.mbs
@@ -194,7 +183,7 @@ _WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nos
           "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"]  # fmt: skip
 
 
-def _read_token(token: str) -> dict[str, object]:
+def _read_token(token: str) -> Mapping[str, object]:
     if match := _DEGREE.fullmatch(token):
         return {match[1]: _degree(token, match[2])}
     if match := _TP_2D.fullmatch(token):

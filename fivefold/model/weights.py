@@ -12,9 +12,7 @@ from typing import Literal, NamedTuple
 
 from fivefold.model.spec import Model
 
-Kind = Literal[
-    "embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"
-]
+Kind = Literal["embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"]
 
 
 class Weight(NamedTuple):
@@ -73,9 +71,7 @@ def _norm(model: Model, name: str, width: int) -> Iterator[Weight]:
         yield Weight(f"{name}.bias", (width,), "norm")
 
 
-def _linear(
-    name: str, out: int, into: int, kind: Literal["column", "row"], *, bias: bool
-) -> Iterator[Weight]:
+def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, bias: bool) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", (out, into), kind)
     if bias:
         yield Weight(f"{name}.bias", (out,), "bias")
@@ -105,13 +101,9 @@ def _mla(model: Model) -> Iterator[Weight]:
         yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
         yield from _norm(model, "attention.q_norm", mla.q_rank)
         yield from _linear("attention.q_up", q_out, mla.q_rank, "column", bias=False)
-    yield from _linear(
-        "attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias
-    )
+    yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
-    yield from _linear(
-        "attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False
-    )
+    yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
     yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
 
 
