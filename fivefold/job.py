@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from fivefold.record import Mistake, Record, nearest
 from fivefold.units import Dtype
+
+LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
 
 
 class Recipe(Record):
@@ -104,11 +106,14 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Record):
     """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping."""
 
     kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     clip: NonNegativeFloat = 1.0

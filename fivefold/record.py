@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -48,10 +49,27 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
     place = ".".join(str(part) for part in first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        close = get_close_matches(str(first["loc"][-1]), record.model_fields, n=1)
+        close = get_close_matches(str(first["loc"][-1]), _known_keys(record, first["loc"]), n=1)
         return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}{more}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "value_error" and isinstance(first["input"], str | int | float):
+        message += f", not {reprlib.repr(first['input'])}"
     return f"{place}: {message}{more}" if place else f"{message}{more}"
+
+
+def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The field names of the record, perhaps a nested one, that holds the key at ``place``."""
+    for part in place[:-1]:
+        if part in record.model_fields:
+            inner = _records_in(record.model_fields[str(part)].annotation)
+            record = inner[0] if inner else record
+    return list(record.model_fields)
+
+
+def _records_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [record for part in get_args(annotation) for record in _records_in(part)]
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -64,11 +82,22 @@ def read_file(path: Path) -> dict[str, Any]:
         raise Mistake(f"{path}: cannot be read as UTF-8 text: {error}") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
         raise Mistake(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
     if not isinstance(values, dict):
         raise Mistake(f"{path}: holds a {type(values).__name__}, not a table of keys")
     return values
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, none if it is not there; a last line that was cut short is left out."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
 
 
 def nearest(word: str, known: list[str], *, kind: str) -> Mistake:

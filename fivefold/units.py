@@ -16,7 +16,7 @@ def show_bytes(count: float) -> str:
     """``1536`` → ``"1.50 KiB"``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
+        if abs(round(size, 2)) < 1024 or unit == "TiB":
             return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
@@ -26,7 +26,7 @@ def show_count(count: float) -> str:
     """``8_030_261_248`` → ``"8.03 G"``; also for FLOPs and tokens."""
     size = float(count)
     for unit in ("", " k", " M", " G", " T", " P"):
-        if abs(size) < 1000:
+        if abs(round(size, 2)) < 1000:
             return f"{size:.0f}" if unit == "" and size == int(size) else f"{size:.2f}{unit}"
         size /= 1000
     return f"{size:.2f} E"
@@ -34,6 +34,8 @@ def show_count(count: float) -> str:
 
 def show_seconds(seconds: float) -> str:
     """``0.0123`` → ``"12.3 ms"``; from two minutes on ``"2 min 05 s"``, from two hours on ``"2 h 05 min"``."""
+    if seconds < 120:
+        seconds = float(f"{seconds:.4g}")  # as it will print, so that 999.99 ms becomes 1.00 s
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     if seconds < 1:

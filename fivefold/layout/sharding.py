@@ -1,15 +1,8 @@
 """What lies where: which weights travel together, how ZeRO cuts them, and what each ZeRO stage keeps.
 
-ZeRO cuts every weight along dim 0 into S chunks of ceil(rows/S) rows; the last ones may be short or empty and are
-padded in messages. Weights travel in *units*: the embedding, each block, the head with its norm.
-
-    stage   weights stay gathered     gradients stay whole       optimizer
-    0       always (no shards)        always                     whole
-    1       from step to step         from step to step          1/S
-    2       from step to step         until their unit's turn    1/S
-    3       while their unit computes until their unit's turn    1/S
-
-Source: ZeRO, arXiv:1910.02054; the planner counts bytes from here and the engine places tensors by it.
+ZeRO cuts every weight along dim 0 into as many equal chunks of rows as there are shards; the last may be short or
+empty and are padded in messages. Weights travel in *units*: the embedding, each block, the head with its norm.
+Source: ZeRO, arXiv:1910.02054. The planner counts bytes from here and the engine places tensors by it.
 """
 
 from __future__ import annotations
@@ -43,9 +36,11 @@ class Policy(NamedTuple):
     """A ZeRO stage as data: what one unit keeps between its uses."""
 
     weights_stay: bool  # gathered weights outlive the unit's forward and backward
-    gradients_stay: bool  # whole gradients outlive their reduction
+    gradients_stay: bool  # whole gradients outlive their reduction, up to the update
 
 
+# stage: weights whole from step to step, or only while their unit computes; gradients whole until the update, or
+# only until their unit is reduced. From stage 1 on the optimizer's states are cut.
 POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
 
 

@@ -59,7 +59,10 @@ class Layout(Record):
                     f"try zero{self.zero}/{_divisor_below(replicas, self.shard_group)}"
                 )
         if self.tp % self.tp_inner:
-            raise ValueError(f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}")
+            inner = _divisor_below(self.tp, self.tp_inner)
+            raise ValueError(
+                f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}; try tp{self.tp // inner}x{inner}"
+            )
         if self.tp % self.etp:
             raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{_divisor_below(self.tp, self.etp)}")
         room = replicas * self.tp // self.etp
@@ -142,38 +145,62 @@ def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = 
 
 def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
     if machine is not None and layout.world > machine.ranks:
-        yield f"needs {layout.world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {layout.world}"
+        world = layout.world
+        yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
     chunk = layout.dp * layout.mbs
     if job.global_batch % chunk:
-        near = max(chunk, ceil_div(job.global_batch, chunk) * chunk)
+        near = ceil_div(job.global_batch, chunk) * chunk
+        if job.global_batch % layout.dp:
+            other = f"dp{_divisor_below(job.global_batch, layout.dp)} mbs1"
+        else:
+            other = f"mbs{_divisor_below(job.global_batch // layout.dp, layout.mbs)}"
         yield (
             f"global batch {job.global_batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; "
-            f"try gbs {near} or mbs{_divisor_below(max(job.global_batch // layout.dp, 1), layout.mbs)}"
+            f"try gbs {near} or {other}"
         )
-    for axis, name, size in (
-        ("tp", "heads", model.heads),
-        ("tp", "ffn", model.ffn),
-        ("ep", "experts", model.moe.experts if model.moe else 1),
-        ("etp", "expert ffn", model.moe.ffn if model.moe else 1),
+    yield from _tensor_reasons(layout, model)
+    yield from _context_reasons(layout, model=model, job=job)
+    if layout.pp * layout.v > model.layers:
+        yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
+    micro, needed = layout.micro_batches(job), layout.pp * (2 if layout.schedule.startswith("dualpipe") else 1)
+    if layout.pp > 1 and layout.schedule != "gpipe" and micro < needed:
+        yield (
+            f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; "
+            "raise gbs or lower dp·mbs"
+        )
+
+
+def _tensor_reasons(layout: Layout, model: Model) -> Iterator[str]:
+    experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
+    tp = next(t for t in range(layout.tp, 0, -1) if _takes_tp(model, t))
+    for axis, name, size, mend in (
+        ("tp", "heads", model.heads, tp),
+        ("tp", "ffn", model.ffn, tp),
+        ("ep", "experts", experts, _divisor_below(experts, layout.ep)),
+        ("etp", "expert ffn", expert_ffn, _divisor_below(expert_ffn, layout.etp)),
     ):
         degree = getattr(layout, axis)
         if size % degree:
-            yield f"{name}={size} is not divisible by {axis}={degree}; try {axis}{_divisor_below(size, degree)}"
-    if max(model.kv_heads, layout.tp) % min(model.kv_heads, layout.tp):
-        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other"
+            yield f"{name}={size} is not divisible by {axis}={degree}; try {axis}{mend}"
+    if tp != layout.tp:
+        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other; try tp{tp}"
+
+
+def _takes_tp(model: Model, tp: int) -> bool:
+    small, large = sorted((model.kv_heads, tp))
+    return not (model.heads % tp or model.ffn % tp or large % small)
+
+
+def _context_reasons(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
     if layout.cp > 1 and job.sequence % parts:
-        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind})"
-    if layout.cp_kind == "ulysses" and (model.heads // layout.tp) % layout.cp:
-        yield f"heads/tp={model.heads // layout.tp} is not divisible by cp={layout.cp}; try cp=ring"
-    if layout.pp * layout.v > model.layers:
-        yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
-    micro, needed = (
-        layout.micro_batches(job),
-        2 * layout.pp if layout.schedule in ("dualpipe", "dualpipev") else layout.pp,
-    )
-    if layout.pp > 1 and layout.schedule != "gpipe" and micro < needed:
-        yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; raise gbs or lower dp·mbs"
+        near = ceil_div(job.sequence, parts) * parts
+        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
+    heads = model.heads // layout.tp
+    if layout.cp_kind == "ulysses" and heads % layout.cp:
+        fewer = _divisor_below(heads, layout.cp)
+        mend = f"cp{fewer}" if fewer > 1 else "cp=ring"
+        yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {mend}"
 
 
 _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
@@ -190,7 +217,7 @@ def _read_token(token: str) -> Mapping[str, object]:
         outer, inner = _degree(token, match[1]), _degree(token, match[2])
         return {"tp": outer * inner, "tp_inner": inner}
     if match := _ZERO.fullmatch(token):
-        if int(match[1]) > 3:
+        if match[1] not in ("0", "1", "2", "3"):
             raise Mistake(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})
     if token in SCHEDULES:
@@ -205,8 +232,8 @@ def _read_token(token: str) -> Mapping[str, object]:
 
 
 def _degree(token: str, digits: str) -> int:
-    if int(digits) < 1:
-        raise Mistake(f"layout token {token!r}: a degree is 1 or more")
+    if len(digits) > 7 or int(digits) < 1:
+        raise Mistake(f"layout token {token!r}: a degree is 1 to 9999999")
     return int(digits)
 
 

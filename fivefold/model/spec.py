@@ -22,6 +22,7 @@ class MLA(Record):
     nope_dim: PositiveInt
     rope_dim: PositiveInt
     v_dim: PositiveInt
+    norm_epsilon: float = Field(1e-6, gt=0)  # of the two norms on the latents
 
 
 class MoE(Record):
@@ -39,7 +40,7 @@ class MoE(Record):
     capacity: float | None = Field(None, gt=0)  # tokens per expert over the even share; None: dropless
     normalized: bool = True  # top-k weights rescaled to sum to one
     scaling: float = 1.0
-    groups: PositiveInt = 1
+    groups: PositiveInt = 1  # ranked by their best expert (softmax) or their two best (sigmoid)
     topk_groups: PositiveInt = 1
     router_bias: bool = False
     expert_bias: bool = False
@@ -94,7 +95,7 @@ class Model(Record):
 
     position: Literal["rope", "learned", "none"] = "rope"
     rope_theta: float = Field(10_000.0, gt=0)
-    rope_theta_sliding: float | None = None  # of the sliding-window layers, where it differs
+    rope_theta_sliding: float | None = None  # of the sliding-window layers, which then have no rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # of the head dim that is rotated
     rope_scaling: RopeScaling | None = None
 
@@ -102,7 +103,7 @@ class Model(Record):
     out_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = "none"
     attention_sinks: bool = False
-    attention_scale: float | None = None  # None: 1/√head_dim
+    attention_scale: float | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     window: PositiveInt | None = None
@@ -126,6 +127,10 @@ class Model(Record):
             raise ValueError("window_pattern is given without window")
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
+            lengths = {len(self.rope_scaling.short_factors), len(self.rope_scaling.long_factors)}
+            if lengths != {self.rope_dim // 2}:
+                raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
 
     @property

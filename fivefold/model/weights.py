@@ -39,18 +39,18 @@ def weights(model: Model) -> Iterator[Weight]:
 
 def embedding_weights(model: Model) -> Iterator[Weight]:
     """Token embedding, and position embedding where positions are learned."""
-    yield Weight("embed.weight", (model.vocab, model.width), "embedding")
+    yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
-        yield Weight("positions.weight", (model.positions, model.width), "embedding")
+        yield Weight("embed.positions.weight", (model.positions, model.width), "embedding")
 
 
 def head_weights(model: Model) -> Iterator[Weight]:
     """Last norm and, unless tied to the embedding, the head."""
-    yield from _norm(model, "norm", model.width)
+    yield from _norm(model, "head.norm", model.width)
     if not model.tied_embeddings:
-        yield Weight("head.weight", (model.vocab, model.width), "head")
+        yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
-        yield Weight("head.bias", (model.vocab,), "bias")
+        yield Weight("head.out.bias", (model.vocab,), "bias")
 
 
 def block_weights(model: Model, layer: int) -> Iterator[Weight]:

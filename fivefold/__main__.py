@@ -1,0 +1,6 @@
+"""``python -m fivefold``: the same as the command ``fivefold``; this is what torchrun starts."""
+
+from fivefold.cli import main
+
+if __name__ == "__main__":
+    main()

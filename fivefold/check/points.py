@@ -1,0 +1,110 @@
+"""What ``calibrate`` measures, and the messages between it and its workers (no torch here).
+
+Shapes and sizes lie on grids that are even in the logarithm, for interpolation there.
+Products (m, k) @ (k, n) form a cube with steps of four, without its most expensive corner: rates are flat there.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from fivefold.record import Record
+from fivefold.units import KIB, MIB, Dtype
+
+
+class AttentionShape(Record):
+    """Causal attention with as many kv heads as heads."""
+
+    sequences: PositiveInt
+    tokens: PositiveInt
+    heads: PositiveInt
+    head_dim: PositiveInt
+
+
+class Points(Record):
+    """The points of one calibration; ``bytes`` are of one tensor."""
+
+    dtypes: tuple[Dtype, ...]
+    matmuls: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...]  # m, n, k
+    attentions: tuple[AttentionShape, ...]
+    kernel_bytes: tuple[PositiveInt, ...]
+    collective_bytes: tuple[PositiveInt, ...]
+    rounds: PositiveInt  # through all points: a disturbance that outlasts one point rarely meets it twice
+    budget_seconds: PositiveFloat  # after which a round beyond the first is cut short
+    seconds_per_point: PositiveFloat  # of repeats, in one round
+
+
+class Order(Record):
+    """What one worker is told."""
+
+    rank: NonNegativeInt
+    ranks: PositiveInt
+    threads: PositiveInt
+    meeting: str  # a file that does not exist yet, where the workers find one another
+    silence_seconds: PositiveFloat
+    points: Points
+
+
+class Facts(Record):
+    """What the first worker finds before it measures; memory is of the whole device."""
+
+    device: str
+    backend: Literal["gloo", "nccl"]
+    memory_bytes: PositiveInt
+    torch: str
+
+
+Kind = Literal["matmuls", "attentions", "kernels", "collectives"]  # the fields of ``Calibration``
+
+
+class Progress(Record):
+    """How far the first worker is."""
+
+    kind: Kind
+    done: PositiveInt
+    total: PositiveInt
+
+
+class Measured(Record):
+    """One point, when all are measured."""
+
+    kind: Kind
+    point: dict[str, Any]
+
+
+def cube(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
+    """Every (m, n, k) of ``sizes`` that is not too expensive, so that forward and both gradients lie inside."""
+    return tuple((m, n, k) for m, n, k in product(sizes, repeat=3) if 2 * m * n * k <= most_flops)
+
+
+def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionShape, ...]:
+    return tuple(AttentionShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
+
+
+FULL = Points(
+    dtypes=("fp32", "bf16"),
+    matmuls=cube((64, 256, 1024, 4096), most_flops=2**34),
+    attentions=_attention(
+        (1, 128, 4, 64), (8, 128, 4, 64), (1, 512, 8, 64), (4, 512, 8, 64), (4, 512, 4, 32), (2, 512, 4, 128),
+        (1, 2048, 8, 64), (1, 4096, 2, 64),
+    ),
+    kernel_bytes=tuple(64 * KIB * 4**step for step in range(6)),
+    collective_bytes=(*(KIB * 4**step for step in range(8)), 32 * MIB),
+    rounds=2,
+    budget_seconds=26.0,
+    seconds_per_point=0.03,
+)  # fmt: skip
+
+QUICK = Points(
+    dtypes=("fp32", "bf16"),
+    matmuls=cube((64, 384, 2048), most_flops=2**32),
+    attentions=_attention((1, 128, 4, 64), (4, 512, 4, 64), (1, 1024, 8, 64)),
+    kernel_bytes=(64 * KIB, 2 * MIB, 32 * MIB),
+    collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),
+    rounds=2,
+    budget_seconds=5.0,
+    seconds_per_point=0.01,
+)

@@ -1,0 +1,118 @@
+"""The closed loop on one page: predict a step, train for real, measure the same step, lay one beside the other."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.plan.count.work import work
+from fivefold.plan.predict import predict
+from fivefold.record import Mistake
+from fivefold.step import Memory, StageMemory, Step, Time, utilisation
+from fivefold.train.build import build
+from fivefold.train.logs import Logs, NoLogs, Report
+from fivefold.train.loop import Loop, Measured, Outcome
+from fivefold.train.metrics import resident_bytes
+from fivefold.train.process import Process
+from fivefold.train.run import Run
+from fivefold.train.sample import sample
+from fivefold.train.shards import Shards
+from fivefold.train.tokenizer import load
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A finished (or stopped) run: what was promised, what came, and a sample. ``measured`` on rank 0 only."""
+
+    predicted: Step
+    measured: Step | None
+    outcome: Outcome
+    text: str
+
+
+def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
+    """Train ``run`` on this rank; rank 0 writes ``step.json`` and passes every log line to ``report``."""
+    predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
+    if process.world != layout.world:
+        raise Mistake(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
+    shards = Shards.open(run.folder / "data")
+    tokenizer = load(run.folder / "data" / "tokenizer.json")
+    if tokenizer.vocab > model.vocab:
+        raise Mistake(f"the tokenizer has {tokenizer.vocab} tokens, but {model.name!r} only vocab={model.vocab}")
+    device = process.start()
+    try:
+        built = build(model=model, layout=layout, job=run.job, device=device)
+        with Logs(run.folder, report=report) if process.rank == 0 else NoLogs() as logs:
+            ideal = predicted.mfu.causal * predicted.time.step_seconds
+            loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
+            outcome = loop.train()
+        text = ""
+        if run.sample and not outcome.stopped:
+            text = sample(
+                built, tokenizer, prompt=run.sample, tokens=run.sample_tokens,
+                window=run.job.sequence, seed=run.job.seed,
+            )  # fmt: skip
+        measured = measured_step(outcome, run=run, model=model, machine=machine, layout=layout, process=process)
+    finally:
+        process.end()
+    if process.rank == 0 and measured is not None:
+        _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
+    return Proof(predicted, measured, outcome, text)
+
+
+def measured_step(
+    outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process
+) -> Step | None:
+    """The record of what was measured, on the fullest rank; ``None`` if the run was too short."""
+    mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
+    everyone: list[Any] = [None] * process.world
+    dist.all_gather_object(everyone, mine)
+    if any(measured is None or seconds is None for measured, _, seconds in everyone):
+        return None
+    fullest: Measured = max((measured for measured, _, _ in everyone), key=lambda one: one.peak_bytes)
+    seconds = max(seconds for _, _, seconds in everyone)
+    counted = work(model, layout=layout, job=run.job)
+    done = counted.replace(hardware_flops=sum(measured.flops for measured, _, _ in everyone))
+    states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
+    stage = StageMemory(
+        stage=0,
+        parameters_bytes=fullest.parameters_bytes,
+        gradients_bytes=fullest.gradients_bytes,
+        optimizer_bytes=fullest.optimizer_bytes,
+        activations_bytes=fullest.kept_bytes,
+        temporary_bytes=max(0, fullest.peak_bytes - states - fullest.kept_bytes),
+        peak_bytes=fullest.peak_bytes,
+        peak_cause=fullest.peak_cause,
+    )
+    reserved = max(reserved for _, reserved, _ in everyone)
+    return Step(
+        kind="measured",
+        model=model.name,
+        machine=machine.name,
+        layout=str(layout),
+        job=run.job.model_dump(mode="json"),
+        world=layout.world,
+        memory=Memory(peak_bytes=stage.peak_bytes, reserved_bytes=reserved, fits=True, stages=(stage,)),
+        work=done,
+        traffic=fullest.traffic,
+        time=Time(step_seconds=seconds, compute_seconds=seconds),
+        tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
+        mfu=utilisation(
+            done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
+        ),
+    )
+
+
+def _write_pair(path: Path, *, predicted: Step, measured: Step) -> None:
+    pair = {"predicted": predicted.model_dump(mode="json"), "measured": measured.model_dump(mode="json")}
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(pair, indent=2) + "\n")
+    os.replace(partial, path)

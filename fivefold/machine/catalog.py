@@ -1,0 +1,199 @@
+"""Chips that people train on, each in the node it is usually sold in, and the words that name a machine.
+
+Peaks are dense, per rank. Memory is what the driver shows as the card's total (``nvidia-smi``, ``rocm-smi``), where
+that was seen printed: an "80 GB" H100 has 81559 MiB. Elsewhere it is the data sheet's GB times 1e9. A CUDA context
+and torch then take 0.5 to 1 GB more. Bandwidths and peaks are the vendors'; what a program reaches is less.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold.machine import toml
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.record import Mistake, nearest
+from fivefold.units import MIB, Dtype
+
+# The table behind most rows, as read at commit 744d01e of github.com/stas00/ml-engineering.
+SHEET = "stas00/ml-engineering@744d01e:compute/accelerator/README.md"
+NETWORK = "stas00/ml-engineering@744d01e:network/README.md"
+MEMORY_SEEN = "memory as the driver shows it"
+RECALLED = "vendor data sheet from memory, unverified"
+
+
+class Fabric(NamedTuple):
+    """One tier of links: bytes/s per rank and direction, seconds per message."""
+
+    name: str
+    bandwidth: float
+    latency_seconds: float
+    source: str
+
+
+def _scale_up(name: str, gigabytes: float, source: str) -> Fabric:
+    # An 8-GPU all-reduce of 32 KiB takes 44 us on A100 and 40 us on H200: 14 ring steps of 3 us.
+    latency = f"3 us per message: 32 KiB all-reduce over 8 GPUs in 40 to 44 us is 14 steps, {NETWORK}#L1222 and #L1257"
+    return Fabric(name, gigabytes * 1e9, 3e-6, f"{gigabytes:g} GB/s: {source}; {latency}")
+
+
+def _pcie(generation: int, gigabytes: float) -> Fabric:
+    source = f"{gigabytes:g} GB/s, x16: {NETWORK}; 5 us per message is our assumption"
+    return Fabric(f"PCIe {generation}", gigabytes * 1e9, 5e-6, source)
+
+
+def _nic(gigabits: float, source: str) -> Fabric:
+    return Fabric("NIC", gigabits * 1e9 / 8, 5e-6, f"{gigabits:g} Gbit/s: {source}; 5 us per message is our assumption")
+
+
+class Row(NamedTuple):
+    """A chip and its node: TFLOP/s, bytes, TB/s and watts as in the data sheets."""
+
+    tflops: dict[Dtype, float]
+    memory_bytes: int
+    terabytes_per_second: float
+    ranks_per_node: int
+    near: Fabric
+    far: Fabric
+    source: str
+    watts: float | None = None
+
+
+NVLINK2 = _scale_up("NVLink 2", 150, NETWORK)
+NVLINK3 = _scale_up("NVLink 3", 300, SHEET)
+NVLINK4 = _scale_up("NVLink 4", 450, SHEET)
+NVLINK4_H800 = _scale_up("NVLink 4, H800", 200, f"{RECALLED}; deepseek-ai/DeepEP@b57e5e2:README.md reaches 160 GB/s")
+NVLINK5 = _scale_up("NVLink 5", 900, SHEET)
+XGMI_MI250 = _scale_up("Infinity Fabric", 175, f"half a module's 350 GB/s to all its neighbours, {SHEET}")
+XGMI_MI300 = _scale_up("Infinity Fabric", 448, f"{SHEET}; to all 7 neighbours at once, 64 GB/s to one, {NETWORK}")
+XGMI_MI355 = _scale_up("Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 GB/s to one")
+PCIE4, PCIE5 = _pcie(4, 31), _pcie(5, 63)
+
+NIC_50 = _nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")
+NIC_200 = _nic(200, f"DGX A100, {RECALLED}")
+NIC_400 = _nic(400, f"DGX H100 and H200, {RECALLED}")
+NIC_400_H800 = _nic(400, "deepseek-ai/DeepEP@b57e5e2:README.md")
+NIC_400_B200 = _nic(400, f"P6-B200 node, {NETWORK}#L1396")
+NIC_400_GB200 = _nic(400, f"GB200 NVL72, {RECALLED}")
+NIC_400_AMD = _nic(400, "our assumption, one NIC per GPU as is usual")
+NIC_800_B300 = _nic(800, f"P6-B300 node, {NETWORK}#L1396")
+NIC_800_GB300 = _nic(800, f"GB300 NVL72, {RECALLED}")
+NIC_200_GH200 = _nic(200, f"four superchips with a NIC each, as in Alps, {RECALLED}")
+NIC_100_MI250 = _nic(100, f"Frontier, 4 x 200 Gbit/s for 8 dies, {RECALLED}")
+NIC_100 = _nic(100, "our assumption")
+NIC_SHARED = _nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node")
+
+AMPERE: dict[Dtype, float] = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}
+HOPPER: dict[Dtype, float] = {"fp32": 67, "tf32": 494.5, "bf16": 989, "fp16": 989, "fp8": 1979}
+HOPPER_PCIE: dict[Dtype, float] = {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513}
+B200: dict[Dtype, float] = {"fp32": 80, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500, "fp4": 9000}
+B300: dict[Dtype, float] = {**B200, "fp4": 12600}
+GB200: dict[Dtype, float] = {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 10000}
+GB300: dict[Dtype, float] = {**GB200, "fp4": 15000}
+CDNA2_DIE: dict[Dtype, float] = {"fp32": 23.95, "bf16": 191.5, "fp16": 191.5}
+CDNA3: dict[Dtype, float] = {"fp32": 163.4, "tf32": 653.7, "bf16": 1300, "fp16": 1300, "fp8": 2610}
+CDNA4: dict[Dtype, float] = {"fp32": 157.3, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 10100}
+L40S: dict[Dtype, float] = {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362, "fp8": 733}
+L4: dict[Dtype, float] = {"fp32": 30.3, "bf16": 121, "fp8": 242}
+RTX4090: dict[Dtype, float] = {"fp32": 82.58, "bf16": 165.2}
+RTX3090: dict[Dtype, float] = {"fp32": 35.58, "bf16": 71}
+
+SEEN = f"{SHEET}; {MEMORY_SEEN}"
+DIE = f"one die of two per module, each a rank: half of the module in {SHEET}; {MEMORY_SEEN}"
+GH200 = f"the 96 GB part, {SHEET}#L466; {MEMORY_SEEN}"
+GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}; {MEMORY_SEEN}"
+
+ROWS: dict[str, Row] = {
+    "v100": Row({"fp32": 15.7, "fp16": 125}, 32 * 10**9, 0.9, 8, NVLINK2, NIC_50, f"V100 SXM 32 GB: {RECALLED}"),
+    "a100-40": Row(AMPERE, 40960 * MIB, 1.555, 8, NVLINK3, NIC_200, f"A100 SXM 40 GB: {RECALLED}; peaks: {SEEN}", 400),
+    "a100": Row(AMPERE, 81920 * MIB, 2.0, 8, NVLINK3, NIC_200, f"A100 SXM 80 GB: {SEEN}", 400),
+    "h100": Row(HOPPER, 81559 * MIB, 3.35, 8, NVLINK4, NIC_400, f"H100 SXM 80 GB: {SEEN}", 700),
+    "h100-pcie": Row(HOPPER_PCIE, 81559 * MIB, 2.0, 8, PCIE5, NIC_100, f"H100 PCIe 80 GB: {SEEN}"),
+    "h200": Row(HOPPER, 143771 * MIB, 4.8, 8, NVLINK4, NIC_400, f"H200 SXM: {SEEN}", 700),
+    "h800": Row(HOPPER, 81559 * MIB, 3.35, 8, NVLINK4_H800, NIC_400_H800, f"H800 SXM, as H100: {RECALLED}"),
+    "gh200": Row(HOPPER, 97871 * MIB, 4.0, 4, NVLINK4, NIC_200_GH200, GH200),
+    "b200": Row(B200, 183359 * MIB, 8.0, 8, NVLINK5, NIC_400_B200, f"B200 SXM: {SEEN}", 1000),
+    "gb200": Row(GB200, 189471 * MIB, 8.0, 72, NVLINK5, NIC_400_GB200, f"GB200 NVL72: {SEEN}", 1200),
+    "b300": Row(B300, 275040 * MIB, 8.0, 8, NVLINK5, NIC_800_B300, f"B300 SXM: {SEEN}", 1000),
+    "gb300": Row(GB300, 284208 * MIB, 8.0, 72, NVLINK5, NIC_800_GB300, f"GB300 NVL72, {GB300_SOURCE}", 1400),
+    "mi250x": Row(CDNA2_DIE, 68702699520, 1.64, 8, XGMI_MI250, NIC_100_MI250, f"MI250X, {DIE}", 280),
+    "mi300x": Row(CDNA3, 206141652992, 5.3, 8, XGMI_MI300, NIC_400_AMD, f"MI300X: {SEEN}", 750),
+    "mi325x": Row(CDNA3, 256 * 10**9, 6.0, 8, XGMI_MI300, NIC_400_AMD, f"MI325X: {SHEET}", 1000),
+    "mi355x": Row(CDNA4, 309220868096, 8.0, 8, XGMI_MI355, NIC_400_AMD, f"MI355X: {SEEN}", 1400),
+    "l40s": Row(L40S, 46068 * MIB, 0.86, 8, PCIE4, NIC_100, f"L40S: {SEEN}", 350),
+    "l4": Row(L4, 23034 * MIB, 0.3, 8, PCIE4, NIC_SHARED, f"L4: fp32 fpsbench.com, {RECALLED}; {MEMORY_SEEN}"),
+    "rtx4090": Row(
+        RTX4090, 24564 * MIB, 1.008, 8, PCIE4, NIC_SHARED, f"RTX 4090: fp32 waredb.com, {RECALLED}; {MEMORY_SEEN}"
+    ),
+    "rtx3090": Row(
+        RTX3090,
+        24576 * MIB,
+        0.936,
+        8,
+        PCIE4,
+        NIC_SHARED,
+        f"RTX 3090: fp32 digitaltrends.com, {RECALLED}; {MEMORY_SEEN}",
+    ),
+}
+
+
+def names() -> list[str]:
+    """The chips of the catalog, in its order."""
+    return list(ROWS)
+
+
+def resolve(text: str, *, local: Path) -> Machine:
+    """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
+
+    ``local`` is where ``fivefold calibrate`` wrote this computer. A ``Mistake`` says in one line what is unknown.
+    """
+    name, count = _split(text)
+    if name == "local" and not local.exists():
+        raise Mistake(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
+    if name == "local" or Path(name).suffix in (".toml", ".json"):
+        machine = toml.read(local if name == "local" else Path(name))
+        return machine if count is None else with_ranks(machine, count)
+    if name.lower() not in ROWS:
+        raise nearest(name.lower(), [*ROWS, "local"], kind="machine")
+    return _build(name.lower(), ROWS[name.lower()], count)
+
+
+def with_ranks(machine: Machine, ranks: int) -> Machine:
+    """``machine`` with another number of ranks; the processes of a calibrated CPU share what it has anew."""
+    if machine.calibration is None or machine.backend != "gloo":
+        return machine.replace(ranks=ranks)
+    share = machine.ranks / ranks
+    chip = machine.chip.replace(
+        peak_flops={dtype: flops * share for dtype, flops in machine.chip.peak_flops.items()},
+        memory_bytes=int(machine.chip.memory_bytes * share),
+        memory_bandwidth=machine.chip.memory_bandwidth * share,
+    )
+    links = tuple(link.replace(span=max(link.span, ranks)) for link in machine.links)
+    return machine.replace(ranks=ranks, ranks_per_node=ranks, chip=chip, links=links)
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    """``"h100:512"`` → ``("h100", 512)``; without a count ``None``."""
+    name, colon, count = text.strip().rpartition(":")
+    if not colon or Path(count).suffix in (".toml", ".json"):
+        return text.strip(), None
+    if not (count.isascii() and count.isdigit()) or int(count) < 1:
+        raise Mistake(
+            f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8"
+        )
+    return name, int(count)
+
+
+def _build(name: str, row: Row, count: int | None) -> Machine:
+    ranks = count or row.ranks_per_node
+    chip = Chip(
+        name=name,
+        peak_flops={dtype: float(round(tflops * 1e12)) for dtype, tflops in row.tflops.items()},
+        memory_bytes=row.memory_bytes,
+        memory_bandwidth=float(round(row.terabytes_per_second * 1e12)),
+        power_watts=row.watts,
+        source=row.source,
+    )
+    near = Link(span=row.ranks_per_node, **row.near._asdict())
+    far = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())
+    return Machine(name=name, chip=chip, ranks=ranks, ranks_per_node=row.ranks_per_node, links=(near, far))

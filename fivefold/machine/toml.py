@@ -1,0 +1,80 @@
+"""A machine as a TOML file: written whole or not at all, and read back equal to the last bit.
+
+One measured point is one line. Fields that are None are left out, as TOML has no null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fivefold.machine.spec import Machine
+from fivefold.record import Fault, read_file
+
+
+def write(machine: Machine, path: Path) -> None:
+    """Write ``machine`` to ``path`` through a temporary file beside it, so that a reader never sees half of it."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise Fault(
+            f"{path}: cannot write the machine: {error.strerror}; free some space or name another path"
+        ) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Machine:
+    """The machine in ``path`` (``.toml`` or ``.json``); a ``Mistake`` names the file and the field that is wrong."""
+    return Machine.read(read_file(path), origin=str(path))
+
+
+def emit(values: Mapping[str, Any]) -> str:
+    """``values`` as TOML text: nested tables under headings, lists of tables with one table per line."""
+    return "\n".join(_table(values, heading="")) + "\n"
+
+
+def _table(values: Mapping[str, Any], *, heading: str) -> list[str]:
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {_block(value)}" for key, value in plain.items()]
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inner = f"{heading}.{_key(key)}" if heading else _key(key)
+            lines += ["", f"[{inner}]", *_table(value, heading=inner)]
+    return lines
+
+
+def _block(value: Any) -> str:
+    """A value on the right of ``=``; a list of tables takes one line for each."""
+    if isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+        return "[\n" + "".join(f"  {_inline(item)},\n" for item in value) + "]"
+    return _inline(value)
+
+
+def _inline(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return _quoted(value)
+        case int() | float():
+            return repr(value)  # the shortest digits that read back as the same float
+        case list() | tuple():
+            return "[" + ", ".join(_inline(item) for item in value) + "]"
+        case Mapping():
+            return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+    raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _key(key: str) -> str:
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML does not

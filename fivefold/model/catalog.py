@@ -1,0 +1,244 @@
+"""Named models: each entry holds what its publisher's ``config.json`` says, read by the mapping of its family.
+
+A model is built when it is asked for, so that importing the catalog costs nothing. A source of the form
+``owner/model`` is the Hugging Face repository whose ``config.json`` holds the figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fivefold.model.huggingface import from_config
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, nearest, read_file
+
+
+class Entry(NamedTuple):
+    """A model as published: where, and the keys that its file sets."""
+
+    source: str
+    config: dict[str, Any]
+
+
+def names() -> list[str]:
+    """All catalog names, in the catalog's order."""
+    return list(CATALOG)
+
+
+def named(name: str) -> Model:
+    """The catalog's model of that name; a ``Mistake`` with the nearest names otherwise."""
+    if name not in CATALOG:
+        raise nearest(name, names(), kind="model")
+    entry = CATALOG[name]
+    source = f"Hugging Face config.json of {entry.source}" if entry.source.count("/") == 1 else entry.source
+    return from_config(entry.config, name=name, source=source)
+
+
+def resolve(text: str) -> Model:
+    """The model that a user means: a catalog name, or a file.
+
+    A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: the ``config.json`` in
+    it), any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``.
+    """
+    if text in CATALOG:
+        return named(text)
+    path = Path(text)
+    if text and path.is_dir():
+        path /= "config.json"
+    if path.suffix not in (".json", ".toml"):
+        if path.is_file():
+            raise Mistake(f"{text}: a model file ends in .json or .toml")
+        raise nearest(text, names(), kind="model")
+    values = read_file(path)
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    if "architectures" in values or "model_type" in values:
+        return from_config(values, name=name, source=text)
+    return Model.read({"name": name, "source": text, **values}, origin=text)
+
+
+def _shape(family: str, *, layers: int, width: int, heads: int, ffn: int, vocab: int, positions: int) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+    }
+
+
+def _bytes(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, positions: int) -> dict[str, Any]:
+    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=256, positions=positions)
+    return shape | {"num_key_value_heads": kv_heads, "rms_norm_eps": 1e-5}
+
+
+def _llama2(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
+    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=32_000, positions=4096)
+    return shape | {"num_key_value_heads": kv_heads, "rms_norm_eps": 1e-5}
+
+
+def _llama3(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
+    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=128_256, positions=8192)
+    return shape | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
+
+
+def _llama3_stretch(factor: float) -> dict[str, Any]:
+    """From Llama 3.1 on: ``factor`` times slower low frequencies, for 131 072 positions."""
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
+
+
+def _qwen3(*, family: str = "qwen3", layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
+    shape = _shape(family, layers=layers, width=width, heads=heads, ffn=ffn, vocab=151_936, positions=40_960)
+    return shape | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6}
+
+
+def _qwen3_moe(*, layers: int, width: int, heads: int, ffn: int, expert_ffn: int) -> dict[str, Any]:
+    shape = _qwen3(family="qwen3_moe", layers=layers, width=width, heads=heads, ffn=ffn)
+    experts = {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": expert_ffn,
+        "norm_topk_prob": True,
+    }
+    return shape | experts | {"num_key_value_heads": 4}
+
+
+def _nemotron4(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
+    shape = _shape("nemotron", layers=layers, width=width, heads=heads, ffn=ffn, vocab=256_000, positions=4096)
+    return shape | {"num_key_value_heads": 8}
+
+
+def _gpt_oss(*, layers: int, experts: int) -> dict[str, Any]:
+    shape = _shape("gpt_oss", layers=layers, width=2880, heads=64, ffn=2880, vocab=201_088, positions=131_072)
+    return shape | {"num_local_experts": experts, "router_aux_loss_coef": 0.9}
+
+
+def _yarn(factor: float, *, mscale: float, beta_fast: float = 32.0) -> dict[str, Any]:
+    lengths = {"factor": factor, "original_max_position_embeddings": 4096}
+    return {
+        "rope_scaling": lengths
+        | {"type": "yarn", "beta_fast": beta_fast, "beta_slow": 1.0, "mscale": mscale, "mscale_all_dim": mscale}
+    }
+
+
+_TIED = {"tie_word_embeddings": True}
+
+CATALOG: dict[str, Entry] = {
+    "nano": Entry(
+        "Fivefold's tests: bytes through Llama blocks",
+        _bytes(layers=2, width=64, heads=4, kv_heads=2, ffn=176, positions=512),
+    ),
+    "tiny": Entry(
+        "Fivefold's demo: bytes through Llama blocks",
+        _bytes(layers=6, width=256, heads=8, kv_heads=4, ffn=768, positions=2048),
+    ),
+    "llama2-7b": Entry("meta-llama/Llama-2-7b-hf", _llama2(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008)),
+    "llama2-13b": Entry("meta-llama/Llama-2-13b-hf", _llama2(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824)),
+    "llama2-70b": Entry("meta-llama/Llama-2-70b-hf", _llama2(layers=80, width=8192, heads=64, kv_heads=8, ffn=28_672)),
+    "llama3-8b": Entry("meta-llama/Meta-Llama-3-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336)),
+    "llama3-70b": Entry("meta-llama/Meta-Llama-3-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672)),
+    "llama3-405b": Entry(
+        "meta-llama/Llama-3.1-405B", _llama3(layers=126, width=16_384, heads=128, ffn=53_248) | _llama3_stretch(8.0)
+    ),
+    "llama3.2-1b": Entry(
+        "meta-llama/Llama-3.2-1B", _llama3(layers=16, width=2048, heads=32, ffn=8192) | _llama3_stretch(32.0) | _TIED
+    ),
+    "llama3.2-3b": Entry(
+        "meta-llama/Llama-3.2-3B", _llama3(layers=28, width=3072, heads=24, ffn=8192) | _llama3_stretch(32.0) | _TIED
+    ),
+    "mistral-7b": Entry(
+        "mistralai/Mistral-7B-v0.1",
+        _shape("mistral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
+        | {"rms_norm_eps": 1e-5},
+    ),
+    "mixtral-8x7b": Entry(
+        "mistralai/Mixtral-8x7B-v0.1",
+        _shape("mixtral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
+        | {"router_aux_loss_coef": 0.02},
+    ),
+    "qwen2-7b": Entry(
+        "Qwen/Qwen2-7B",
+        _shape("qwen2", layers=28, width=3584, heads=28, ffn=18_944, vocab=152_064, positions=131_072)
+        | {"num_key_value_heads": 4, "rope_theta": 1e6},
+    ),
+    "qwen3-0.6b": Entry("Qwen/Qwen3-0.6B", _qwen3(layers=28, width=1024, heads=16, ffn=3072) | _TIED),
+    "qwen3-1.7b": Entry("Qwen/Qwen3-1.7B", _qwen3(layers=28, width=2048, heads=16, ffn=6144) | _TIED),
+    "qwen3-4b": Entry("Qwen/Qwen3-4B", _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED),
+    "qwen3-8b": Entry("Qwen/Qwen3-8B", _qwen3(layers=36, width=4096, heads=32, ffn=12_288)),
+    "qwen3-14b": Entry("Qwen/Qwen3-14B", _qwen3(layers=40, width=5120, heads=40, ffn=17_408)),
+    "qwen3-32b": Entry("Qwen/Qwen3-32B", _qwen3(layers=64, width=5120, heads=64, ffn=25_600)),
+    "qwen3-30b-a3b": Entry("Qwen/Qwen3-30B-A3B", _qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)),
+    "qwen3-235b-a22b": Entry(
+        "Qwen/Qwen3-235B-A22B", _qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)
+    ),
+    "gemma2-9b": Entry(
+        "google/gemma-2-9b",
+        _shape("gemma2", layers=42, width=3584, heads=16, ffn=14_336, vocab=256_000, positions=8192)
+        | {"num_key_value_heads": 8},
+    ),
+    "gemma3-4b": Entry(
+        "google/gemma-3-4b-pt",  # its text_config
+        _shape("gemma3_text", layers=34, width=2560, heads=8, ffn=10_240, vocab=262_208, positions=131_072)
+        | {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "phi3-mini": Entry(
+        "microsoft/Phi-3-mini-4k-instruct",
+        _shape("phi3", layers=32, width=3072, heads=32, ffn=8192, vocab=32_064, positions=4096)
+        | {"sliding_window": 2047},
+    ),
+    "olmo2-7b": Entry(
+        "allenai/OLMo-2-1124-7B",
+        _shape("olmo2", layers=32, width=4096, heads=32, ffn=11_008, vocab=100_352, positions=4096)
+        | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
+    ),
+    "gpt2": Entry(
+        "openai-community/gpt2",
+        _shape("gpt2", layers=12, width=768, heads=12, ffn=3072, vocab=50_257, positions=1024),
+    ),
+    "gpt3-175b": Entry(
+        "Brown et al. 2020, arXiv:2005.14165, table 2.1; the vocabulary padded to 51200 and dropout 0.1 as NVIDIA "
+        "trains it (dgxc-benchmarking v24.11.1, nemo_megatron/README_175b.md)",
+        _shape("gpt2", layers=96, width=12_288, heads=96, ffn=49_152, vocab=51_200, positions=2048),
+    ),
+    "gpt-neox-20b": Entry(
+        "EleutherAI/gpt-neox-20b",
+        _shape("gpt_neox", layers=44, width=6144, heads=64, ffn=24_576, vocab=50_432, positions=2048)
+        | {"hidden_act": "gelu_fast"},
+    ),
+    "nemotron4-15b": Entry(
+        "Parmar et al. 2024, arXiv:2402.16819, table 1", _nemotron4(layers=32, width=6144, heads=48, ffn=24_576)
+    ),
+    "nemotron4-340b": Entry(
+        "Nemotron-4 340B report, arXiv:2406.11704, table 1", _nemotron4(layers=96, width=18_432, heads=96, ffn=73_728)
+    ),
+    "deepseek-v2-lite": Entry(
+        "deepseek-ai/DeepSeek-V2-Lite",
+        _shape("deepseek_v2", layers=27, width=2048, heads=16, ffn=10_944, vocab=102_400, positions=163_840)
+        | {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None}
+        | _yarn(40.0, mscale=0.707),
+    ),
+    "deepseek-v2": Entry(
+        "deepseek-ai/DeepSeek-V2",
+        _shape("deepseek_v2", layers=60, width=5120, heads=128, ffn=12_288, vocab=102_400, positions=163_840)
+        | {"moe_intermediate_size": 1536, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "n_routed_experts": 160}
+        | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
+        | _yarn(40.0, mscale=0.707),
+    ),
+    "deepseek-v3": Entry(
+        "deepseek-ai/DeepSeek-V3",
+        _shape("deepseek_v3", layers=61, width=7168, heads=128, ffn=18_432, vocab=129_280, positions=163_840)
+        | _yarn(40.0, mscale=1.0),
+    ),
+    "kimi-k2": Entry(
+        "moonshotai/Kimi-K2-Instruct",
+        _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)
+        | {"num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "aux_loss_alpha": 0.001}
+        | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
+        | _yarn(32.0, mscale=1.0, beta_fast=1.0),
+    ),
+    "gpt-oss-20b": Entry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
+    "gpt-oss-120b": Entry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
+}

@@ -1,0 +1,91 @@
+"""One operation of the forward pass: what it computes, reads, writes, and keeps for its backward.
+
+A layer is a list of these, written once (``layer.py``) and read as FLOPs, bytes moved, bytes kept and, by playing
+it forward and backward (``memory.py``), as live bytes over time. All numbers are exact integers for one rank and
+one micro-batch; nothing here knows a machine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss"]
+
+
+class Op(NamedTuple):
+    """``reads`` and ``writes`` name tensors; ``writes`` and ``keeps`` give bytes of storage of their own.
+
+    ``keeps`` lists tensors (by name) whose storage must live until this operation's backward has run.
+    Scratch is what the operation holds at its fullest moment besides its inputs and outputs.
+    """
+
+    name: str
+    kind: Kind
+    reads: tuple[str, ...]
+    writes: dict[str, int]
+    keeps: tuple[str, ...] = ()
+    parameters: int = 0  # trainable elements used
+    gradient_widths: tuple[int, ...] = ()  # elements of each weight that gets a gradient here, in order
+    flops: int = 0  # forward, attention as the full square
+    causal_flops: int = 0  # forward, only what a causal mask lets through
+    shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences, tokens, head dim of attention
+    moved_bytes: int = 0  # read and written by the forward
+    moved_backward_bytes: int = 0
+    forward_scratch: int = 0
+    backward_scratch: int = 0
+    differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
+    in_place: bool = False  # the gradient of the input takes the place of what was kept
+
+
+def matmul(name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False) -> Op:
+    """``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
+    flops = 2 * rows * into * outof
+    touched = (rows * into + into * outof + rows * outof) * width
+    return Op(
+        name, "matmul", (source,), {out: rows * outof * width}, keeps=(source,),
+        parameters=into * outof + (outof if bias else 0),
+        gradient_widths=(into * outof, outof) if bias else (into * outof,),
+        flops=flops, causal_flops=flops, shape=(rows, outof, into),
+        moved_bytes=touched, moved_backward_bytes=2 * touched,
+    )  # fmt: skip
+
+
+def norm(
+    name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: Literal["rmsnorm", "layernorm"]
+) -> Op:
+    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm)."""
+    numel = rows * dim
+    wide = 0 if width == 4 else 4  # a 16-bit input is widened first
+    layernorm = kind == "layernorm"
+    return Op(
+        name, "norm", (source,), {out: numel * width, f"{out}.stat": rows * (8 if layernorm else 4)},
+        keeps=(source, f"{out}.stat"),
+        parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
+        moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
+        # rms_norm of train/kernels.py: forward x and x·rstd in fp32; backward x̂, g·w and their product in fp32,
+        # of which the result takes one over when nothing is to be narrowed. LayerNorm is a fused kernel.
+        forward_scratch=0 if layernorm else 2 * numel * wide,
+        backward_scratch=0 if layernorm else numel * (12 if wide else 8),
+    )  # fmt: skip
+
+
+def rope(name: str, source: str, out: str, *, numel: int, width: int) -> Op:
+    """Rotary embedding: four half-width products, then joined; keeps nothing."""
+    size = numel * width
+    return Op(
+        name, "rope", (source,), {out: size}, moved_bytes=2 * size, moved_backward_bytes=2 * size,
+        forward_scratch=size, backward_scratch=size,
+    )  # fmt: skip
+
+
+def elementwise(
+    name: str, kind: Kind, reads: tuple[str, ...], out: str, *, size: int, keeps: tuple[str, ...] = (),
+    backward_scratch: int = 0, mask: int = 0,
+) -> Op:  # fmt: skip
+    """An operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a dropout mask kept."""
+    writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
+    return Op(
+        name, kind, reads, writes, keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
+        moved_bytes=(len(reads) + 1) * size, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size,
+        backward_scratch=backward_scratch,
+    )  # fmt: skip

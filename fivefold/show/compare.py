@@ -1,0 +1,137 @@
+"""Two steps side by side: what was predicted, what was measured, and by how much they differ.
+
+    error = predicted / measured - 1
+
+Counts (parameters, bytes of state, FLOPs, messages) are exact: they are equal or they are wrong.
+Estimates (peak memory, seconds, tokens/s) carry their relative error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from fivefold.record import Mistake, Record, read_file
+from fivefold.show.grid import Grid
+from fivefold.step import StageMemory, Step
+from fivefold.units import show_bytes, show_count, show_seconds
+
+Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"]
+
+
+class Row(Record):
+    """One quantity of two steps. ``error`` is relative to the measured; None where nothing was measured."""
+
+    quantity: str
+    unit: Unit
+    predicted: int | float
+    measured: int | float
+    error: float | None
+    exact: bool  # a count, which must be equal
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a count differs."""
+        return self.exact and self.predicted != self.measured
+
+
+def read_pair(path: Path) -> tuple[Step, Step]:
+    """The predicted and the measured step that ``train`` wrote."""
+    pair = read_file(path)
+    try:
+        predicted, measured = (Step.read(pair[kind], origin=f"{path}: {kind}") for kind in ("predicted", "measured"))
+    except KeyError as error:
+        raise Mistake(f"{path}: holds no {error} step; was it written by fivefold train?") from None
+    return predicted, measured
+
+
+def compare(predicted: Step, measured: Step) -> list[Row]:
+    """Every quantity of two steps of the same layout; a ``Mistake`` where the layouts differ."""
+    if predicted.layout != measured.layout:
+        raise Mistake(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
+    return [
+        _row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
+        *_state_rows(predicted.memory.stages, measured.memory.stages),
+        _row("peak memory", "bytes", predicted.memory.peak_bytes, measured.memory.peak_bytes),
+        _row("hardware FLOPs", "FLOPs", predicted.work.hardware_flops, measured.work.hardware_flops, exact=True),
+        *_traffic_rows(predicted, measured),
+        _row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
+        _row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu),
+    ]
+
+
+def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> Row:
+    error: float | None = 0.0
+    if predicted != measured:
+        error = predicted / measured - 1 if measured else None
+    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=exact)
+
+
+def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[Row]:
+    left, right = ({stage.stage: stage for stage in stages} for stages in (predicted, measured))
+    numbers = sorted(left.keys() | right.keys())
+    for number in numbers:
+        where = f", stage {number}" if len(numbers) > 1 else ""
+        for name, field in (
+            ("parameter state", "parameters_bytes"),
+            ("gradient state", "gradients_bytes"),
+            ("optimizer state", "optimizer_bytes"),
+            ("all states", "states_bytes"),
+        ):
+            sizes = (getattr(stages.get(number), field, 0) for stages in (left, right))
+            yield _row(f"{name}{where}", "bytes", *sizes, exact=True)
+
+
+def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
+    """One row of messages and one of bytes for each (axis, collective) that either step has, in order."""
+    left, right = (_sums(step) for step in (predicted, measured))
+    for axis, collective in {**left, **right}:
+        messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
+        yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
+        yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=True)
+
+
+def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for item in step.traffic:
+        messages, size = sums.get((item.axis, item.collective), (0, 0))
+        sums[item.axis, item.collective] = (messages + item.messages, size + item.bytes)
+    return sums
+
+
+def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
+    """The rows for a terminal; ``headings`` name the two steps, for example their kinds."""
+    cells = ((row.quantity, _show(row, row.predicted), _show(row, row.measured), _difference(row)) for row in rows)
+    return Grid(("quantity", *headings, "difference"), tuple(cells), words=("quantity",))
+
+
+def to_text(renderable: RenderableType, *, width: int = 100) -> str:
+    """What a terminal of ``width`` columns would show, without colour, for logs and files."""
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _show(row: Row, value: float) -> str:
+    if row.unit == "bytes":
+        return show_bytes(value)
+    if row.unit == "seconds":
+        return show_seconds(value)
+    return show_count(value)
+
+
+def _difference(row: Row) -> Text:
+    if row.wrong:
+        by = f" ({row.error:+.2%})" if row.error is not None else ""
+        return Text(f"off by {row.predicted - row.measured:+,}{by}", style="bold red")
+    if row.exact:
+        return Text("exact", style="green")
+    if row.error is None:
+        return Text("not measured", style="dim")
+    return Text(f"{row.error:+.1%}", style="red" if abs(row.error) > 0.1 else "")

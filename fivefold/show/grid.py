@@ -1,0 +1,55 @@
+"""A table that stands or lies: columns where the terminal is wide enough, else one small card per row.
+
+A number is never cut: columns of numbers keep their width, columns of words fold between words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``rows`` of one cell per heading; the columns named in ``words`` are set left and may fold."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str | Text, ...], ...]
+    words: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width at hand."""
+        columns = self._columns()
+        needed = Measurement.get(console, options.update(max_width=10_000), columns).minimum
+        yield columns if needed <= options.max_width else self._cards()
+
+    def _columns(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for heading in self.headings:
+            if heading in self.words:
+                table.add_column(heading, overflow="fold")
+            else:
+                table.add_column(heading, justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*map(_plain, row))
+        return table
+
+    def _cards(self) -> Table:
+        cards = Table.grid(padding=(0, 1, 0, 0))
+        cards.add_column(overflow="fold", style="dim")
+        cards.add_column(overflow="fold")
+        for row in self.rows:
+            for heading, cell in zip(self.headings, row, strict=True):
+                cards.add_row(heading, _plain(cell))
+            cards.add_row()
+        return cards
+
+
+def _plain(cell: str | Text) -> Text:
+    """As it is: brackets in a name are no markup."""
+    return Text(cell) if isinstance(cell, str) else cell

@@ -1,0 +1,74 @@
+"""The line that a person watches while a run goes on: rewritten on a terminal, now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fivefold.units import show_bytes, show_count, show_seconds
+
+QUIET_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr, if that is a terminal: yields ``report(what, done, total)``."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label)
+        yield lambda what, done, total: progress.update(
+            task, description=f"{label} {what}", completed=done, total=total
+        )
+
+
+class TrainingLine:
+    """Loss, speed, MFU (causal), memory and time left of a run of ``steps`` steps."""
+
+    def __init__(self, *, steps: int) -> None:
+        self.steps = steps
+        self._live = Live(console=Console(file=sys.stderr), transient=True, refresh_per_second=4)
+        self._recent: deque[float] = deque(maxlen=20)
+        self._heldout: float | None = None
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def report(self, line: Mapping[str, Any]) -> None:
+        """Take one line of the run's log."""
+        if "heldout_loss" in line:
+            self._heldout = line["heldout_loss"]
+            print(f"step {line['step']}  held-out loss {self._heldout:.4f}", file=sys.stderr)
+            return
+        self._recent.append(line["seconds"])
+        text = self._text(line)
+        if self._live.console.is_terminal:
+            self._live.update(text)
+        elif time.monotonic() - self._last > QUIET_SECONDS:
+            self._last = time.monotonic()
+            print(text, file=sys.stderr)
+
+    def _text(self, line: Mapping[str, Any]) -> str:
+        seconds = sum(self._recent) / len(self._recent)
+        mfu = line["mfu_causal"] * line["seconds"] / seconds
+        return (
+            f"step {line['step']}/{self.steps}  loss {line['loss']:.4f}  norm {line['gradient_norm']:.2f}  "
+            f"{show_count(line['tokens'] / line['step'] / seconds)} tokens/s  MFU {mfu:.0%} (causal)  "
+            f"{show_bytes(line['resident_bytes'])} a rank  "
+            f"{show_seconds((self.steps - line['step']) * seconds)} left"
+        )

@@ -1,0 +1,152 @@
+"""A step, or the layouts that a search found, as a page of text for a terminal of any width.
+
+12.3 ms per step · 41.6 k tokens/s per GPU · MFU 38.1 % causal
+weights      2.00 GiB  12.5 %  ███
+activations  8.10 GiB  50.6 %  ███████████
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.bar import Bar
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fivefold.show.grid import Grid
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
+from fivefold.units import GIB, MIB, show_bytes, show_count, show_seconds
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")  # of a stage's peak, ``<part>_bytes``
+
+BAR_WIDTH = 30
+
+
+def step(step: Step) -> RenderableType:
+    """One step on one page: headline, memory, time, traffic and work."""
+    stages = step.memory.stages
+    fullest = max(stages, key=lambda stage: stage.peak_bytes, default=None)
+    page: list[RenderableType] = [_headline(step)]
+    if fullest is not None:
+        where = f" of stage {fullest.stage}" if len(stages) > 1 else ""
+        page += [_heading(f"Memory of the fullest rank{where}", fullest.peak_cause), _memory_bars(fullest)]
+    if len(stages) > 1:
+        page += _stage_table(stages)
+    page += [_heading("Time", f"bound by {step.time.bound_by}" if step.time.bound_by else ""), _time_bars(step.time)]
+    page += [_heading("Traffic", "what one rank sends per step"), _traffic_table(step)]
+    page += [_heading("Work", "of the whole step over all ranks"), _work(step.work)]
+    return Group(*page)
+
+
+def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), limit: int = 10) -> RenderableType:
+    """``steps`` in the order given, best first; then up to ``limit`` refusals as (layout, reason)."""
+    headings = ("rank", "layout", "step", "tokens/s/GPU", "MFU", "peak", "bound by")
+    rows = tuple(
+        (
+            str(rank),
+            found.layout,
+            show_seconds(found.time.step_seconds),
+            show_count(found.tokens_per_second_per_gpu),
+            f"{found.mfu.causal:.1%}",
+            _peak(found.memory),
+            found.time.bound_by or "–",
+        )
+        for rank, found in enumerate(steps, start=1)
+    )
+    grid = Grid(headings, rows, words=("layout", "bound by"))
+    page: list[RenderableType] = [grid if rows else Text("No layout is left.", style="bold")]
+    reasons = list(refused)
+    if reasons:
+        page.append(_heading("Refused"))
+        page += [Text.assemble((layout, "dim"), "  ", reason, overflow="fold") for layout, reason in reasons[:limit]]
+    if len(reasons) > limit:
+        page.append(Text(f"and {len(reasons) - limit} more", style="dim"))
+    return Group(*page)
+
+
+def _headline(step: Step) -> Text:
+    ranks = "1 rank" if step.world == 1 else f"{step.world} ranks"
+    expected = f" ± {step.time.error:.0%}" if step.time.error is not None else ""
+    return Text.assemble(
+        (f"{step.kind}  {step.model} on {step.machine}, {ranks}\n", "dim"),
+        (f"{step.layout}\n\n", "bold"),
+        (f"{show_seconds(step.time.step_seconds)}{expected} per step", "bold cyan"),
+        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step.mfu)}\n",
+        _verdict(step.memory),
+        overflow="fold",
+    )
+
+
+def _mfu(mfu: Mfu) -> str:
+    return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} full, {mfu.hardware:.1%} hardware"
+
+
+def _verdict(memory: Memory) -> Text:
+    reserved = f", {show_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes is not None else ""
+    fits = {True: ("fits", "green"), False: ("does not fit", "bold red"), None: ("", "")}[memory.fits]
+    return Text.assemble(f"{show_bytes(memory.peak_bytes)} at the peak{reserved}", ("  ·  " if fits[0] else ""), fits)
+
+
+def _peak(memory: Memory) -> Text:
+    size = show_bytes(memory.peak_bytes)
+    return Text(f"{size} too big", style="red") if memory.fits is False else Text(size)
+
+
+def _heading(title: str, remark: str = "") -> Text:
+    return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
+
+
+def _memory_bars(stage: StageMemory) -> Table:
+    parts = {part: getattr(stage, f"{part}_bytes") for part in PARTS}
+    return _bars(parts, whole=stage.peak_bytes, show=show_bytes)
+
+
+def _time_bars(time: Time) -> Table:
+    exposed = {f"{axis}, exposed": seconds for axis, seconds in time.exposed_seconds.items()}
+    others = {"bubble": time.bubble_seconds, **exposed, "optimizer": time.optimizer_seconds}
+    parts = {"compute": time.compute_seconds, **{name: seconds for name, seconds in others.items() if seconds}}
+    return _bars(parts, whole=time.step_seconds, show=show_seconds)
+
+
+def _bars(parts: dict[str, float], *, whole: float, show: Callable[[float], str]) -> Table:
+    """Each part with its size, its share of ``whole`` and a bar as long as the share."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(min_width=11, overflow="fold")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for part, size in parts.items():
+        share = min(size / whole, 1.0) if whole else 0.0
+        grid.add_row(Text(part), show(size), f"{share:.1%}", Bar(1.0, 0.0, share, width=BAR_WIDTH, color="cyan"))
+    return grid
+
+
+def _stage_table(stages: Sequence[StageMemory]) -> tuple[Text, Grid]:
+    unit, name = (GIB, "GiB") if max(stage.peak_bytes for stage in stages) >= GIB else (MIB, "MiB")
+    rows = []
+    for stage in stages:
+        sizes = (getattr(stage, f"{part}_bytes") for part in (*PARTS, "peak"))
+        rows.append((str(stage.stage), *(f"{size / unit:.2f}" for size in sizes), stage.peak_cause or "–"))
+    return _heading("Memory by pipeline stage", name), Grid(
+        ("stage", *PARTS, "peak", "cause"), tuple(rows), words=("cause",)
+    )
+
+
+def _traffic_table(step: Step) -> RenderableType:
+    if not any(item.messages or item.bytes for item in step.traffic):
+        return Text("none")
+    rows = ((item.axis, item.collective, f"{item.messages:,}", show_bytes(item.bytes)) for item in step.traffic)
+    return Grid(("axis", "collective", "messages", "sent"), tuple(rows), words=("axis", "collective"))
+
+
+def _work(work: Work) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(justify="right", overflow="fold")
+    active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
+    grid.add_row("parameters", show_count(work.parameters) + active)
+    grid.add_row("model FLOPs, causal", show_count(work.model_flops_causal))
+    grid.add_row("model FLOPs, full", show_count(work.model_flops_full))
+    grid.add_row("hardware FLOPs", show_count(work.hardware_flops))
+    return grid

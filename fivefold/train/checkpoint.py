@@ -1,0 +1,214 @@
+"""Checkpoints: all that the next step depends on, for any later layout; every rank calls.
+
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step   rng/RANK
+
+torch.distributed.checkpoint cuts and joins the tensors: each weight and moment is a DTensor whose dim 0 lies over the
+shard axis. ``checkpoint_folder.py`` sees to it that a folder is whole or not there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as Cut
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake, Record
+from fivefold.train import checkpoint_folder as folder
+from fivefold.train.build import Built
+from fivefold.train.checkpoint_folder import Checkpoint, File, Progress, latest, read
+from fivefold.train.parallel.mesh import Ranks
+from fivefold.train.parallel.zero import Shard
+from fivefold.units import show_bytes
+
+__all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+T = TypeVar("T")
+
+
+def save(
+    directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
+) -> Path:
+    """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
+
+    Whatever stops it, a full disk or kill -9, the checkpoints that were there stay as they were. A failure on one
+    rank is the same ``Fault`` on all.
+    """
+    ranks, final, room = built.ranks, directory / folder.named(progress.step), ""
+    _ensure_moments(built)
+    try:
+        temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks)
+        room = f" ({show_bytes(_size_bytes(built))} to write, {show_bytes(free_bytes)} free)"
+        writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
+        save_tensors({**_tensors(built), **_generators(ranks)}, storage_writer=writer)
+        files = _together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks)
+        checkpoint = Checkpoint(
+            torch=torch.__version__, device=ranks.device.type, model=model, layout=layout, job=job, progress=progress,
+            files=tuple(file for part in files for file in part),
+        )  # fmt: skip
+        _first_alone(lambda: folder.finish(temporary, final, checkpoint=checkpoint, keep=keep), ranks=ranks)
+    except (OSError, RuntimeError, CheckpointException) as error:
+        if ranks.rank == 0:
+            folder.remove_leftovers(directory)
+        good = latest(directory)
+        rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        raise Fault(f"{final}: cannot be written: {_reason(error)}{room}; {rest}") from None
+    return final
+
+
+def load(path: Path, *, built: Built, model: Model, job: Job) -> Progress:
+    """Restore weights, moments and random state from ``path``, whatever layout wrote it.
+
+    A ``Mistake`` on all ranks if the checkpoint is damaged, too new or of another model, or if ``job`` would read its
+    data in another order. Random states return only to as many ranks as there were, on the same kind of device.
+    """
+    ranks = built.ranks
+    _together(lambda: _verify(path, model=model, job=job, ranks=ranks), ranks=ranks)
+    checkpoint = read(path)
+    _ensure_moments(built)
+    same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
+    generators = _generators(ranks) if same_ranks else {}
+    try:
+        load_tensors({**_tensors(built), **generators}, storage_reader=FileSystemReader(path))
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise Fault(f"{path}: cannot be restored: {_reason(error)}") from None
+    for name, state in generators.items():
+        torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
+    for unit in built.units:
+        unit.updated()
+    return checkpoint.progress
+
+
+def _begin(final: Path) -> tuple[Path, int]:
+    """The folder to fill, and the bytes that are free there."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    return folder.begin(final), shutil.disk_usage(final.parent).free
+
+
+def _written(temporary: Path, *, rank: int) -> list[File]:
+    """What this rank has written; the first also wrote the table of contents."""
+    names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
+    return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
+
+
+def _verify(path: Path, *, model: Model, job: Job, ranks: Ranks) -> None:
+    """Refuse what cannot be resumed; of the files, each rank reads its share."""
+    checkpoint = read(path)
+    if difference := _difference(checkpoint.model, model, skip=("name", "source")):
+        raise Mistake(f"{path}: is of another model, with {difference}; give that model or start a new run")
+    for name in ("sequence", "global_batch", "seed"):
+        was, now = getattr(checkpoint.job, name), getattr(job, name)
+        if was != now:
+            raise Mistake(
+                f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
+                f"set {name}={was} or start a new run"
+            )
+    folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
+
+
+def _difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:
+    """The first field in which two records of one type differ, with both values."""
+    for name in type(there).model_fields:
+        was, now = getattr(there, name), getattr(here, name)
+        if name in skip or was == now:
+            continue
+        if isinstance(was, Record) and isinstance(now, Record):
+            return f"{name}.{_difference(was, now)}"
+        return f"{name}={was!r} instead of {now!r}"
+    return None
+
+
+# What is kept
+
+
+def _tensors(built: Built) -> dict[str, Tensor]:
+    """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
+    tensors: dict[str, Tensor] = {}
+    for shard in built.shards:
+        state = built.optimizer.state[shard.weight] if shard.rows else dict.fromkeys(MOMENTS, shard.weight)
+        tensors[f"weights/{shard.name}"] = _whole(shard.weight, shard=shard, ranks=built.ranks)
+        for kind in MOMENTS:
+            tensors[f"moments/{shard.name}/{kind}"] = _whole(state[kind], shard=shard, ranks=built.ranks)
+        if shard.rows:
+            tensors[f"moments/{shard.name}/step"] = state["step"]
+    return tensors
+
+
+def _whole(local: Tensor, *, shard: Shard, ranks: Ranks) -> DTensor:
+    """The weight of which ``local`` is this rank's rows: DTensor cuts dim 0 as ``layout/sharding.py`` does."""
+    return DTensor.from_local(
+        local.detach(), ranks.mesh, [Replicate(), Cut(0)], run_check=False, shape=shard.shape,
+        stride=torch.empty(shard.shape, device="meta").stride(),
+    )  # fmt: skip
+
+
+def _ensure_moments(built: Built) -> None:
+    """Give AdamW the state that it would make in its first step."""
+    for shard in built.shards:
+        if shard.rows and not built.optimizer.state[shard.weight]:
+            moments = {kind: torch.zeros_like(shard.weight) for kind in MOMENTS}
+            step = torch.zeros((), dtype=torch.float32, device=shard.weight.device)
+            built.optimizer.state[shard.weight].update(step=step, **moments)
+
+
+def _generators(ranks: Ranks) -> dict[str, Tensor]:
+    """This rank's random state, which no other rank shares."""
+    states = {f"rng/{ranks.rank}": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        states[f"rng/{ranks.rank}/cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return states
+
+
+def _size_bytes(built: Built) -> int:
+    """Of the weights and moments of all ranks together."""
+    return sum(shard.shape.numel() * shard.weight.element_size() * (1 + len(MOMENTS)) for shard in built.shards)
+
+
+# All ranks or none
+
+
+def _together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
+    """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
+    result: T | None = None
+    failure: Exception | None = None
+    try:
+        result = action()
+    except Mistake as error:
+        failure = error
+    except Exception as error:
+        failure = Fault(f"rank {ranks.rank}: {_reason(error)}")
+    answers: list[Any] = [None] * ranks.world
+    dist.all_gather_object(answers, (result, failure))
+    for _, found in answers:
+        if found is not None:
+            raise found
+    return [answer for answer, _ in answers]
+
+
+def _first_alone(action: Callable[[], T], *, ranks: Ranks) -> T:
+    """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
+    return cast(T, _together(lambda: action() if ranks.rank == 0 else None, ranks=ranks)[0])
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in one line, out of torch's wrapping for failures on any rank."""
+    if isinstance(error, CheckpointException):
+        rank, (inner, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(inner)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,239 @@
+"""Documents out of files: the standard library's own source, or any file or folder of text.
+
+A document is a line of .jsonl, a row of .parquet, or a whole .txt, .md or .py file; of those, what is longer than
+64 KiB is cut at the next line end into several, so that one long file can be split into training and held-out text.
+Files are read in pieces that end where a document ends: memory is bounded, and processes can share one file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fivefold.record import Mistake
+from fivefold.units import KIB, MIB
+
+STDLIB = "stdlib"
+TEXT_SUFFIXES = (".txt", ".md", ".py")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+DOCUMENT_BYTES = 64 * KIB  # of a text file: the longest document, give or take a line
+LINES_BYTES = MIB  # of a .jsonl file: one piece
+# Tests are left out of the standard library: some are not UTF-8 on purpose, and some systems package them apart.
+# Installed packages are not the standard library at all.
+STDLIB_SKIPS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a corpus; ``name`` is its path inside the corpus."""
+
+    path: Path
+    name: str
+    size_bytes: int
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Offsets ``start`` to ``stop`` of a file, each moved to the next end of a document; in .parquet, one row group."""
+
+    path: Path
+    start: int
+    stop: int
+    size_bytes: int
+
+
+def list_files(corpus: str) -> list[File]:
+    """The files of ``corpus`` (``stdlib``, a file or a folder), sorted by name; hidden ones are left out."""
+    if corpus == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        found = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
+        return [_file(path, root) for path in found]
+    root = Path(corpus)
+    if root.is_file():
+        paths, root = [root], root.parent
+    elif root.is_dir():
+        paths = _walk(root, skip=frozenset())
+    else:
+        raise Mistake(f"{corpus}: no such file or folder; the corpus is {STDLIB!r} or a path")
+    files = [_file(path, root) for path in paths if path.suffix in SUFFIXES]
+    if not files:
+        raise Mistake(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_endings(paths)}")
+    if not any(file.size_bytes for file in files):
+        raise Mistake(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes")
+    return files
+
+
+def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise Mistake(f"{error.filename}: cannot be read: {error.strerror}")
+
+    paths: list[Path] = []
+    for folder, inner, names in os.walk(root, onerror=refuse):
+        inner[:] = [name for name in inner if name not in skip and not name.startswith(".")]
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(paths, key=lambda path: path.relative_to(root).parts)
+
+
+def _file(path: Path, root: Path) -> File:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+    return File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _endings(paths: list[Path]) -> str:
+    if not paths:
+        return "it holds no files"
+    counts = Counter(path.suffix or "no ending" for path in paths).most_common(3)
+    return f"it holds {', '.join(f'{count} of {suffix}' for suffix, count in counts)}"
+
+
+def pieces(file: File) -> Iterator[Piece]:
+    """The pieces of ``file`` in order; their ``size_bytes`` add up to the file's."""
+    if file.path.suffix == ".parquet":
+        with _parquet(file.path) as parquet:
+            groups = parquet.num_row_groups
+        for group in range(groups):
+            share = file.size_bytes * (group + 1) // groups - file.size_bytes * group // groups
+            yield Piece(file.path, group, group + 1, share)
+        return
+    step = DOCUMENT_BYTES if file.path.suffix in TEXT_SUFFIXES else LINES_BYTES
+    for start in range(0, file.size_bytes, step):
+        stop = min(start + step, file.size_bytes)
+        yield Piece(file.path, start, stop, stop - start)
+
+
+def read_piece(piece: Piece, *, key: str) -> Iterator[str]:
+    """The documents of one piece as they stand; ``key`` is the field of .jsonl and the column of .parquet."""
+    if piece.path.suffix == ".parquet":
+        yield from _read_rows(piece, key)
+        return
+    try:
+        start, data = _read_bytes(piece)
+    except OSError as error:
+        raise Mistake(f"{piece.path}: cannot be read: {error.strerror}") from None
+    if piece.path.suffix == ".jsonl":
+        yield from _read_lines(piece.path, start, data, key)
+    else:
+        yield _utf8(piece.path, start, data)
+
+
+def clean(text: str) -> str:
+    """``text`` without NUL characters, which are no text and end a document of bytes; "" if nothing is left."""
+    text = text.replace("\0", "")
+    return text if text.strip() else ""
+
+
+def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]:
+    """Every document of ``files`` in order, cleaned; blank ones are left out."""
+    for file in files:
+        for piece in pieces(file):
+            yield from filter(None, map(clean, read_piece(piece, key=key)))
+
+
+def _read_bytes(piece: Piece) -> tuple[int, bytes]:
+    with piece.path.open("rb") as file:
+        limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
+        start, stop = _cut(file, piece.start, limit), _cut(file, piece.stop, limit)
+        file.seek(start)
+        return start, file.read(stop - start)
+
+
+def _cut(file: BinaryIO, offset: int, limit: int) -> int:
+    """Where the line of ``offset`` ends; if that is ``limit`` bytes away or more, where the next character begins."""
+    if offset == 0:
+        return 0
+    file.seek(offset)
+    line = file.readline(limit)
+    if limit < 0 or len(line) < limit or line.endswith(b"\n"):
+        return offset + len(line)
+    # A character has at most four bytes; all but its first begin with the bits 10.
+    return offset + next((i for i, byte in enumerate(line[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+def _utf8(path: Path, start: int, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        place = start + error.start
+        raise Mistake(
+            f"{path}: not UTF-8: byte 0x{data[error.start]:02x} at offset {place}; convert the file or leave it out"
+        ) from None
+
+
+def _read_lines(path: Path, start: int, data: bytes, key: str) -> Iterator[str]:
+    for line in data.split(b"\n"):
+        if line.strip():
+            try:
+                yield _field(_utf8(path, start, line), key)
+            except (json.JSONDecodeError, _LineError, RecursionError) as error:
+                raise Mistake(f"{path}:{_line_number(path, start)}: {error}") from None
+        start += len(line) + 1
+
+
+class _LineError(ValueError):
+    """What is wrong with one line, before its number is known."""
+
+
+def _field(line: str, key: str) -> str:
+    record: Any = json.loads(line)
+    if not isinstance(record, dict):
+        raise _LineError(f"is of type {type(record).__name__}, not an object with the key {key!r}")
+    if key not in record:
+        raise _LineError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}")
+    text = record[key]
+    if not isinstance(text, str):
+        raise _LineError(f"the value of {key!r} is of type {type(text).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _LineError(f"the value of {key!r} holds half of a surrogate pair, which is no character") from None
+    return text
+
+
+def _line_number(path: Path, offset: int) -> int:
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(min(MIB, offset - file.tell())), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)
+
+
+def _read_rows(piece: Piece, key: str) -> Iterator[str]:
+    with _parquet(piece.path) as parquet:
+        if key not in (names := parquet.schema_arrow.names):
+            raise Mistake(f"{piece.path}: has no column {key!r}; it has {', '.join(map(repr, names))}")
+        for row, text in enumerate(parquet.read_row_group(piece.start, columns=[key])[key].to_pylist()):
+            if isinstance(text, str):
+                yield text
+            elif text is not None:
+                kind = type(text).__name__
+                raise Mistake(f"{piece.path}: row {row} of group {piece.start}: {key!r} is of type {kind}, not text")
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise Mistake(f"{path}: cannot be read as Parquet: {reason}") from None

@@ -1,0 +1,72 @@
+"""What a run writes while it goes: one JSON object per line, and TensorBoard; read again after a resume.
+
+A line of ``log.jsonl`` is a training step (``loss``) or an evaluation (``heldout_loss``), both with ``step``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch.utils.tensorboard import SummaryWriter
+
+from fivefold.record import read_lines
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class NoLogs:
+    """The logs of every rank but the first."""
+
+    def __enter__(self) -> NoLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, step: int) -> None:
+        """The run begins or goes on after ``step``."""
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append ``line``, which names its ``step``."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class Logs(NoLogs):
+    """The log files of one run, and ``report``, which is handed every line as well."""
+
+    def __init__(self, folder: Path, *, report: Report) -> None:
+        self.folder, self.report = folder, report
+        self._file: TextIO | None = None
+        self._board: SummaryWriter | None = None
+
+    def start(self, step: int) -> None:
+        """Open the files; lines of an earlier attempt that lie after ``step`` are dropped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "log.jsonl"
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step))
+        os.replace(partial, path)
+        self._file = path.open("a", buffering=1)
+        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append ``line`` to both files and report it."""
+        assert self._file is not None
+        assert self._board is not None
+        self._file.write(json.dumps(line) + "\n")
+        for key, value in line.items():
+            if key != "step":
+                self._board.add_scalar(key, value, line["step"])
+        self.report(line)
+
+    def close(self) -> None:
+        """Flush and close both."""
+        if self._file is not None and self._board is not None:
+            self._file.close()
+            self._board.close()

@@ -1,0 +1,244 @@
+"""The crank: batches in, optimizer steps out, with logs, held-out loss, checkpoints and one step that is measured.
+
+Every step: micro-batches forward and backward, one reduction, norm, clip, update. A signal finishes the step, saves
+and ends. The third step after the start runs under the ``Meter`` and its time is left out.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.step import Traffic
+from fivefold.train import checkpoint, optimizer
+from fivefold.train.build import Built
+from fivefold.train.data import Loader, heldout_batches
+from fivefold.train.logs import NoLogs
+from fivefold.train.metrics import Meter, resident_bytes
+from fivefold.train.run import Run
+from fivefold.train.shards import Shards
+
+METERED = 2  # steps after the start: by then every buffer of the steady state exists
+UNTIMED = 3  # the first steps, the metered one among them
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+    peak_cause: str
+    flops: int
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the loop leaves behind. ``stopped`` names the signal that ended it early, or is empty."""
+
+    step: int
+    measured: Measured | None  # None: too few steps
+    step_seconds: float | None  # median; None: too few steps
+    checkpoint: Path | None
+    stopped: str
+    last_loss: float | None
+    heldout_loss: float | None
+
+
+class Loop:
+    """One rank's training run."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        model: Model,
+        layout: Layout,
+        built: Built,
+        shards: Shards,
+        logs: NoLogs,
+        ideal_seconds: float,
+    ) -> None:
+        self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
+        self.ideal_seconds = ideal_seconds  # of a step at the chips' peak, for the MFU
+        self.job: Job = run.job
+        self.shards = shards
+        self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
+        self.loader.check(global_batch=self.job.global_batch)
+        self.signal = ""
+        self.measured: Measured | None = None
+        self.kept_bytes = 0
+
+    def train(self) -> Outcome:
+        """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
+        start, saved = self._resume()
+        self.logs.start(start)
+        seconds: list[float] = []
+        step, loss, stopped = start, None, ""
+        heldout = self.evaluate(step) if start < self.job.steps else None
+        with _Signals(self):
+            while step < self.job.steps and not stopped:
+                meter = Meter(self._living(), axis=self.built.ranks.axis) if step == start + METERED else None
+                begin = time.perf_counter()
+                loss, norm, stop = self._step(step, meter)
+                took = time.perf_counter() - begin
+                step += 1
+                if step - start > UNTIMED:
+                    seconds.append(took)
+                self._log_step(step, loss, norm, took)
+                if stop:
+                    stopped = self.signal or "a signal to another rank"
+                if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
+                    heldout = self.evaluate(step)
+                if stopped or step == self.job.steps or step % self.run.checkpoints.every_steps == 0:
+                    saved = self._save(step)
+        typical = statistics.median(seconds) if seconds else None
+        return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
+
+    def _step(self, step: int, meter: Meter | None) -> tuple[float, float, bool]:
+        """One optimizer step: mean loss in nats per token, gradient norm before clipping, whether to stop."""
+        job, built, layout = self.job, self.built, self.layout
+        micro_batches = layout.micro_batches(job)
+        rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
+        for group in built.optimizer.param_groups:
+            group["lr"] = rate
+        tokens = self.loader.batch(
+            step, global_batch=job.global_batch, rank=built.ranks.rank, ranks=layout.dp,
+            micro_batches=micro_batches, mbs=layout.mbs,
+        )  # fmt: skip
+        total = torch.zeros((), device=built.ranks.device)
+        with meter or nullcontext():
+            for index in range(micro_batches):
+                for unit in built.units:
+                    unit.first_micro_batch, unit.last_micro_batch = index == 0, index == micro_batches - 1
+                total += self._forward_backward(torch.from_numpy(tokens[index]), meter)
+            if meter:
+                meter.phase = "optimizer"
+            norm, (loss, stop) = optimizer.sum_over_ranks(
+                built.shards, total, float(bool(self.signal)), ranks=built.ranks
+            )
+            optimizer.clip(built.shards, norm, largest=job.optimizer.clip)
+            built.optimizer.step()
+        if meter:
+            self.measured = self._read(meter)
+        for unit in built.units:
+            unit.updated()
+        return loss.item(), norm.item(), stop.item() > 0
+
+    def _forward_backward(self, tokens: Tensor, meter: Meter | None) -> Tensor:
+        tokens = tokens.to(self.built.ranks.device, non_blocking=True)
+        before = meter.live_bytes if meter else 0
+        if meter:
+            meter.phase = "forward"
+        loss: Tensor = self.built.module(tokens[:, :-1], tokens[:, 1:], scale=1 / self.job.tokens_per_step)
+        if meter:
+            self.kept_bytes = max(self.kept_bytes, meter.live_bytes - before)
+            meter.phase = "backward"
+        loss.backward()
+        return loss.detach()
+
+    def _living(self) -> list[Tensor]:
+        """Every tensor that lives from step to step."""
+        weights = [tensor for unit in self.built.units for tensor in unit.living()]
+        return [*weights, *self._moments(), *self.built.module.tables]
+
+    def _moments(self) -> list[Tensor]:
+        return [tensor for state in self.built.optimizer.state.values() for tensor in state.values()]
+
+    def _read(self, meter: Meter) -> Measured:
+        """The meter after the update, while the gradients still live."""
+        units = self.built.units
+        whole = [tensor for unit in units for tensor in unit.living()]
+        gradients = [unit.reduced for unit in units if unit.reduced is not None]
+        return Measured(
+            parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in whole),
+            gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
+            optimizer_bytes=sum(tensor.nbytes for tensor in self._moments()),
+            kept_bytes=self.kept_bytes,
+            peak_bytes=meter.peak_bytes,
+            peak_cause=meter.peak_cause,
+            flops=meter.flops,
+            traffic=meter.traffic,
+        )
+
+    def evaluate(self, step: int) -> float:
+        """Held-out loss in nats per token, over all ranks."""
+        ranks, job = self.built.ranks, self.job
+        batches = heldout_batches(
+            self.shards, sequence=job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
+            rank=ranks.rank, ranks=self.layout.dp,
+        )  # fmt: skip
+        total = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+        with torch.no_grad():
+            for rows in batches:
+                tokens = torch.from_numpy(rows).to(ranks.device)
+                total[0] += self.built.module(tokens[:, :-1], tokens[:, 1:]).double()
+                total[1] += tokens[:, 1:].numel()
+        dist.all_reduce(total, group=ranks.data)
+        for unit in self.built.units:
+            unit.drop()
+        loss = float(total[0] / total[1])
+        self.logs.write({"step": step, "heldout_loss": loss})
+        return loss
+
+    def _log_step(self, step: int, loss: float, norm: float, seconds: float) -> None:
+        self.logs.write(
+            {
+                "step": step,
+                "loss": loss,
+                "gradient_norm": norm,
+                "learning_rate": self.built.optimizer.param_groups[0]["lr"],
+                "tokens": step * self.job.tokens_per_step,
+                "seconds": seconds,
+                "mfu_causal": self.ideal_seconds / seconds,
+                "resident_bytes": resident_bytes(),
+            }
+        )
+
+    def _resume(self) -> tuple[int, Path | None]:
+        found = checkpoint.latest(self.run.folder / "checkpoints")
+        if found is None:
+            return 0, None
+        progress = checkpoint.load(found, built=self.built, model=self.model, job=self.job)
+        return progress.step, found
+
+    def _save(self, step: int) -> Path:
+        progress = checkpoint.Progress(
+            step=step, samples=step * self.job.global_batch, tokens=step * self.job.tokens_per_step
+        )
+        return checkpoint.save(
+            self.run.folder / "checkpoints", built=self.built, progress=progress, model=self.model,
+            layout=self.layout, job=self.job, keep=self.run.checkpoints.keep,
+        )  # fmt: skip
+
+
+class _Signals:
+    """Turns SIGINT and SIGTERM into a wish that the loop grants after the step."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+
+    def __enter__(self) -> None:
+        self.former = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.former.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.loop.signal = signal.Signals(number).name

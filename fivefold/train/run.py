@@ -1,0 +1,47 @@
+"""The run file: what ``train RUN.toml`` reads. No torch here, so that a bad file is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from fivefold.job import Job
+from fivefold.record import Record, read_file
+
+
+class Data(Record):
+    """The text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
+
+    corpus: str = "stdlib"
+    tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
+    key: str = "text"  # of .jsonl and .parquet
+    heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
+
+
+class Checkpoints(Record):
+    """Where and how often the run is saved; ``keep`` of the newest stay."""
+
+    every_steps: PositiveInt = 100
+    keep: PositiveInt = 2
+
+
+class Run(Record):
+    """One training run by names: of a model, a machine, a layout (``auto``: the fastest that fits) and a job."""
+
+    model: str = "tiny"
+    machine: str = "local"
+    layout: str = "auto"
+    folder: Path = Path("runs/tiny")
+    job: Job = Job()
+    data: Data = Data()
+    checkpoints: Checkpoints = Checkpoints()
+    evaluate_every: PositiveInt = 50
+    evaluate_sequences: PositiveInt = 64
+    sample: str = "def "  # prompt of the sample printed at the end; empty: none
+    sample_tokens: NonNegativeInt = 200
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """Read a run file; paths in it are relative to the working directory."""
+        return cls.read(read_file(path), origin=str(path))

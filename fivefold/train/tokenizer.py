@@ -1,0 +1,175 @@
+"""Text to token numbers and back: plain bytes, a byte-level BPE trained on the spot, or any ``tokenizer.json``.
+
+A tokenizer is its saved text: the fingerprint is the sha256 of that text, so shards and tokenizer cannot be mixed up.
+Every tokenizer has an end-of-document token, which ``encode`` never returns: packing alone writes it.
+BPE: Sennrich et al., arXiv:1508.07909; over bytes: GPT-2 (Radford et al. 2019). The work is done by Hugging Face
+``tokenizers``, imported on first use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HuggingFace
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+BYTES_TEXT = '{"version": "1.0", "model": {"type": "fivefold-bytes", "end": 0}}'
+OWN_END = "<|end|>"
+# What published tokenizers call the end of a document, in the order in which they are looked for: GPT-2, Qwen and
+# OLMo; Llama 3; DeepSeek; Gemma; Llama 2 and Mistral.
+KNOWN_ENDS = (OWN_END, "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>")
+
+
+class Tokenizer(Protocol):
+    """What the corpus and the loop need to know of any tokenizer."""
+
+    @property
+    def vocab(self) -> int:
+        """Count of token numbers: every token is below it."""
+
+    @property
+    def end(self) -> int:
+        """The token that ends a document."""
+
+    @property
+    def text(self) -> str:
+        """The whole tokenizer as the text of its file: writing it is saving it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of ``text``, in hexadecimal."""
+
+    def encode(self, text: str) -> Tokens:
+        """The tokens of ``text``, without the end of document."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+
+
+def dtype_of(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """The narrower of uint16 and uint32 that holds every token below ``vocab``."""
+    return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """One token per byte of UTF-8. Text holds no NUL byte, so token 0 is the end of document."""
+
+    vocab: int = 256
+    end: int = 0
+    text: str = BYTES_TEXT
+    fingerprint: str = _sha256(BYTES_TEXT)
+
+    def encode(self, text: str) -> Tokens:
+        """The bytes of ``text`` as uint16; a ``Mistake`` if it holds a NUL, which would read as the end."""
+        data = text.encode()
+        if (place := data.find(0)) >= 0:
+            raise Mistake(f"the text holds {data.count(0)} NUL bytes, the first at offset {place}; remove them")
+        return np.frombuffer(data, np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``; an end of document reads as NUL."""
+        return bytes(int(i) for i in ids).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class BpeTokenizer:
+    """A Hugging Face tokenizer, made by ``read`` from the text of its ``tokenizer.json``."""
+
+    vocab: int  # the largest token + 1: added tokens may leave gaps
+    end: int
+    text: str
+    fingerprint: str
+    rust: HuggingFace
+
+    @classmethod
+    def read(cls, text: str, *, origin: str) -> Self:
+        """The tokenizer of ``text``; ``Mistake``s name ``origin``."""
+        from tokenizers import Tokenizer as HuggingFace
+
+        try:
+            rust = HuggingFace.from_str(text)
+        except Exception as error:  # tokenizers raises a bare Exception for all that it cannot read
+            raise Mistake(f"{origin}: not a tokenizer.json: {error}") from None
+        rust.no_truncation()
+        rust.no_padding()
+        rust.encode_special_tokens = True  # "<|end|>" inside a document is text, not the end
+        ids = rust.get_vocab(with_added_tokens=True)
+        end = next((ids[name] for name in KNOWN_ENDS if name in ids), None)
+        if end is None:
+            raise Mistake(f"{origin}: has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
+        return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
+
+    def encode(self, text: str) -> Tokens:
+        """The tokens of ``text``, with no special token added."""
+        return np.array(self.rust.encode(text, add_special_tokens=False).ids, dtype_of(self.vocab))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``; special tokens are left out."""
+        return str(self.rust.decode([int(i) for i in ids]))
+
+
+def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
+    """A byte-level BPE of exactly ``vocab`` tokens: 256 bytes, ``<|end|>`` and the merges that ``texts`` yield.
+
+    The same texts give the same tokenizer. Progress is the caller's: ``texts`` is read once, lazily.
+    """
+    from tokenizers import Tokenizer as HuggingFace
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab < 257:
+        raise Mistake(f"bpe:{vocab} is below 257, the 256 bytes and the end of document; try bpe:4096")
+    rust = HuggingFace(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[OWN_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    rust.train_from_iterator(texts, trainer=trainer)
+    if (size := rust.get_vocab_size()) < vocab:
+        raise Mistake(f"bpe:{vocab} needs more text: this corpus yields {size} tokens; add text or use bpe:{size}")
+    return BpeTokenizer.read(rust.to_str(), origin=f"bpe:{vocab}")
+
+
+def load(path: Path) -> Tokenizer:
+    """Read a saved tokenizer, any ``tokenizer.json``, or the one in the folder ``path``."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Mistake(
+            f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"{file}: cannot be read as UTF-8 text: {error}") from None
+    return ByteTokenizer() if text == BYTES_TEXT else BpeTokenizer.read(text, origin=str(file))
+
+
+def tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
+    """The tokenizer that ``spec`` names: ``bytes``, ``bpe:N`` (trained on ``texts()``), or a path."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    if not spec.startswith("bpe:"):
+        return load(Path(spec))
+    size = spec.removeprefix("bpe:")
+    if not (size.isascii() and size.isdigit()):
+        raise Mistake(f"{spec!r}: the vocabulary must be a whole number; try bpe:4096")
+    return train_bpe(texts(), vocab=int(size))

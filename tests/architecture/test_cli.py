@@ -1,0 +1,108 @@
+"""The face: commands and options are frozen in ``cli.txt``, and the README names none that is not there.
+
+A wanted change is frozen anew with ``FIVEFOLD_FREEZE=1 pytest tests/architecture/test_cli.py`` and seen in the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+
+ROOT = Path(__file__).parents[2]
+FROZEN = Path(__file__).with_name("cli.txt")
+PREDICT = ["predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1", "--gbs", "64", "--seq", "4096"]
+
+pytestmark = pytest.mark.skipif(not (ROOT / "fivefold" / "cli.py").exists(), reason="there is no CLI yet")
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    from fivefold import cli
+
+    return typer.main.get_command(next(value for value in vars(cli).values() if isinstance(value, typer.Typer)))
+
+
+def leaves(command: Any, name: str = "fivefold") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by the words that call it."""
+    if not getattr(command, "commands", None):
+        yield name, command
+    for word, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from leaves(inner, f"{name} {word}")
+
+
+def surface(app: Any) -> Iterator[str]:
+    """The face as text: each command with its arguments, then its options with choices and defaults."""
+    for name, command in leaves(app):
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        yield " ".join([name, *(f"{p.name.upper()}{'' if p.required else '?'}" for p in arguments)])
+        for option in sorted((p for p in command.params if p not in arguments), key=lambda p: str(p.opts)):
+            choices = "|".join(map(str, get_args(option.type_descriptor.annotation)))  # of a Literal
+            default = "" if option.default is None or callable(option.default) else f"= {option.default}"
+            opts = "/".join([*option.opts, *option.secondary_opts])
+            yield " ".join(filter(None, ["   ", opts, choices, default])).rstrip()
+
+
+def test_the_face_is_frozen(app: Any) -> None:
+    now = "\n".join(surface(app)) + "\n"
+    if os.environ.get("FIVEFOLD_FREEZE"):
+        FROZEN.write_text(now, encoding="utf-8")
+    assert now == FROZEN.read_text(encoding="utf-8"), "the CLI changed; if that is wanted, freeze it (see above)"
+
+
+def readme_commands() -> list[list[str]]:
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    words = (shlex.split(line.removeprefix("$ "), comments=True) for line in lines)
+    return [line for line in words if line and line[0] in ("fivefold", "make")]
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_the_readme_names_what_is_there(words: list[str], app: Any) -> None:
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+        assert [t for t in targets if not re.search(rf"^{re.escape(t)}\s*:", makefile, flags=re.MULTILINE)] == []
+        return
+    command, rest = app, words[1:]
+    while getattr(command, "commands", None):
+        assert rest, f"{' '.join(words)!r} names no command"
+        assert rest[0] in command.commands, f"no command {rest[0]!r}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    known = {"--help"}.union(*([*p.opts, *p.secondary_opts] for p in command.params))
+    assert [word for word in rest if word.startswith("--") and word.partition("=")[0] not in known] == []
+
+
+def predict(code: str = "") -> subprocess.CompletedProcess[str]:
+    script = f"from fivefold.cli import main\nimport atexit, sys\n{code}\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", script, *PREDICT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_predict_answers_cold_within_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        answer = predict()
+        seconds.append(time.perf_counter() - start)
+        assert answer.returncode == 0, answer.stderr
+    assert min(seconds) < 1.0
+
+
+def test_predict_loads_no_torch() -> None:
+    answer = predict("atexit.register(lambda: print('loaded', *sys.modules))")
+    loaded = answer.stdout.split("loaded ")[-1].split()
+    assert "fivefold.plan" in loaded
+    assert {"torch", "altair", "transformers", "tokenizers"}.intersection(loaded) == set()

@@ -1,0 +1,68 @@
+"""Imports run down only, and torch is loaded by nobody but train and check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "fivefold"
+HEAVY = {"torch", "altair", "vl_convert", "transformers", "tokenizers", "pyarrow", "tensorboard", "fastapi"}
+WITH_TORCH = ("train", "check")
+WITHOUT_TORCH_IN_THEM = ("check/published.py",)
+NOUNS = ("job", "layout", "machine", "model", "step", "record", "units")
+
+
+def modules(*rooms: str) -> list[str]:
+    paths = [path for room in rooms for path in [*PACKAGE.glob(f"{room}.py"), *PACKAGE.glob(f"{room}/**/*.py")]]
+    dotted = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
+    return sorted(name.removesuffix(".__init__") for name in dotted)
+
+
+def python(code: str) -> str:
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_the_import_contract_holds() -> None:
+    python("import sys; sys.argv[1:] = ['--no-cache']; from importlinter.cli import lint_imports_command as c; c()")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_only_train_and_check_name_torch() -> None:
+    naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in imported(parsed(p))}
+    assert naming, "the search finds nothing at all"
+    assert {path for path in naming if not path.startswith(WITH_TORCH) or path in WITHOUT_TORCH_IN_THEM} == set()
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("names", "absent"),
+    [
+        (["fivefold", "fivefold.plan"], HEAVY | {"numpy", "rich"}),
+        (modules(*NOUNS), HEAVY | {"numpy", "rich"}),
+        (modules("show"), HEAVY | {"numpy"}),
+        (modules("plan"), HEAVY),
+    ],
+    ids=["fivefold", "nouns", "show", "plan"],
+)
+def test_loading_is_light(names: list[str], absent: set[str]) -> None:
+    assert names
+    loaded = python(f"import sys\nfor name in {names}: __import__(name)\nprint(*sys.modules)").split()
+    assert absent.intersection(loaded) == set()

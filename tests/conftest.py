@@ -1,0 +1,62 @@
+"""Processes for distributed tests: forked from the test process, one thread each, joined by a file store."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Callable[..., list[Any]]:
+    """``forked(ranks, function, *arguments)`` runs it in that many gloo processes and returns their results."""
+    calls = 0
+
+    def run(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        context = multiprocessing.get_context("fork")
+        results: Any = context.Queue()
+        store = tmp_path / f"store{calls}"
+        workers = [
+            context.Process(target=_child, args=(rank, ranks, str(store), results, function, arguments), daemon=True)
+            for rank in range(ranks)
+        ]
+        for worker in workers:
+            worker.start()
+        answers = {rank: pickle.loads(answer) for rank, answer in (results.get(timeout=120) for _ in workers)}
+        for worker in workers:
+            worker.join(timeout=30)
+        failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, _Failure)}
+        assert not failed, "\n".join(f"rank {rank}:\n{answer.text}" for rank, answer in failed.items())
+        return [answers[rank] for rank in range(ranks)]
+
+    return run
+
+
+class _Failure:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _child(rank: int, ranks: int, store: str, results: Any, function: Callable[..., Any], arguments: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
+            timeout=datetime.timedelta(seconds=60),
+        )  # fmt: skip
+        results.put((rank, pickle.dumps(function(*arguments))))  # bytes: no tensor handles across processes
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        results.put((rank, pickle.dumps(_Failure(traceback.format_exc()))))

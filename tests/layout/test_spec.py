@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, refuse
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.spec import Model, MoE
+from fivefold.record import Mistake
+
+MODEL = Model(name="m", layers=8, width=64, heads=12, kv_heads=4, head_dim=16, ffn=96, vocab=256)
+EXPERTS = MODEL.replace(moe=MoE(experts=6, topk=2, ffn=40))
+JOB = Job(sequence=64, global_batch=24)
+CHIP = Chip(name="c", peak_flops={"bf16": 1e12}, memory_bytes=2**30, memory_bandwidth=1e11, source="none")
+LINK = Link(name="l", span=8, bandwidth=1e9, latency_seconds=1e-6, source="none")
+MACHINE = Machine(name="eight", chip=CHIP, ranks=8, ranks_per_node=8, links=(LINK,))
+
+TOKENS = ["dp2", "zero1", "zero3/2", "tp4x2", "v2", "zbv", "pp3", "ep3", "nosp", "ac=", "1f1b"]
+DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
+every = settings(derandomize=True, deadline=None, max_examples=200)
+
+
+def divisors(number: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([d for d in range(1, number + 1) if number % d == 0])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    dp, tp, cp, pp = (draw(DEGREES) for _ in range(4))
+    schedule = draw(st.sampled_from([s for s in SCHEDULES if s != "dualpipe" or pp % 2 == 0])) if pp > 1 else "1f1b"
+    stages = {"interleaved": st.integers(2, 5), **dict.fromkeys(V_SHAPED, st.just(2))}.get(schedule, st.just(1))
+    zero, etp = draw(st.integers(0, 3)), draw(divisors(tp))
+    return Layout(
+        dp=dp, tp=tp, tp_inner=draw(divisors(tp)), cp=cp, pp=pp, ep=draw(divisors(dp * cp * tp // etp)), etp=etp,
+        v=draw(stages), zero=zero, shard_group=draw(st.none() | divisors(dp * cp)) if zero else None,
+        schedule=schedule, mbs=draw(DEGREES), ac=draw(st.sampled_from(["none", "selective", "full"])),
+        cp_kind=draw(st.sampled_from(["ring", "ulysses"])) if cp > 1 else "ring", sp=draw(st.booleans()) or tp == 1,
+    )  # fmt: skip
+
+
+@every
+@given(layouts(), st.randoms(use_true_random=False))
+def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
+    text = str(layout)
+    assert Layout.parse(text) == layout
+    tokens = text.split()
+    random.shuffle(tokens)
+    assert str(Layout.parse(" ".join(tokens))) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("", "dp1 zero0 mbs1"),
+        ("ac=none dp2", "dp2 zero0 mbs1"),
+        ("ac=selective mbs1 zero1 v2 pp4 tp8 dp16", "dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective"),
+        ("tp4x2", "dp1 tp4x2 zero0 mbs1"),
+        ("pp2 zbv", "dp1 pp2 v2 zero0 zbv mbs1"),
+        ("pp4 dp8 zero3/4 ep2", "dp8 pp4 ep2 zero3/4 1f1b mbs1"),
+        ("nosp tp2 cp2 cp=ulysses", "dp1 tp2 cp2 zero0 mbs1 cp=ulysses nosp"),
+    ],
+)
+def test_it_prints_in_one_order(text: str, canonical: str) -> None:
+    assert str(Layout.parse(text)) == canonical
+
+
+def test_sizes_that_follow() -> None:
+    layout = Layout.parse("dp4 cp2 tp4x2 pp2 zero2/4 mbs3")
+    assert (layout.tp, layout.world, layout.shards) == (8, 4 * 2 * 8 * 2, 4)
+    assert layout.micro_batches(Job(global_batch=24)) == 2
+    assert Layout.parse("dp4 cp2 zero1").shards == 8
+    assert Layout.parse("dp4 cp2 zero0").shards == 1
+
+
+def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 250
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dq2", "unknown layout token 'dq2'; did you mean dp2"),
+        ("ac=ful", "did you mean ac=full"),
+        ("1f2b pp2", "did you mean 1f1b"),
+        ("x" * 10_000, "known:"),
+        ("dp0", "'dp0': a degree is 1 to 9999999"),
+        ("dp" + "9" * 5000, "a degree is 1 to 9999999"),
+        ("tp4x0", "a degree is 1 to"),
+        ("zero4", "ZeRO has stages 0 to 3"),
+        ("zero" + "1" * 5000, "ZeRO has stages 0 to 3"),
+        ("dp2 dp4", "'dp4' sets dp a second time"),
+        ("tp2 tp4x2", "'tp4x2' sets tp a second time"),
+        ("dp8 zero1/3", "dp·cp=8 is not divisible by the shard group 3; try zero1/2"),
+        ("dp8 zero0/4", "zero0/4 shards nothing"),
+        ("tp4 etp3", "etp=3 does not divide tp=4; try etp2"),
+        ("dp4 ep3", "ep=3 does not divide dp·cp·tp/etp=4; try ep2"),
+        ("v2", "interleaved v2 needs a pipeline; add pp2"),
+        ("gpipe", "gpipe v1 needs a pipeline"),
+        ("pp2 zbv v3", "write v2, not v3"),
+        ("pp2 interleaved", "interleaved needs virtual stages; write v2"),
+        ("pp2 gpipe v2", "drop v2 or write interleaved"),
+        ("pp3 dualpipe", "dualpipe needs an even pp, not 3; try pp4"),
+        ("cp=ulysses", "add cp2 or more"),
+        ("nosp", "add tp2 or more"),
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        Layout.parse(text)
+    shown = str(caught.value)
+    assert "\n" not in shown
+    assert words in shown
+
+
+@every
+@given(st.text(max_size=40) | st.lists(st.sampled_from(TOKENS)).map(" ".join))
+def test_any_text_is_a_layout_or_one_line(text: str) -> None:
+    try:
+        layout = Layout.parse(text)
+    except Mistake as mistake:
+        refusal = str(mistake)
+    else:
+        refusal = ""
+        assert Layout.parse(str(layout)) == layout
+    assert "\n" not in refusal
+
+
+def test_the_inner_degree_divides() -> None:
+    with pytest.raises(ValidationError, match=r"tp=4 is not divisible by its inner degree 3; try tp2x2"):
+        Layout(tp=4, tp_inner=3)
+
+
+REFUSALS = [
+    ("dp4 tp3", {}, "needs 12 ranks, but eight has 8"),
+    ("dp7 mbs2", {}, "global batch 24 is not divisible by dp·mbs=7·2=14; try gbs 28 or dp6 mbs1"),
+    ("dp2 mbs5", {}, "global batch 24 is not divisible by dp·mbs=2·5=10; try gbs 30 or mbs4"),
+    ("tp8", {}, "heads=12 is not divisible by tp=8; try tp4"),
+    ("tp4", {"model": MODEL.replace(ffn=90)}, "ffn=90 is not divisible by tp=4; try tp2"),
+    ("tp6", {}, "kv_heads=4 and tp=6: one must divide the other; try tp4"),
+    ("dp4 ep4", {"model": EXPERTS}, "experts=6 is not divisible by ep=4; try ep3"),
+    ("tp3 etp3", {"model": EXPERTS.replace(kv_heads=3)}, "expert ffn=40 is not divisible by etp=3; try etp2"),
+    ("dp2 ep2", {}, "experts=1 is not divisible by ep=2; try ep1"),
+    ("cp4", {"job": JOB.replace(sequence=60)}, "sequence 60 is not divisible by 8 (cp=4, ring); try seq 64"),
+    ("cp8 cp=ulysses", {}, "heads/tp=12 is not divisible by cp=8; try cp6"),
+    ("tp2 cp4 cp=ulysses", {"model": MODEL.replace(heads=8)}, ""),
+    ("tp4 cp2 cp=ulysses", {"job": JOB}, "heads/tp=3 is not divisible by cp=2; try cp=ring"),
+    ("pp4 v3", {}, "pp·v=12 stages are more than layers=8; lower pp or v"),
+    ("pp4 mbs12", {}, "1f1b needs 4 micro-batches or more, but the batch gives 2; raise gbs or lower dp·mbs"),
+    ("pp4 dualpipev mbs4", {}, "dualpipev needs 8 micro-batches or more, but the batch gives 6"),
+    ("dp2 tp2 pp2 zero3 mbs2", {}, ""),
+]
+
+
+@pytest.mark.parametrize(("text", "changes", "words"), REFUSALS)
+def test_what_model_job_or_machine_cannot_take(text: str, changes: dict[str, Any], words: str) -> None:
+    nouns = {"model": MODEL, "job": JOB, "machine": MACHINE} | changes
+    if not words:
+        refuse(Layout.parse(text), **nouns)
+        return
+    with pytest.raises(Mistake) as caught:
+        refuse(Layout.parse(text), **nouns)
+    assert words in one_line(caught)
+
+
+@every
+@given(
+    layouts(),
+    st.sampled_from([MODEL, EXPERTS, MODEL.replace(ffn=90), MODEL.replace(heads=8, kv_heads=8)]),
+    st.integers(1, 40),
+    st.integers(1, 100),
+)
+def test_a_mend_mends(layout: Layout, model: Model, batch: int, sequence: int) -> None:
+    """Whatever ``try …`` proposes is never refused again with the words that proposed it."""
+    job = Job(sequence=sequence, global_batch=batch)
+    refusal = reason(layout, model, job)
+    assert "\n" not in refusal
+    assume("; try " in refusal)
+    for mend in refusal.split("; try ")[1].split(" or "):
+        words = mend.split()
+        if words[0] in ("gbs", "seq"):
+            job_mended = job.replace(**{{"gbs": "global_batch", "seq": "sequence"}[words[0]]: int(words[1])})
+            again = reason(layout, model, job_mended)
+        else:
+            changes = dict(change(word) for word in words)
+            if "tp" in changes:
+                changes |= {"tp_inner": 1, "sp": True, "etp": 1, "ep": 1}
+            if "dp" in changes or "cp" in changes:
+                changes |= {"ep": 1, "shard_group": None}
+            again = reason(layout.replace(**changes), model, job)
+        assert cause(again) != cause(refusal), f"{refusal!r} proposes {mend!r}, which gives {again!r}"
+
+
+def change(word: str) -> tuple[str, int | str]:
+    if word == "cp=ring":
+        return "cp_kind", "ring"
+    match = re.fullmatch(r"([a-z]+)(\d+)", word)
+    assert match is not None, word
+    return match[1], int(match[2])
+
+
+def reason(layout: Layout, model: Model, job: Job) -> str:
+    try:
+        refuse(layout, model=model, job=job)
+    except Mistake as mistake:
+        return str(mistake)
+    return ""
+
+
+def cause(refusal: str) -> str:
+    """The words of a refusal without the layout and its numbers; kv_heads, heads and ffn have one mend."""
+    text = re.sub(r"\d+", "#", refusal.partition("': ")[2].partition(";")[0])
+    return "tp" if re.match(r"(heads|ffn|kv_heads)=", text) else text

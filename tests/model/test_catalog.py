@@ -1,0 +1,162 @@
+"""The catalog's counts against published ones, and every way a user may name a model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivefold.model.catalog import CATALOG, named, names, resolve
+from fivefold.record import Mistake
+
+# Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
+# DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights.
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "gemma2-9b": 9_241_705_984,
+    "phi3-mini": 3_821_079_552,
+    "gpt2": 124_439_808,
+    "gpt-neox-20b": 20_554_567_680,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+}
+
+# (total, active) in billions, as named in the papers and model cards, to the digits given there.
+ROUNDED = {
+    "gpt3-175b": (174.6, 174.6),
+    "nemotron4-15b": (15.6, 15.6),
+    "nemotron4-340b": (341.0, 341.0),
+    "olmo2-7b": (7.3, 7.3),
+    "gemma3-4b": (3.88, 3.88),
+    "mixtral-8x7b": (46.7, 12.9),
+    "qwen3-30b-a3b": (30.5, 3.35),
+    "qwen3-235b-a22b": (235, 22),
+    "deepseek-v2": (236, 21),
+    "deepseek-v3": (671, 37.5),
+    "kimi-k2": (1026, 33),
+    "gpt-oss-120b": (116.8, 5.7),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str) -> None:
+    assert named(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_counts(name: str) -> None:
+    total, active = ROUNDED[name]
+    assert named(name).parameters / 1e9 == pytest.approx(total, rel=0.005)
+    assert named(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_every_name_builds_with_its_source() -> None:
+    assert len(names()) >= 28
+    for name in names():
+        model = named(name)
+        assert model.name == name
+        assert model.source
+
+
+def test_own_models_are_small() -> None:
+    assert (named("nano").parameters, named("nano").head_dim, named("nano").vocab) == (125_248, 16, 256)
+    assert (named("tiny").parameters, named("tiny").head_dim, named("tiny").vocab) == (4_852_992, 32, 256)
+
+
+def test_resolve_reads_a_hugging_face_config(tmp_path: Path) -> None:
+    folder = tmp_path / "my-qwen"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CATALOG["qwen3-0.6b"].config))
+    for text in (str(folder), str(folder / "config.json")):
+        assert resolve(text).name == "my-qwen"
+        assert resolve(text).parameters == named("qwen3-0.6b").parameters
+
+
+def test_resolve_reads_our_own_fields(tmp_path: Path) -> None:
+    fields = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 176, "vocab": 256}
+    toml = tmp_path / "small.toml"
+    toml.write_text("\n".join(f"{key} = {value}" for key, value in fields.items()))
+    dumped = tmp_path / "dumped.json"
+    dumped.write_text(named("deepseek-v3").model_dump_json())
+    assert resolve(str(toml)).name == "small"
+    assert resolve(str(toml)).parameters == named("nano").parameters
+    assert resolve(str(dumped)) == named("deepseek-v3")
+
+
+def test_resolve_prefers_the_catalog() -> None:
+    assert resolve("gpt2") == named("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("a.json", None, "no such file"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", "[1]", "holds a list"),
+        ("a.toml", "layers = ", "not valid TOML"),
+        (
+            "a.json",
+            named("nano").model_dump_json()[:-1] + ', "width_": 3}',
+            "unknown key 'width_'; did you mean 'width'?",
+        ),
+        ("a.toml", "layers = 2", "width"),
+        ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size: "),
+        ("a.json", '{"architectures": ["Mamba2ForCausalLM"]}', "architecture 'Mamba2ForCausalLM' is not known"),
+        ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),
+        ("folder/", None, "no such file"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, says: str) -> None:
+    path = tmp_path / file
+    if file.endswith("/"):
+        path.mkdir()
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(Mistake) as refusal:
+        resolve(str(path))
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lama3-8b", "unknown model 'lama3-8b'; did you mean llama3-8b"),
+        ("Qwen3-8B", "did you mean"),
+        ("zzz", "unknown model 'zzz'; known: "),
+        ("", "unknown model ''"),
+    ],
+)
+def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake) as refusal:
+        resolve(text)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_catalog_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from fivefold.model.catalog import resolve; resolve('llama3-8b').parameters; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "numpy"} & set(loaded)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from fivefold.show import table
+from fivefold.show.compare import to_text
+from fivefold.step import Memory, Step, Time, Work
+
+
+def test_a_step_on_one_page(small: Step) -> None:
+    text = to_text(table.step(small))
+    for words in (
+        "predicted  tiny on local:2, 2 ranks",
+        "dp2 zero1 mbs4",
+        "820.0 ms ± 6% per step",
+        "MFU 38.4% causal, 40.1% full, 40.1% hardware",
+        "169.00 MiB at the peak  ·  fits",
+        "backward of the head",
+        "bound by matmul",
+        "dp, exposed",
+        "reduce_scatter",
+    ):
+        assert words in text
+    assert "by pipeline stage" not in text
+    assert "bubble" not in text  # there is none
+    assert len(text.splitlines()) < 40
+
+
+def test_bars_are_as_long_as_their_shares(small: Step) -> None:
+    lines = {line.split()[0]: line.count("█") for line in to_text(table.step(small)).splitlines() if "█" in line}
+    assert lines["activations"] == pytest.approx(0.497 * table.BAR_WIDTH, abs=1)
+    assert lines["parameters"] == pytest.approx(0.136 * table.BAR_WIDTH, abs=1)
+
+
+def test_a_pipeline_has_a_line_per_stage(large: Step) -> None:
+    lines = to_text(table.step(large)).splitlines()
+    start = next(i for i, line in enumerate(lines) if "by pipeline stage" in line)
+    assert lines[start].endswith("GiB")
+    assert lines[start + 3].split() == ["0", "5.00", "3.00", "9.00", "22.00", "2.00", "41.00", "logits"]
+    assert "does not fit" in "\n".join(lines)
+    assert "235.09 G, 22.19 G active" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [1, 10, 24, 40, 80, 300])
+def test_any_width_prints(small: Step, large: Step, width: int) -> None:
+    for step in (small, large):
+        text = to_text(table.step(step), width=width)
+        assert max(map(len, text.splitlines())) <= width
+        if width >= 24:
+            assert "41.00" in text or "169.00" in text
+
+
+def test_zeros_print() -> None:
+    nothing = Step(
+        kind="measured", model="m", machine="x", layout="dp1 zero0 mbs1", job={}, world=1,
+        memory=Memory(peak_bytes=0, stages=()),
+        work=Work(parameters=0, active_parameters=0, model_flops_causal=0, model_flops_full=0, hardware_flops=0),
+        traffic=(), time=Time(step_seconds=0.0, compute_seconds=0.0), tokens_per_second_per_gpu=0.0,
+        mfu={"causal": 0.0, "full": 0.0, "hardware": 0.0},
+    )  # fmt: skip
+    text = to_text(table.step(nothing))
+    assert "1 rank\n" in text
+    assert "none" in text
+    assert "0 B at the peak\n" in text
+
+
+def test_measured_memory_says_what_is_reserved(measured: Step) -> None:
+    assert "166.14 MiB at the peak, 583.65 MiB reserved  ·  fits" in to_text(
+        table.step(measured.replace(memory=measured.memory.replace(fits=True)))
+    )
+
+
+def test_layouts_in_order_with_reasons(small: Step, large: Step) -> None:
+    refused = [(f"tp{n}", f"heads=12 is not divisible by tp={n}; try tp[4]") for n in range(13, 20)]
+    text = to_text(table.layouts([large, small], refused=refused, limit=3), width=140)
+    lines = text.splitlines()
+    assert lines[2].split()[:3] == ["1", "dp16", "tp8"]
+    assert "41.00 GiB too big" in lines[2]
+    assert lines[3].split()[:3] == ["2", "dp2", "zero1"]
+    assert "tp13  heads=12 is not divisible by tp=13; try tp[4]" in text
+    assert "tp16 " not in text
+    assert text.endswith("and 4 more\n")
+
+
+def test_no_layout_is_left() -> None:
+    text = to_text(table.layouts([], refused=[("dp2", "needs 2 ranks, but one has 1")]))
+    assert text.startswith("No layout is left.")
+    assert "needs 2 ranks" in text

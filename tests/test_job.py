@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from fivefold.job import RECIPES, Job, recipe
+from fivefold.record import Mistake
+
+# Published totals in bytes per parameter; the sources stand beside the recipes.
+TOTALS = {
+    "fp32": 16,
+    "bf16": 20,
+    "bf16-grad16": 16,
+    "fp16": 16,
+    "bf16-pure": 12,
+    "fp8-te": 16,
+    "fp8-deepseek": 15,
+    "fp8-nanotron": 10,
+    "fp8-lm": 9,
+}
+
+
+def test_recipes_add_up_to_the_published_totals() -> None:
+    assert {name: recipe.total_bytes for name, recipe in RECIPES.items()} == TOTALS
+
+
+def test_only_fp16_scales_its_loss() -> None:
+    assert [name for name, recipe in RECIPES.items() if recipe.loss_scaling] == ["fp16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "summed", "updated"), [("bf16", 4, 4), ("bf16-grad16", 2, 4), ("bf16-pure", 2, 2), ("fp32", 4, 4)]
+)
+def test_widths_that_follow(name: str, summed: int, updated: int) -> None:
+    assert (recipe(name).summed_bytes, recipe(name).updated_bytes) == (summed, updated)
+
+
+def test_a_recipe_by_name_is_the_recipe() -> None:
+    assert Job.read({"precision": "bf16-pure"}, origin="job").precision == RECIPES["bf16-pure"]
+
+
+def test_unknown_precision_names_the_nearest() -> None:
+    with pytest.raises(Mistake, match=r"^job\.toml: unknown precision 'bf61'; did you mean .*bf16"):
+        Job.read({"precision": "bf61"}, origin="job.toml")
+
+
+def test_tokens_per_step() -> None:
+    assert Job(sequence=4096, global_batch=1024).tokens_per_step == 4_194_304
+
+
+def test_warmup_cannot_outlast_the_run() -> None:
+    with pytest.raises(ValidationError, match=r"warmup_steps=11 exceeds steps=10"):
+        Job.model_validate({"steps": 10, "learning_rate": {"warmup_steps": 11}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sequence": 0},
+        {"global_batch": -1},
+        {"optimizer": {"betas": (0.9, 1.0)}},
+        {"learning_rate": {"peak": float("inf")}},
+        {"learning_rate": {"floor": 1.5}},
+        {"learning_rate": {"peak": float("nan")}},
+    ],
+)
+def test_what_no_run_can_mean_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(Mistake, match=r"^job: "):
+        Job.read(values, origin="job")
+
+
+def test_a_job_survives_json() -> None:
+    job = Job.model_validate({"precision": "fp8-lm", "optimizer": {"kind": "sgd"}, "learning_rate": {"kind": "wsd"}})
+    assert Job.model_validate_json(job.model_dump_json()) == job

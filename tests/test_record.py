@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, nearest, read_file
+from fivefold.step import Step
+
+
+class Wheel(Record):
+    spokes: int = 36
+
+
+class Bicycle(Record):
+    name: str
+    front: Wheel = Wheel()
+    spares: tuple[Wheel, ...] = ()
+    basket: Wheel | None = None
+
+
+def line(values: dict[str, Any], record: type[Record] = Bicycle) -> str:
+    with pytest.raises(Mistake) as caught:
+        record.read(values, origin="bike.toml")
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_record_is_frozen_and_varied_by_copy() -> None:
+    bike = Bicycle(name="red")
+    with pytest.raises(ValidationError, match="frozen"):
+        bike.name = "blue"
+    assert bike.replace(name="blue") == Bicycle(name="blue")
+    assert bike.name == "red"
+    with pytest.raises(ValidationError):
+        bike.replace(nmae="blue")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"nmae": "red", "name": "red"}, "bike.toml: unknown key 'nmae'; did you mean 'name'?"),
+        ({"name": "red", "front": {"spoks": 3}}, "bike.toml: unknown key 'front.spoks'; did you mean 'spokes'?"),
+        ({"name": "red", "spares": [{"spoks": 3}]}, "bike.toml: unknown key 'spares.0.spoks'; did you mean 'spokes'?"),
+        ({"name": "red", "basket": {"spoks": 3}}, "bike.toml: unknown key 'basket.spoks'; did you mean 'spokes'?"),
+        ({"name": "red", "qqqq": 1}, "bike.toml: unknown key 'qqqq'"),
+        ({}, "bike.toml: name: Field required"),
+    ],
+)
+def test_an_unknown_key_is_one_line_with_the_nearest(values: dict[str, Any], text: str) -> None:
+    assert line(values) == text
+
+
+def test_a_bad_value_is_shown_and_cut_short() -> None:
+    assert line({"name": "red", "front": {"spokes": "many"}}).endswith(", not 'many'")
+    assert len(line({"name": "red", "front": {"spokes": "many\n" * 1000}})) < 200
+    assert "(and 1 more)" in line({"front": {"spokes": "many"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.toml", "a = ", "not valid TOML"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", "[1]", "holds a list, not a table"),
+        ("a.json", "1" * 5000, "not valid JSON"),
+        ("a.json", "[" * 200_000, "not valid JSON"),
+        ("a.toml", b"\xff\xfe", "cannot be read as UTF-8"),
+    ],
+)
+def test_an_unreadable_file_is_one_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(Mistake) as caught:
+        read_file(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="no such file"):
+        read_file(tmp_path / "none.toml")
+    with pytest.raises(Mistake, match="cannot be read"):
+        read_file(tmp_path)
+
+
+def test_files_that_are(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8")
+    (tmp_path / "a.json").write_text('{"name": "é"}', encoding="utf-8")
+    assert read_file(tmp_path / "a.toml") == read_file(tmp_path / "a.json") == {"name": "é"}
+
+
+def test_the_nearest_name() -> None:
+    assert str(nearest("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
+        "unknown model 'lama3-8b'; did you mean llama3-8b?"
+    )
+    assert str(nearest("zzz", ["b", "a"], kind="model")) == "unknown model 'zzz'; known: a, b"
+
+
+@pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Step])
+def test_every_noun_has_a_json_schema_and_refuses_unknown_keys(noun: type[Record]) -> None:
+    schema = noun.model_json_schema()
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(noun.model_fields)
+    for definition in schema.get("$defs", {}).values():
+        assert definition["additionalProperties"] is False

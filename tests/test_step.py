@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, sent_bytes, utilisation
+
+# The contract that users' scripts read; more keys may be added, none may go.
+CONTRACT: dict[str, Any] = {
+    "kind": 0, "model": 0, "machine": 0, "layout": 0, "job": 0, "world": 0,
+    "memory": {
+        "peak_bytes": 0, "reserved_bytes": 0, "fits": 0,
+        "stages": [{
+            "stage": 0, "parameters_bytes": 0, "gradients_bytes": 0, "optimizer_bytes": 0,
+            "activations_bytes": 0, "temporary_bytes": 0, "peak_bytes": 0,
+        }],
+    },
+    "work": {
+        "parameters": 0, "active_parameters": 0, "model_flops_causal": 0, "model_flops_full": 0, "hardware_flops": 0,
+    },
+    "traffic": [{"axis": 0, "collective": 0, "messages": 0, "bytes": 0}],
+    "time": {
+        "step_seconds": 0, "compute_seconds": 0, "bubble_seconds": 0, "exposed_seconds": 0,
+        "optimizer_seconds": 0, "error": 0, "bound_by": 0,
+    },
+    "tokens_per_second_per_gpu": 0,
+    "mfu": {"causal": 0, "full": 0, "hardware": 0},
+}  # fmt: skip
+
+STEP = Step(
+    kind="predicted",
+    model="tiny",
+    machine="local:2",
+    layout="dp2 zero1 mbs1",
+    job={"sequence": 128, "global_batch": 4},
+    world=2,
+    memory=Memory(
+        peak_bytes=300,
+        stages=(
+            StageMemory(
+                stage=0,
+                parameters_bytes=10,
+                gradients_bytes=20,
+                optimizer_bytes=40,
+                activations_bytes=150,
+                temporary_bytes=80,
+                peak_bytes=300,
+            ),
+        ),
+    ),
+    work=Work(
+        parameters=5, active_parameters=5, model_flops_causal=1000, model_flops_full=1500, hardware_flops=2000
+    ),
+    traffic=(Traffic(axis="dp", collective="all_reduce", messages=1, bytes=20),),
+    time=Time(step_seconds=2.0, compute_seconds=1.5, exposed_seconds={"dp": 0.4}, optimizer_seconds=0.1),
+    tokens_per_second_per_gpu=128.0,
+    mfu=Mfu(causal=0.1, full=0.15, hardware=0.2),
+)  # fmt: skip
+
+
+def lacking(contract: Any, found: Any, place: str = "step") -> list[str]:
+    if isinstance(contract, dict):
+        missing = [f"{place}.{key}" for key in contract if key not in found]
+        present = [key for key in contract if key in found]
+        return missing + [gap for key in present for gap in lacking(contract[key], found[key], f"{place}.{key}")]
+    if isinstance(contract, list):
+        return [gap for item in found for gap in lacking(contract[0], item, f"{place}[]")]
+    return []
+
+
+def test_json_keeps_the_contract() -> None:
+    found = json.loads(STEP.model_dump_json())
+    assert lacking(CONTRACT, found) == []
+    assert found["time"]["exposed_seconds"] == {"dp": 0.4}
+    assert found["memory"]["fits"] is None
+
+
+def test_the_contract_test_can_fail() -> None:
+    found = json.loads(STEP.model_dump_json())
+    del found["traffic"][0]["messages"], found["mfu"]["full"]
+    assert lacking(CONTRACT, found) == ["step.traffic[].messages", "step.mfu.full"]
+
+
+def test_a_step_survives_json() -> None:
+    assert Step.model_validate_json(STEP.model_dump_json()) == STEP
+
+
+def test_states_are_three_parts() -> None:
+    assert STEP.memory.stages[0].states_bytes == 10 + 20 + 40
+
+
+@pytest.mark.parametrize(
+    ("collective", "bytes_sent"),
+    [
+        ("all_reduce", 2 * 7 * 1000),
+        ("all_gather", 7 * 1000),
+        ("reduce_scatter", 7 * 1000),
+        ("all_to_all", 7 * 1000),
+        ("broadcast", 8000),
+        ("p2p", 8000),
+    ],
+)
+def test_ring_bytes_per_rank(collective: str, bytes_sent: int) -> None:
+    assert sent_bytes(collective, payload=8000, ranks=8) == bytes_sent
+    assert sent_bytes(collective, payload=8000, ranks=1) == 0
+
+
+def test_all_reduce_is_scatter_and_gather() -> None:
+    parts = [sent_bytes(name, payload=4096, ranks=16) for name in ("reduce_scatter", "all_gather")]
+    assert sent_bytes("all_reduce", payload=4096, ranks=16) == sum(parts)
+
+
+def test_utilisation_is_of_all_chips() -> None:
+    mfu = utilisation(STEP.work, seconds=2.0, world=2, peak_flops=1000.0)
+    assert (mfu.causal, mfu.full, mfu.hardware) == (0.25, 0.375, 0.5)
