@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from torch import Tensor
 from fivefold.check.kernels import KERNELS
 from fivefold.check.points import AttentionShape, Facts, Kind, Measured, Order, Points, Progress
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
+from fivefold.record import Mistake
 from fivefold.units import Dtype
 
 Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
@@ -196,7 +197,7 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
     """The GPU of this rank where there are GPUs, else the CPU."""
     if torch.cuda.is_available():
         if ranks > torch.cuda.device_count():
-            raise SystemExit(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
+            raise Mistake(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
         torch.cuda.set_device(rank)
         name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]
         return torch.device("cuda", rank), Facts(
@@ -248,5 +249,20 @@ def main(order: Order) -> None:
     dist.destroy_process_group()
 
 
+def run(words: list[str]) -> NoReturn:
+    """Carry out the order in ``words`` and end the process: a failure is one line on standard error.
+
+    Without the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
+    without an active exception").
+    """
+    code = 0
+    try:
+        main(Order.model_validate_json(words[0]))
+    except BaseException as error:  # Ctrl-C as well
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        code = 1
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    main(Order.model_validate_json(sys.argv[1]))
+    run(sys.argv[1:])

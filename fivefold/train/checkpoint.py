@@ -52,7 +52,7 @@ def save(
     _ensure_moments(built)
     try:
         temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks)
-        room = f" ({show_bytes(_size_bytes(built))} to write, {show_bytes(free_bytes)} free)"
+        room = f" (at least {show_bytes(_size_bytes(built))} to write, {show_bytes(free_bytes)} free)"
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors({**_tensors(built), **_generators(ranks)}, storage_writer=writer)
         files = _together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks)
@@ -185,17 +185,18 @@ def _together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
     """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
     result: T | None = None
     failure: Exception | None = None
+    cause: Exception | None = None
     try:
         result = action()
     except Mistake as error:
         failure = error
     except Exception as error:
-        failure = Fault(f"rank {ranks.rank}: {_reason(error)}")
+        failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
     answers: list[Any] = [None] * ranks.world
     dist.all_gather_object(answers, (result, failure))
     for _, found in answers:
         if found is not None:
-            raise found
+            raise found from cause
     return [answer for answer, _ in answers]
 
 
@@ -211,4 +212,6 @@ def _reason(error: BaseException) -> str:
         return f"rank {rank}: {_reason(inner)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if "gloo" in str(error) or isinstance(error, dist.DistError):
+        return "a rank does not answer; it has died or hangs"
     return next(iter(str(error).splitlines()), type(error).__name__)

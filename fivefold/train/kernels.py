@@ -102,7 +102,8 @@ class _CrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
         for rows in _row_chunks(logits):
             wide = logits[rows].float()
-            torch.logsumexp(wide, -1, out=lse[rows])
+            top = wide.amax(-1)
+            lse[rows] = wide.sub(top[:, None]).exp_().sum(-1).log_().add_(top)
             total += (lse[rows] - wide.gather(-1, targets[rows, None]).squeeze(-1)).sum()
         ctx.save_for_backward(logits, targets, lse)
         ctx.scale = scale
@@ -113,11 +114,9 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets, lse = ctx.saved_tensors
         factor = grad * ctx.scale
         for rows in _row_chunks(logits):
-            wide = logits[rows].float().sub_(lse[rows, None]).exp_()
+            wide = torch.sub(logits[rows], lse[rows, None]).exp_()  # in fp32, as lse is
             wide.scatter_add_(-1, targets[rows, None], wide.new_full((wide.shape[0], 1), -1.0))
-            torch.mul(wide, factor, out=logits[rows]) if logits.dtype == wide.dtype else logits[rows].copy_(
-                wide.mul_(factor)
-            )
+            logits[rows] = wide.mul_(factor)
         return logits, None, None
 
 

@@ -142,15 +142,20 @@ class Loop:
 
     def _forward_backward(self, tokens: Tensor, meter: Meter | None) -> Tensor:
         tokens = tokens.to(self.built.ranks.device, non_blocking=True)
-        before = meter.live_bytes if meter else 0
+        before = self._apart_from_weights(meter)
         if meter:
             meter.phase = "forward"
         loss: Tensor = self.built.module(tokens[:, :-1], tokens[:, 1:], scale=1 / self.job.tokens_per_step)
         if meter:
-            self.kept_bytes = max(self.kept_bytes, meter.live_bytes - before)
+            self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(meter) - before)
             meter.phase = "backward"
         loss.backward()
         return loss.detach()
+
+    def _apart_from_weights(self, meter: Meter | None) -> int:
+        """Live bytes less the gathered weights, which come and go under ZeRO-3."""
+        weights = sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
+        return meter.live_bytes - weights if meter else 0
 
     def _living(self) -> list[Tensor]:
         """Every tensor that lives from step to step."""

@@ -81,7 +81,7 @@ class _Walk:
         self.policy: Policy = policy(layout)
         self.profiles = _profiles(model, job, layout.mbs, tuple(state.sums for state in states))
         self.profiles_later = _profiles(model, job, layout.mbs, tuple(0 for _ in states))
-        self.kept_bytes = sum(profile.kept_bytes for profile in self.profiles[:-1])
+        self.kept_bytes = sum(profile.kept_bytes for profile in self.profiles)
         self.tied = model.tied_embeddings
         self.stream = activation_bytes(model, job, sequences=layout.mbs)
         self.base = resident + _inputs_bytes(model, job, sequences=layout.mbs)

@@ -86,29 +86,30 @@ class ZeroUnit:
             return
         self._fresh = True
         if self.whole.untyped_storage().size() == 0:
-            self._resize(self.whole.numel())
+            _resize(self.whole, self.whole.numel())
         count = self.ranks.shard.size()
         if count == 1:
             if self.apart:
                 self.whole.copy_(self.own)
             return
-        if self.apart and self.dtypes.updated == self.dtypes.weights:
-            send = self.own
-        else:
+        copied = not self.apart or self.dtypes.updated != self.dtypes.weights
+        if copied:
             send = torch.empty(self.numel, dtype=self.dtypes.weights, device=self.ranks.device)
             torch._foreach_copy_(list(send.split(self.sizes)), self._chunks)
+        else:
+            send = self.own
         received = torch.empty(self.numel * count, dtype=self.dtypes.weights, device=self.ranks.device)
         _all_gather(received, send, group=self.ranks.shard)
         torch.split_with_sizes_copy(received.view(count, -1), self.sizes, dim=1, out=self._parts)
+        _resize(received, 0)
+        if copied:
+            _resize(send, 0)
 
     def release(self) -> None:
         """Let the whole weights go where the policy says so; autograd keeps its view of the empty storage."""
         if not self.policy.weights_stay:
-            self._resize(0)
+            _resize(self.whole, 0)
             self._fresh = False
-
-    def _resize(self, numel: int) -> None:
-        torch.ops.inductor.resize_storage_bytes_(self.whole, numel * self.whole.element_size())
 
     def living(self) -> list[Tensor]:
         """What the unit holds between steps."""
@@ -171,9 +172,16 @@ class ZeroUnit:
             _reduce_scatter(reduced, sums.view(-1), group=self.ranks.shard)
         if self.ranks.replicate.size() > 1:
             dist.all_reduce(reduced, group=self.ranks.replicate)
+        if not self.policy.gradients_stay:
+            _resize(sums, 0)
         self.reduced = reduced
         for shard, chunk in zip(self.shards, reduced.split(self.sizes), strict=True):
             shard.weight.grad = shard.local(chunk).to(shard.weight.dtype)
+
+
+def _resize(tensor: Tensor, numel: int) -> None:
+    """Give ``tensor`` room for ``numel`` elements now, whoever else still refers to it (gloo's threads let go late)."""
+    torch.ops.inductor.resize_storage_bytes_(tensor, numel * tensor.element_size())
 
 
 def attach(module: nn.Module, unit: ZeroUnit, *, keep: bool, backward: bool) -> None:

@@ -1,0 +1,29 @@
+# demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test) ·
+# bench: how fast we are, as ratios
+PYTHON ?= python3
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+BIN := .venv/bin
+
+.PHONY: demo test lint check bench
+
+$(BIN)/fivefold: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,show,web,dev]'
+	touch $@
+
+demo: $(BIN)/fivefold
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
+
+test: $(BIN)/fivefold
+	$(BIN)/python -m pytest
+
+lint: $(BIN)/fivefold
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+bench: $(BIN)/fivefold
+	$(BIN)/python -m tests.bench

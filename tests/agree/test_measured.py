@@ -1,0 +1,97 @@
+"""The planner against the real run on CPU: counts equal to the last byte, peak memory within three percent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fivefold.check.prove import measured_step
+from fivefold.job import Job, LearningRate, recipe
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.spec import Model
+from fivefold.plan.predict import predict
+from fivefold.show.compare import compare
+from fivefold.step import Step
+from fivefold.train.build import build
+from fivefold.train.logs import NoLogs
+from fivefold.train.loop import Loop
+from fivefold.train.prepare import prepare
+from fivefold.train.process import Process
+from fivefold.train.run import Run
+from fivefold.train.shards import Shards
+
+MACHINE = Machine(
+    name="here", ranks=4, ranks_per_node=4, backend="gloo",
+    chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**34, memory_bandwidth=1e10, source="test"),
+    links=(Link(name="loopback", span=4, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
+)  # fmt: skip
+
+GROUPED = Model(name="grouped", layers=4, width=96, heads=6, kv_heads=2, head_dim=16, ffn=256, vocab=256)
+SQUARE = Model(name="square", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=512, vocab=500)
+TIED = Model(
+    name="tied", layers=3, width=80, heads=5, kv_heads=1, head_dim=16, ffn=250, vocab=307, tied_embeddings=True
+)
+WIDE_VOCAB = Model(name="wide", layers=1, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=6000)
+BIASED = GROUPED.replace(name="biased", qkv_bias=True, out_bias=True, mlp_bias=True)
+
+TRIPLES = [
+    (GROUPED, "dp1 zero0 mbs8", "fp32", 8, 128),
+    (GROUPED, "dp1 zero0 mbs2", "bf16", 8, 192),
+    (SQUARE, "dp1 zero0 mbs4", "bf16-grad16", 4, 256),
+    (WIDE_VOCAB, "dp1 zero0 mbs4", "bf16", 8, 100),
+    (WIDE_VOCAB, "dp2 zero1 mbs2", "fp32", 8, 100),
+    (BIASED, "dp2 zero0 mbs4", "bf16", 8, 128),
+    (TIED, "dp2 zero1 mbs2", "bf16", 8, 128),
+    (GROUPED, "dp2 zero2 mbs4", "fp32", 8, 128),
+    (TIED, "dp2 zero3 mbs2", "fp32", 8, 96),
+    (SQUARE, "dp3 zero2 mbs1", "bf16", 6, 160),
+    (BIASED, "dp4 zero3 mbs1", "bf16", 8, 160),
+    (GROUPED, "dp4 zero3/2 mbs2", "bf16", 8, 128),
+    (SQUARE, "dp4 zero1 mbs1", "bf16-grad16", 8, 200),
+    (TIED, "dp4 zero2/2 mbs2", "fp32", 8, 128),
+]
+
+
+def train(run: Run, model: Model, layout: Layout) -> Step | None:
+    built = build(model=model, layout=layout, job=run.job, device=torch.device("cpu"))
+    shards = Shards.open(run.folder / "data")
+    outcome = Loop(
+        run, model=model, layout=layout, built=built, shards=shards, logs=NoLogs(), ideal_seconds=1.0
+    ).train()
+    process = Process(rank=built.ranks.rank, world=layout.world)
+    return measured_step(outcome, run=run, model=model, machine=MACHINE, layout=layout, process=process)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"document {number} says: " + "all work and no play. " * 150)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "precision", "batch", "sequence"), TRIPLES, ids=[f"{m.name}-{t}-{p}" for m, t, p, *_ in TRIPLES]
+)
+def test_counts_are_equal_and_peak_memory_is_close(
+    forked, corpus: Path, tmp_path: Path, model: Model, text: str, precision: str, batch: int, sequence: int
+) -> None:
+    job = Job(
+        sequence=sequence, global_batch=batch, precision=recipe(precision), steps=5,
+        learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
+    )  # fmt: skip
+    run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
+    prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
+    layout = Layout.parse(text)
+    predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)
+    for measured in forked(layout.world, train, run, model, layout):
+        assert measured is not None
+        rows = compare(predicted, measured)
+        assert [row for row in rows if row.wrong] == []
+        memory = next(row for row in rows if row.quantity == "peak memory")
+        assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
+        kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
+        assert kept[0] == pytest.approx(kept[1], rel=0.001)
