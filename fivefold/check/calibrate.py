@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from fivefold.check.points import FULL, QUICK, Facts, Kind, Measured, Order, Points, Progress
+from fivefold.check.points import Facts, Kind, Measured, Order, Points, Progress
 from fivefold.check.side_by_side import side_by_side
 from fivefold.machine.spec import Calibration, Chip, Link, Machine
 from fivefold.record import Fault, Mistake
@@ -54,7 +54,7 @@ def calibrate(
                 done = part * PARTS + PARTS * heard.done // heard.total
                 progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PARTS)
 
-        facts = _measure(count, points=points or (QUICK if quick else FULL), note=note)
+        facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
     calibration = Calibration.model_validate(
         {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores(), **found}
@@ -132,7 +132,7 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
     return Link(name="local", span=ranks, bandwidth=bandwidth, latency_seconds=latency, source=source)
 
 
-def _measure(ranks: int, *, points: Points, note: Callable[[Progress | Measured], None]) -> Facts:
+def _measure(ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | Measured], None]) -> Facts:
     """Run ``ranks`` workers, hand on what the first one says, and return what it found here."""
     heard: list[Facts] = []
 
@@ -151,6 +151,7 @@ def _measure(ranks: int, *, points: Points, note: Callable[[Progress | Measured]
                 threads=max(1, cores() // ranks),
                 meeting=str(Path(folder) / "meeting"),
                 silence_seconds=SILENCE_SECONDS,
+                quick=quick,
                 points=points,
             )
             for rank in range(ranks)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.check.kernels import KERNELS
-from fivefold.check.points import AttentionShape, Facts, Kind, Measured, Order, Points, Progress
+from fivefold.check.points import AttentionShape, Facts, Kind, Measured, Order, Points, Progress, usual
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import Mistake
 from fivefold.units import Dtype
@@ -53,7 +53,7 @@ class Site(NamedTuple):
     def clock(self, run: Callable[[], object]) -> float:
         """Seconds of one ``run``: the median of repeats that each begin at a barrier, of the slowest rank."""
         once = self.slowest(self._time(run, times=1))  # warm up
-        if once < 0.02:
+        if once < 5e-3:
             once = self.slowest(self._time(run, times=1))
         times = min(1000, math.ceil(2e-3 / once))
         repeats = max(1, min(15, int(self.seconds / (times * once))))
@@ -160,7 +160,10 @@ KINDS: dict[type[Point], Kind] = {
 
 
 def jobs(site: Site, points: Points) -> Iterator[Callable[[], Point]]:
-    """Every measurement, in the same order on every rank."""
+    """Every measurement, in the same order on every rank; first the ones that a disturbance harms most."""
+    for operation in COLLECTIVES if site.ranks > 1 else ():
+        for size in points.collective_bytes:
+            yield partial(collective, site, operation, size)
     for dtype in points.dtypes:
         for matrices in points.matmuls:
             yield partial(matmul, site, matrices, dtype)
@@ -169,9 +172,6 @@ def jobs(site: Site, points: Points) -> Iterator[Callable[[], Point]]:
         for name in KERNELS:
             for size in points.kernel_bytes:
                 yield partial(kernel, site, name, size, dtype)
-    for operation in COLLECTIVES if site.ranks > 1 else ():
-        for size in points.collective_bytes:
-            yield partial(collective, site, operation, size)
 
 
 def seconds(point: Point) -> float:
@@ -241,9 +241,10 @@ def main(order: Order) -> None:
         world_size=order.ranks,
         timeout=timedelta(seconds=order.silence_seconds),
     )
-    site = Site(order.rank, order.ranks, device, order.points.seconds_per_point)
+    points = order.points or usual(facts.backend, quick=order.quick)
+    site = Site(order.rank, order.ranks, device, points.seconds_per_point)
     say(facts, order.rank)
-    best = best_of(list(jobs(site, order.points)), site=site, points=order.points)
+    best = best_of(list(jobs(site, points)), site=site, points=points)
     for point in best:
         say(Measured(kind=KINDS[type(point)], point=point.model_dump()), order.rank)
     dist.destroy_process_group()

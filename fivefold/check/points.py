@@ -1,7 +1,7 @@
 """What ``calibrate`` measures, and the messages between it and its workers (no torch here).
 
 Shapes and sizes lie on grids that are even in the logarithm, for interpolation there.
-Products (m, k) @ (k, n) form a cube with steps of four, without its most expensive corner: rates are flat there.
+Products (m, k) @ (k, n) form a cube without its most expensive corner: rates are flat there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Order(Record):
     threads: PositiveInt
     meeting: str  # a file that does not exist yet, where the workers find one another
     silence_seconds: PositiveFloat
-    points: Points
+    quick: bool
+    points: Points | None  # None: the usual ones of the device that the worker finds
 
 
 class Facts(Record):
@@ -84,6 +85,13 @@ def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionShape, ...]
     return tuple(AttentionShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
 
 
+def usual(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
+    """The points for a CPU (``gloo``) or a GPU (``nccl``)."""
+    if backend == "nccl":
+        return GPU.replace(rounds=1) if quick else GPU
+    return QUICK if quick else FULL
+
+
 FULL = Points(
     dtypes=("fp32", "bf16"),
     matmuls=cube((64, 256, 1024, 4096), most_flops=2**34),
@@ -91,7 +99,7 @@ FULL = Points(
         (1, 128, 4, 64), (8, 128, 4, 64), (1, 512, 8, 64), (4, 512, 8, 64), (4, 512, 4, 32), (2, 512, 4, 128),
         (1, 2048, 8, 64), (1, 4096, 2, 64),
     ),
-    kernel_bytes=tuple(64 * KIB * 4**step for step in range(6)),
+    kernel_bytes=tuple(64 * KIB * 8**step for step in range(4)),
     collective_bytes=(*(KIB * 4**step for step in range(8)), 32 * MIB),
     rounds=2,
     budget_seconds=26.0,
@@ -105,6 +113,15 @@ QUICK = Points(
     kernel_bytes=(64 * KIB, 2 * MIB, 32 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),
     rounds=2,
-    budget_seconds=5.0,
+    budget_seconds=3.0,
     seconds_per_point=0.01,
 )
+
+GPU = FULL.replace(
+    matmuls=cube((256, 1024, 4096, 16384), most_flops=2**42),
+    attentions=_attention(
+        (8, 512, 16, 64), (1, 2048, 16, 64), (4, 2048, 16, 128), (1, 4096, 32, 128), (1, 16384, 8, 128),
+    ),
+    kernel_bytes=tuple(MIB * 8**step for step in range(4)),
+    collective_bytes=tuple(KIB * 4**step for step in range(11)),
+)  # fmt: skip

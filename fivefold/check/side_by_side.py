@@ -57,15 +57,14 @@ def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:
 
 
 def _watch(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     stdout = workers[0].process.stdout
     assert stdout is not None, "the first worker is started with a pipe"
     threading.Thread(target=_listen, args=(stdout, lines), daemon=True).start()
-    heard = time.monotonic()
-    while any(worker.process.poll() is None for worker in workers) or not lines.empty():
+    heard, talking = time.monotonic(), True
+    while talking or any(worker.process.poll() is None for worker in workers):
         try:
-            on_line(lines.get(timeout=0.1))
-            heard = time.monotonic()
+            line = lines.get(timeout=0.1)
         except queue.Empty:
             if any(worker.process.poll() for worker in workers):
                 raise _death(workers) from None
@@ -74,14 +73,22 @@ def _watch(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callab
                     f"{len(workers)} workers have said nothing for {silence_seconds:g} s and were stopped; "
                     "try again when the computer is idle"
                 ) from None
+            continue
+        if line is None:
+            talking = False
+        else:
+            on_line(line)
+            heard = time.monotonic()
     if any(worker.process.returncode for worker in workers):
         raise _death(workers)
 
 
-def _listen(stdout: IO[str], lines: queue.SimpleQueue[str]) -> None:
+def _listen(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    """Pass on every line, then None: the end of the process may be seen before its last words."""
     with stdout:
         for line in stdout:
             lines.put(line)
+    lines.put(None)
 
 
 def _death(workers: Sequence[Worker]) -> Fault:

@@ -12,8 +12,9 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake
 from fivefold.train import checkpoint_folder
 from fivefold.train.build import Built, build
-from fivefold.train.checkpoint import Progress, latest, load, read, save
+from fivefold.train.checkpoint import Checkpoint, Progress, latest, load, read, save
 from fivefold.train.optimizer import clip, learning_rate, sum_over_ranks
 
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
@@ -86,7 +87,7 @@ def equal(a: State, b: State) -> bool:
     )
 
 
-def joined(states: list[State]) -> dict[str, list[Tensor]]:
+def joined(states: Sequence[State]) -> dict[str, list[Tensor]]:
     """Whole weights and moments out of all ranks' rows; step counts must agree."""
     whole = {}
     for name in states[0]:
@@ -122,7 +123,9 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
     before = state(half)
     path = save(directory, built=half, progress=progress(3), model=MODEL, layout=layout, job=job)
     resumed = start(layout, job=job)
-    torch.manual_seed(77)
+    train_on(resumed, 4, 5)
+    with torch.no_grad():  # gathers weights, which are stale once others are loaded
+        resumed.module(torch.zeros(1, 8).long(), torch.zeros(1, 8).long(), scale=1.0)
     came = load(path, built=resumed, model=MODEL.replace(name="renamed", source="elsewhere"), job=job)
     restored = equal(state(resumed), before)
     later = train_on(resumed, 3, 6)
@@ -141,11 +144,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(forked, tmp_path: Path, layout: 
         assert rank == (True,) * 7
 
 
-def train_and_save(directory: Path, layout: Layout) -> State:
+def train_and_save(directory: Path) -> list[State]:
+    """Written in four shards; read back, in the same processes, in two groups of two."""
+    layout, other = Layout.parse("dp4 zero3 mbs1"), Layout.parse("dp4 zero2/2 mbs1")
     built = start(layout, model=FEW_ROWS)
     train(built, layout, first=0, last=2, model=FEW_ROWS)
-    save(directory, built=built, progress=progress(2), model=FEW_ROWS, layout=layout, job=JOB)
-    return state(built)
+    path = save(directory, built=built, progress=progress(2), model=FEW_ROWS, layout=layout, job=JOB)
+    return [state(built), load_and_save(path, directory, other)]
 
 
 def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
@@ -156,14 +161,16 @@ def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
 
 
 def test_any_layout_takes_up_what_another_wrote(forked, tmp_path: Path) -> None:
-    written = joined(forked(4, train_and_save, tmp_path / "0", Layout.parse("dp4 zero3 mbs1")))
+    four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
+    written, found = joined(four), [two_by_two]
+    for text in ("dp2 zero1 mbs1", "dp1 mbs1"):  # each reads what the one before has written
+        layout, path = Layout.parse(text), latest(tmp_path / "run")
+        found.append(forked(layout.world, load_and_save, path, tmp_path / "run", layout))
     assert float(written["embed.tokens.weight"][-1]) == 2
-    for step, text in enumerate(("dp2 zero1 mbs1", "dp1 mbs1", "dp4 zero2/2 mbs1"), start=1):
-        layout, path = Layout.parse(text), latest(tmp_path / str(step - 1))
-        read_back = joined(forked(layout.world, load_and_save, path, tmp_path / str(step), layout))
-        assert read_back.keys() == written.keys()
-        for name, tensors in written.items():
-            assert all(map(torch.equal, tensors, read_back[name])), (text, name)
+    for ranks in found:
+        whole = joined(ranks)
+        assert whole.keys() == written.keys()
+        assert all(torch.equal(a, b) for name in written for a, b in zip(written[name], whole[name], strict=True))
 
 
 def save_before_any_step(directory: Path) -> bool:
@@ -220,6 +227,19 @@ def test_latest_sees_only_complete_checkpoints(tmp_path: Path) -> None:
     for name in ("step-00000005", "step-00000012.tmp-1a2b3c4d", "step-7"):
         (tmp_path / name / "checkpoint.json").write_text("{}")
     assert latest(tmp_path) == tmp_path / "step-00000005"
+
+
+def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_folder.shutil, "rmtree", lambda *_, **__: None)  # killed before it could
+    for step in (1, 2):
+        final = tmp_path / checkpoint_folder.named(step)
+        record = Checkpoint(
+            torch="", device="cpu", model=MODEL, layout=Layout(), job=JOB, progress=progress(step), files=()
+        )
+        checkpoint_folder.finish(checkpoint_folder.begin(final), final, checkpoint=record, keep=1)
+    first, second = sorted(path.name for path in tmp_path.iterdir())
+    assert first.startswith("step-00000001.tmp-")
+    assert (second, read(tmp_path / second)) == ("step-00000002", record)
 
 
 # Damage
@@ -371,7 +391,7 @@ def test_a_full_disk_on_one_rank_is_one_line_on_all(forked, tmp_path: Path, capf
     assert capfd.readouterr() == ("", "")
 
 
-def save_until_killed(directory: Path, store: Path, told: Connection) -> None:
+def save_until_killed(directory: Path, store: Path, told: Connection, begun: Synchronized) -> None:
     """Check what the last run left, say its step, and go on saving: every weight of step s holds the number s."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(store), 1), rank=0, world_size=1)
@@ -385,24 +405,27 @@ def save_until_killed(directory: Path, store: Path, told: Connection) -> None:
         step += 1
         for shard in built.shards:
             shard.weight.fill_(step)
+        begun.value = step
         save(directory, built=built, progress=progress(step), model=MODEL, layout=layout, job=JOB, keep=1 + step % 3)
 
 
 def test_kill_9_at_any_moment_loses_no_finished_checkpoint(tmp_path: Path) -> None:
-    directory, draw, steps, unfinished = tmp_path / "run", random.Random(11), [], 0
+    directory, draw, unfinished = tmp_path / "run", random.Random(11), 0
     context = multiprocessing.get_context("fork")
+    begun = context.Value("i", 0, lock=False)  # the step of the last save that was begun
     for attempt in range(9):
         listen, tell = context.Pipe(duplex=False)
-        child = context.Process(target=save_until_killed, args=(directory, tmp_path / f"store{attempt}", tell))
-        finished = checkpoint_folder.latest(directory)
+        child = context.Process(target=save_until_killed, args=(directory, tmp_path / f"store{attempt}", tell, begun))
+        all_but_last = begun.value - 1
         child.start()
         tell.close()
-        steps.append(listen.recv())  # EOFError here: what the last kill left could not be loaded
-        assert finished is None or directory / checkpoint_folder.named(steps[-1]) == finished
-        time.sleep(draw.uniform(0.0, 0.3))
+        taken_up, since = listen.recv(), time.monotonic()  # EOFError: what the last kill left could not be loaded
+        assert taken_up >= all_but_last, "a save that had returned is lost"
+        while begun.value < taken_up + 2 and child.is_alive():
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, time.monotonic() - since))  # about as long as one save takes
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-        unfinished += any(".tmp-" in path.name for path in directory.glob("step-*"))
-    assert steps == sorted(steps)
-    assert steps[-1] > 8
+        unfinished += any(".tmp-" in path.name for path in directory.iterdir())
+    assert begun.value >= 10
     assert unfinished >= 4, "too few kills hit a save"

@@ -1,0 +1,120 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivefold.machine import toml
+from fivefold.machine.catalog import names, resolve, with_ranks
+from fivefold.machine.spec import Calibration
+from fivefold.record import Mistake
+
+NOWHERE = Path("no/such/local.toml")
+
+
+def machine(text: str):
+    return resolve(text, local=NOWHERE)
+
+
+# Figures as the collected data sheets print them: dense peak in TFLOP/s, HBM in TB/s, links in GB/s one way, NIC in
+# Gbit/s per GPU.
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops", "terabytes", "near", "nic"),
+    [
+        ("a100", "bf16", 312, 2.0, 300, 200),
+        ("h100", "bf16", 989, 3.35, 450, 400),
+        ("h100", "fp8", 1979, 3.35, 450, 400),
+        ("h200", "tf32", 494.5, 4.8, 450, 400),
+        ("h800", "bf16", 989, 3.35, 200, 400),
+        ("b200", "bf16", 2250, 8.0, 900, 400),
+        ("gb200", "fp4", 10000, 8.0, 900, 400),
+        ("b300", "fp4", 12600, 8.0, 900, 800),
+        ("gb300", "bf16", 2500, 8.0, 900, 800),
+        ("mi300x", "fp8", 2610, 5.3, 448, 400),
+        ("mi355x", "fp32", 157.3, 8.0, 535.5, 400),
+    ],
+)
+def test_figures_are_those_of_the_data_sheets(name, dtype, tflops, terabytes, near, nic):
+    found = machine(name)
+    assert found.chip.peak_flops[dtype] == pytest.approx(tflops * 1e12, rel=1e-15)
+    assert found.chip.memory_bandwidth == pytest.approx(terabytes * 1e12, rel=1e-15)
+    assert found.links[0].bandwidth == near * 1e9
+    assert found.links[1].bandwidth == nic * 1e9 / 8
+
+
+def test_memory_is_what_the_driver_shows():
+    assert machine("h100").chip.memory_bytes == 85_520_809_984  # 81559 MiB
+    assert machine("h200").chip.memory_bytes == 143_771 * 2**20
+    assert machine("mi300x").chip.memory_bytes == 206_141_652_992
+
+
+def test_at_least_fourteen_chips_and_all_of_them_are_sound():
+    assert len(names()) >= 14
+    for name in names():
+        found = machine(name)
+        near, far = found.links
+        assert found.name == found.chip.name == name
+        assert found.ranks == found.ranks_per_node == near.span
+        assert near.bandwidth >= far.bandwidth
+        assert near.latency_seconds <= far.latency_seconds
+        assert found.chip.source
+        assert near.source
+        assert far.source
+        assert found.chip.peak("fp32") <= found.chip.peak("bf16")
+        assert 10 * 2**30 < found.chip.memory_bytes < 300 * 2**30
+
+
+def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
+    assert machine("h100").ranks == 8
+    assert machine("gb300").ranks == 72
+    cluster = machine("H100:512")
+    assert (cluster.ranks, cluster.ranks_per_node, cluster.nodes) == (512, 8, 64)
+    assert [cluster.link(span).name for span in (2, 8, 16, 512)] == ["NVLink 4", "NVLink 4", "NIC", "NIC"]
+    assert machine("h100:4").ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("h1000", "did you mean h100"),
+        ("", "known: "),
+        ("h100:0", "'0' is not a number of ranks"),
+        ("h100:-8", "'-8' is not"),
+        ("h100:many", "'many' is not"),
+        ("h100:", "'' is not"),
+        ("h100:1.5", "'1.5' is not"),
+        ("local", "run `fivefold calibrate`"),
+        ("local:2", "run `fivefold calibrate`"),
+        ("absent.toml:4", "absent.toml: no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(text, says):
+    with pytest.raises(Mistake) as refusal:
+        machine(text)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_files_and_local_take_a_count(tmp_path):
+    path = tmp_path / "cluster.toml"
+    toml.write(machine("a100"), path)
+    assert resolve(str(path), local=NOWHERE) == machine("a100")
+    assert resolve(f"{path}:64", local=NOWHERE).ranks == 64
+    assert resolve("local:16", local=path).ranks == 16
+
+
+def test_processes_of_one_calibrated_cpu_share_it():
+    calibration = Calibration(date="2026-01-01", torch="2.13.0", cores=2)
+    two = machine("h100:2").replace(ranks_per_node=2, backend="gloo", calibration=calibration)
+    one, four = with_ranks(two, 1), with_ranks(two, 4)
+    for field in ("memory_bytes", "memory_bandwidth"):
+        whole = 2 * getattr(two.chip, field)
+        assert getattr(one.chip, field) == whole
+        assert 4 * getattr(four.chip, field) == whole
+    assert 4 * four.chip.peak("bf16") == one.chip.peak("bf16") == 2 * two.chip.peak("bf16")
+    assert four.nodes == 1
+
+
+def test_the_catalog_loads_without_torch():
+    code = "import sys, fivefold.machine.catalog; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
