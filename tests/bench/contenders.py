@@ -115,6 +115,7 @@ def _loop(
 def _tokens(data: Path) -> Tensor:
     shards = Shards.open(data)
     import numpy as np
+
     return torch.from_numpy(shards.read("train", start=0, count=shards.index.part("train").tokens).astype(np.int64))
 
 

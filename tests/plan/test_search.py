@@ -15,7 +15,7 @@ from fivefold.plan.predict import predict
 from fivefold.plan.search import search
 from fivefold.record import Mistake
 
-JOB = Job(sequence=4096, global_batch=16)
+JOB = Job(sequence=4096, global_batch=64)
 NODE = resolve("h100:8", local=Path("/nowhere"))
 
 
@@ -23,11 +23,9 @@ def test_the_best_is_the_best_of_all() -> None:
     model = named("llama3-8b")
     found = search(model=model, machine=NODE, job=JOB)
     every = [
-        predict(model=model, machine=NODE, layout=Layout(dp=dp, zero=zero, mbs=mbs), job=JOB)
-        for dp in (1, 2, 4, 8)
-        for zero in range(4 if dp > 1 else 1)
-        for mbs in (1, 2, 4, 8, 16)
-        if (16 // dp) % mbs == 0
+        predict(model=model, machine=NODE, layout=Layout(dp=8, zero=zero, mbs=mbs), job=JOB)
+        for zero in range(4)
+        for mbs in (1, 2, 4, 8)
     ]
     fitting = [step for step in every if step.memory.fits]
     assert min(step.time.step_seconds for step in fitting) == found.steps[0].time.step_seconds
@@ -44,12 +42,17 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("dp4 tp2 mbs1", "planner counts dp, zero and mbs"), ("dp16 mbs1", "needs 16 ranks"), ("dp8 mbs4", "gbs 32")],
+    [("dp4 tp2 mbs1", "planner counts dp, zero and mbs"), ("dp16 mbs1", "needs 16 ranks"), ("dp8 mbs16", "gbs 128")],
 )
 def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(Mistake, match=said) as caught:
         predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
     assert "\n" not in str(caught.value)
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(Mistake, match="try gbs 16"):
+        search(model=named("llama3-8b"), machine=NODE, job=JOB.replace(global_batch=12))
 
 
 def test_a_faster_chip_and_a_longer_step() -> None:
@@ -63,5 +66,5 @@ def test_a_faster_chip_and_a_longer_step() -> None:
 
 
 def test_the_short_way_in_python() -> None:
-    step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=16)
+    step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
     assert step == predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
