@@ -122,6 +122,8 @@ class Loop:
             micro_batches=micro_batches, mbs=layout.mbs,
         )  # fmt: skip
         total = torch.zeros((), device=built.ranks.device)
+        if meter and self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         with meter or nullcontext():
             for index in range(micro_batches):
                 for unit in built.units:
@@ -152,6 +154,10 @@ class Loop:
         loss.backward()
         return loss.detach()
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.built.ranks.device.type == "cuda"
+
     def _apart_from_weights(self, meter: Meter | None) -> int:
         """Live bytes less the gathered weights, which come and go under ZeRO-3."""
         weights = sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
@@ -175,7 +181,7 @@ class Loop:
             gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
             optimizer_bytes=sum(tensor.nbytes for tensor in self._moments()),
             kept_bytes=self.kept_bytes,
-            peak_bytes=meter.peak_bytes,
+            peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
             peak_cause=meter.peak_cause,
             flops=meter.flops,
             traffic=meter.traffic,

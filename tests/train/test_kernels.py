@@ -1,0 +1,96 @@
+"""Each kernel against torch's own autograd, and the whole decoder against Hugging Face's Llama."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.model.huggingface import from_config
+from fivefold.model.spec import Model
+from fivefold.train import kernels
+from fivefold.train.transformer import Transformer
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+
+def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    upstream = torch.linspace(-1, 1, ours.numel()).view(ours.shape).to(ours.dtype)
+    expected = torch.autograd.grad(theirs, inputs, upstream, retain_graph=True)
+    found = torch.autograd.grad(ours, inputs, upstream)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
+    x, weight = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype)
+    theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
+    same(kernels.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
+    gate, up = drawn(4, 6, 32, dtype=dtype), drawn(4, 6, 32, dtype=dtype)
+    same(kernels.swiglu(gate, up), F.silu(gate) * up, (gate, up), tolerance=tolerance)
+
+
+def test_rotate() -> None:
+    x, angles = drawn(2, 7, 3, 8), torch.rand(7, 1, 4, generator=torch.Generator().manual_seed(1))
+    cos, sin = angles.cos(), angles.sin()
+    low, high = x[..., :4], x[..., 4:]
+    theirs = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    same(kernels.rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 300])
+def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight = drawn(rows, 90), drawn(90, 90)
+    targets = torch.arange(rows) % 90
+    theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
+    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25)
+    same(ours, theirs, (logits, weight), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_decoder_is_hugging_faces_llama(tied: bool) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=131, hidden_size=64, intermediate_size=150, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied, rope_theta=10000.0, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = LlamaForCausalLM(config).eval()
+    model: Model = from_config(config.to_dict(), name="hf")
+    ours = Transformer(model)
+    with torch.no_grad():
+        for name, weight in ours.named_parameters():
+            weight.copy_(theirs.get_parameter(hugging_face_name(name)))
+    tokens = torch.randint(0, 131, (2, 33), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    loss = ours(tokens[:, :-1], tokens[:, 1:], scale=1 / 64)
+    reference = theirs(tokens, labels=tokens).loss
+    torch.testing.assert_close(loss, reference, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    reference.backward()
+    for name, weight in ours.named_parameters():
+        expected = theirs.get_parameter(hugging_face_name(name)).grad
+        torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def hugging_face_name(name: str) -> str:
+    for ours, theirs in (
+        ("embed.tokens", "model.embed_tokens"), ("blocks.", "model.layers."), ("norm1", "input_layernorm"),
+        ("norm2", "post_attention_layernorm"), ("attention.out", "self_attn.o_proj"), ("mlp.gate", "mlp.gate_proj"),
+        ("mlp.up", "mlp.up_proj"), ("mlp.down", "mlp.down_proj"), ("head.norm", "model.norm"), ("head.out", "lm_head"),
+        ("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"), ("attention.v", "self_attn.v_proj"),
+    ):  # fmt: skip
+        name = name.replace(ours, theirs)
+    return name
