@@ -45,7 +45,11 @@ class Attention(nn.Module):
 
 
 def rotary_tables(model: Model, *, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """``cos`` and ``sin`` [T, 1, H/2] of positions 0..tokens−1 (RoFormer, arXiv:2104.09864)."""
+    """``cos | cos`` and ``−sin | sin`` [T, 1, H] of positions 0..tokens−1 (RoFormer, arXiv:2104.09864).
+
+    So wide that x · cos + (its halves exchanged) · sin runs over whole heads.
+    """
     exponents = torch.arange(0, model.head_dim, 2, dtype=torch.float64, device=device) / model.head_dim
     angles = torch.outer(torch.arange(tokens, dtype=torch.float64, device=device), model.rope_theta**-exponents)
-    return angles.cos().to(dtype)[:, None, :], angles.sin().to(dtype)[:, None, :]
+    cos, sin = angles.cos().to(dtype)[:, None, :], angles.sin().to(dtype)[:, None, :]
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -1,7 +1,7 @@
 """Memory-bound operations as autograd functions that keep as little as a GPU kernel would.
 
-    rms_norm keeps x and 1/rms · swiglu keeps gate and up · rotate keeps nothing · cross_entropy keeps the logits
-    once, in the dtype of the matmuls, and turns them into their own gradient in place.
+    rms_norm keeps x and 1/rms · swiglu keeps gate and up · rotate keeps nothing · cross_entropy turns the logits, in
+    the dtype of the matmuls, into their own gradient in place.
 
 Written out here so that CPU, GPU and fake tensors keep the same bytes, which ``plan/count/ops.py`` counts.
 """
@@ -71,7 +71,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, dim=-1)
-    return torch.cat((torch.addcmul(low * cos, high, sin, value=-1), torch.addcmul(high * cos, low, sin)), dim=-1)
+    return (x * cos).add_(torch.cat((high, low), dim=-1).mul_(sin))
 
 
 class _Rotate(torch.autograd.Function):
@@ -90,7 +90,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotary position embedding over halves of the head dim; ``cos`` and ``sin`` [T, 1, H/2] in ``x``'s dtype."""
+    """Rotary position embedding over halves of the head dim, by ``rotary_tables`` [T, 1, H] in ``x``'s dtype."""
     out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH)  # type: ignore[no-untyped-call]
     return out
 
@@ -98,26 +98,23 @@ def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float) -> Tensor:
-        lse = torch.empty_like(targets, dtype=torch.float32)
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
         for rows in _row_chunks(logits):
-            wide = logits[rows].float()
-            top = wide.amax(-1)
-            lse[rows] = wide.sub(top[:, None]).exp_().sum(-1).log_().add_(top)
-            total += (lse[rows] - wide.gather(-1, targets[rows, None]).squeeze(-1)).sum()
-        ctx.save_for_backward(logits, targets, lse)
-        ctx.scale = scale
+            part, target = logits[rows], targets[rows, None]
+            share = part.softmax(-1, dtype=torch.float32)
+            # Σ exp is known from the largest share, exp(top) / Σ exp, which never vanishes
+            lse = part.amax(-1, keepdim=True).float() - share.amax(-1, keepdim=True).log_()
+            total += (lse - part.gather(-1, target)).sum()
+            if ctx.needs_input_grad[0]:
+                share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
+                part.copy_(share.mul_(scale))
+        ctx.save_for_backward(logits)
         return total * scale
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, targets, lse = ctx.saved_tensors
-        factor = grad * ctx.scale
-        for rows in _row_chunks(logits):
-            wide = torch.sub(logits[rows], lse[rows, None]).exp_()  # in fp32, as lse is
-            wide.scatter_add_(-1, targets[rows, None], wide.new_full((wide.shape[0], 1), -1.0))
-            logits[rows] = wide.mul_(factor)
-        return logits, None, None
+        (logits,) = ctx.saved_tensors
+        return logits.mul_(grad), None, None
 
 
 def _row_chunks(logits: Tensor) -> list[slice]:
@@ -128,7 +125,7 @@ def _row_chunks(logits: Tensor) -> list[slice]:
 def cross_entropy(logits: Tensor, targets: Tensor, *, scale: float) -> Tensor:
     """``scale`` · Σ over rows of −log softmax(logits)[target], in nats. ``logits`` [rows, V], ``targets`` [rows].
 
-    Backward overwrites ``logits`` with their gradient: run it once, and use the logits for nothing else.
+    Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once.
     """
     out: Tensor = _CrossEntropy.apply(logits, targets, scale)  # type: ignore[no-untyped-call]
     return out

@@ -75,10 +75,9 @@ def head(model: Model, job: Job, *, sequences: int) -> list[Op]:
         "head.out", "h", "logits", rows=rows, into=model.width, outof=model.vocab, width=width, bias=model.head_bias
     )
     loss = Op(
-        "loss", "loss", ("logits",), {"loss": 4, "lse": 4 * rows}, keeps=("logits", "lse"), in_place=True,
-        moved_bytes=logits, moved_backward_bytes=2 * logits,
-        # forward: a widened chunk and its exponentials; backward: the widened chunk (fp32 logits are copied: sub)
-        forward_scratch=2 * chunk if width < 4 else chunk, backward_scratch=chunk,
+        "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
+        moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
+        forward_scratch=2 * chunk if width < 4 else chunk,  # the softmax of a chunk, and the chunk widened for it
     )  # fmt: skip
     return [norm("head.norm", "x", "h", rows=rows, dim=model.width, width=width, kind=model.norm), project, loss]
 

@@ -141,9 +141,7 @@ def _inputs_bytes(model: Model, job: Job, *, sequences: int) -> int:
     """Token ids of a micro-batch with their targets, and the rotary tables."""
     tables = 0
     if model.position == "rope":
-        tables = (
-            job.sequence * model.rope_dim * activation_bytes(model, job, sequences=1) // (job.sequence * model.width)
-        )
+        tables = 2 * model.rope_dim * activation_bytes(model, job, sequences=1) // model.width
     return 8 * sequences * (job.sequence + 1) + tables
 
 
