@@ -61,6 +61,17 @@ class Traffic(Record):
     bytes: NonNegativeInt
 
 
+class Operation(Record):
+    """One operation of the forward pass on one rank and micro-batch; it occurs ``times`` times (layers)."""
+
+    name: str
+    times: PositiveInt
+    flops: NonNegativeInt  # forward, attention as the full square
+    kept_bytes: NonNegativeInt  # tensors that nothing before it keeps for the backward
+    forward_seconds: NonNegativeFloat
+    backward_seconds: NonNegativeFloat
+
+
 class Time(Record):
     """Seconds of one step on the slowest rank; the parts add up to ``step_seconds``."""
 
@@ -96,6 +107,7 @@ class Step(Record):
     time: Time
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
+    operations: tuple[Operation, ...] = ()  # of a predicted step
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

@@ -7,17 +7,21 @@ play    timeline     the spans of one rank → step time
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.layer import check_countable
+from fivefold.plan.count.layer import activation_bytes, check_countable
 from fivefold.plan.count.memory import stage_memory
+from fivefold.plan.count.tape import kept_bytes
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
-from fivefold.plan.price.timeline import play
+from fivefold.plan.price.compute import Prices
+from fivefold.plan.price.timeline import Unit, play, priced
 from fivefold.record import Mistake
-from fivefold.step import Memory, Step, utilisation
+from fivefold.step import Memory, Operation, Step, utilisation
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step:
@@ -27,7 +31,9 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step
     refuse(layout, model=model, job=job, machine=machine)
     stage = stage_memory(model, layout=layout, job=job)
     done = work(model, layout=layout, job=job)
-    time = play(model, machine=machine, layout=layout, job=job, memory=stage)
+    prices = Prices(machine, ranks=layout.world, dtype=job.precision.compute)
+    units = priced(model, prices=prices, layout=layout, job=job)
+    time = play(model, units, prices=prices, layout=layout, job=job, memory=stage)
     return Step(
         kind="predicted",
         model=model.name,
@@ -46,7 +52,22 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step
             world=layout.world,
             peak_flops=machine.chip.peak(job.precision.compute),
         ),
+        operations=tuple(_rows(units, stream_bytes=activation_bytes(model, job, sequences=layout.mbs))),
     )
+
+
+def _rows(work: list[Unit], *, stream_bytes: int) -> Iterator[Operation]:
+    for times, unit in work:
+        kept = kept_bytes([op for op, _, _ in unit], sizes={"x": stream_bytes})
+        for (op, forward, backward), size in zip(unit, kept, strict=True):
+            yield Operation(
+                name=op.name,
+                times=times,
+                flops=op.flops,
+                kept_bytes=size,
+                forward_seconds=forward,
+                backward_seconds=backward,
+            )
 
 
 def check_layout(layout: Layout) -> None:

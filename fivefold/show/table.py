@@ -39,6 +39,25 @@ def step(step: Step) -> RenderableType:
     return Group(*page)
 
 
+def operations(step: Step) -> RenderableType:
+    """What each operation computes, keeps and takes, for one micro-batch on one rank."""
+    headings = ("operation", "times", "FLOPs", "kept", "forward", "backward")
+    rows = tuple(
+        (
+            op.name,
+            str(op.times),
+            show_count(op.flops),
+            show_bytes(op.kept_bytes),
+            show_seconds(op.forward_seconds),
+            show_seconds(op.backward_seconds),
+        )
+        for op in step.operations
+    )
+    return Group(
+        _heading("Operations", "each, on one rank and micro-batch"), Grid(headings, rows, words=("operation",))
+    )
+
+
 def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), limit: int = 10) -> RenderableType:
     """``steps`` in the order given, best first; then up to ``limit`` refusals as (layout, reason)."""
     headings = ("rank", "layout", "step", "tokens/s/GPU", "MFU", "peak", "bound by")

@@ -23,6 +23,17 @@ class Profile(NamedTuple):
     backward_cause: str
 
 
+def kept_bytes(ops: Sequence[Op], *, sizes: dict[str, int]) -> list[int]:
+    """Bytes that each operation is the first of its unit to keep; ``sizes`` of the tensors that come from outside."""
+    known = sizes | {name: size for op in ops for name, size in op.writes.items()}
+    seen: set[str] = set()
+    found = []
+    for op in ops:
+        found.append(sum(known.get(name, 0) for name in set(op.keeps) - seen))
+        seen |= set(op.keeps)
+    return found
+
+
 def play(ops: Sequence[Op], *, entry: str, entry_bytes: int, width: int, sums_bytes: int) -> Profile:
     """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums_bytes``:
     the buffer that the unit's first gradient brings to life, 0 if it lives already.

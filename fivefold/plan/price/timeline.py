@@ -11,8 +11,8 @@ from typing import NamedTuple
 from fivefold.job import Job
 from fivefold.layout.mesh import span as span_of
 from fivefold.layout.spec import Layout
-from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.plan.count.ops import Op
 from fivefold.plan.count.traffic import messages
 from fivefold.plan.count.work import operations
 from fivefold.plan.price import network
@@ -28,9 +28,28 @@ class Span(NamedTuple):
     seconds: float
 
 
-def play(model: Model, *, machine: Machine, layout: Layout, job: Job, memory: StageMemory) -> Time:
+class Priced(NamedTuple):
+    """An operation with the seconds of one forward and one backward."""
+
+    op: Op
+    forward: float
+    backward: float
+
+
+Unit = tuple[int, list[Priced]]  # how often the unit occurs, and its operations
+
+
+def priced(model: Model, *, prices: Prices, layout: Layout, job: Job) -> list[Unit]:
+    """Every distinct unit of a micro-batch with the prices of its operations."""
+    return [
+        (times, [Priced(op, *prices.operation(op, heads=model.heads)) for op in ops])
+        for times, ops in operations(model, job, sequences=layout.mbs)
+    ]
+
+
+def play(model: Model, work: list[Unit], *, prices: Prices, layout: Layout, job: Job, memory: StageMemory) -> Time:
     """The time of one step, and what it is bound by."""
-    spans = list(_spans(model, machine=machine, layout=layout, job=job, memory=memory))
+    spans = list(_spans(model, work, prices=prices, layout=layout, job=job, memory=memory))
     totals: dict[str, float] = {}
     for span in spans:
         totals[span.kind] = totals.get(span.kind, 0.0) + span.seconds
@@ -45,13 +64,13 @@ def play(model: Model, *, machine: Machine, layout: Layout, job: Job, memory: St
     )
 
 
-def _spans(model: Model, *, machine: Machine, layout: Layout, job: Job, memory: StageMemory) -> Iterator[Span]:
-    prices = Prices(machine, ranks=layout.world, dtype=job.precision.compute)
+def _spans(
+    model: Model, work: list[Unit], *, prices: Prices, layout: Layout, job: Job, memory: StageMemory
+) -> Iterator[Span]:
     micro_batches = layout.micro_batches(job)
     by_kind: dict[str, float] = {}
-    for times, ops in operations(model, job, sequences=layout.mbs):
-        for op in ops:
-            forward, backward = prices.operation(op, heads=model.heads)
+    for times, unit in work:
+        for op, forward, backward in unit:
             by_kind[op.kind] = by_kind.get(op.kind, 0.0) + times * micro_batches * (forward + backward)
     for kind, seconds in by_kind.items():
         yield Span(kind, "compute", seconds)
@@ -59,7 +78,7 @@ def _spans(model: Model, *, machine: Machine, layout: Layout, job: Job, memory: 
     summed = micro_batches * model.parameters * (recipe.gradients_bytes + 2 * recipe.summed_bytes)
     yield Span("gradient sums", "compute", prices.moving(summed, kernel="add"))
     for message in messages(model, layout=layout, job=job):
-        each = network.seconds(message, machine=machine, span=span_of(layout, message.axis))
+        each = network.seconds(message, machine=prices.machine, span=span_of(layout, message.axis))
         yield Span(f"{message.axis} {message.collective}", message.axis, message.times * each)
     yield Span("optimizer", "optimizer", _update(prices, job, memory))
 
