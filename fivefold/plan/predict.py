@@ -13,7 +13,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.layer import activation_bytes, check_countable
+from fivefold.plan.count.layer import activation_bytes
 from fivefold.plan.count.memory import stage_memory
 from fivefold.plan.count.tape import kept_bytes
 from fivefold.plan.count.traffic import traffic
@@ -26,7 +26,6 @@ from fivefold.step import Memory, Operation, Step, utilisation
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step:
     """The step that ``train`` will measure. Refuses in one line what cannot run or cannot be counted yet."""
-    check_countable(model)
     check_layout(layout)
     refuse(layout, model=model, job=job, machine=machine)
     stage = stage_memory(model, layout=layout, job=job)

@@ -153,10 +153,10 @@ def _profiles(model: Model, job: Job, sequences: int, sums: tuple[int, ...]) -> 
     first = play(
         embedding(model, job, sequences=sequences), entry="ids", entry_bytes=0, width=width, sums_bytes=sums[0]
     )
-    played: dict[tuple[bool, int], Profile] = {}
+    played: dict[tuple[bool, bool, int], Profile] = {}
     blocks = []
     for layer in range(model.layers):
-        shape = model.slides(layer), sums[layer + 1]
+        shape = model.slides(layer), model.is_moe(layer), sums[layer + 1]
         if shape not in played:
             ops = block(model, job, layer=layer, sequences=sequences)
             played[shape] = play(ops, entry="x", entry_bytes=stream, width=width, sums_bytes=sums[layer + 1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from fivefold.job import Job
+
 Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss"]
 
 
@@ -89,3 +91,13 @@ def elementwise(
         moved_bytes=(len(reads) + 1) * size, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size,
         backward_scratch=backward_scratch,
     )  # fmt: skip
+
+
+def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
+    """Dropout over ``mask`` elements, whose mask of one byte each is kept."""
+    return elementwise(name, "activation", (source,), out, size=size, mask=mask)
+
+
+def activation_width(job: Job) -> int:
+    """Bytes of an element of an activation: as the matmuls', but fp8 exists only inside them."""
+    return 4 if job.precision.compute in ("fp32", "tf32") else 2

@@ -12,19 +12,16 @@ from functools import lru_cache
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.layer import block, check_countable, embedding, head
+from fivefold.plan.count.layer import block, embedding, head, kinds
 from fivefold.plan.count.ops import Op
 from fivefold.step import Work
 
 
 def operations(model: Model, job: Job, *, sequences: int) -> Iterator[tuple[int, list[Op]]]:
     """The distinct lists of operations of the model, each with how often it occurs."""
-    check_countable(model)
     yield 1, embedding(model, job, sequences=sequences)
-    sliding = [model.slides(layer) for layer in range(model.layers)]
-    for kind in (False, True):
-        if kind in sliding:
-            yield sliding.count(kind), block(model, job, layer=sliding.index(kind), sequences=sequences)
+    for layer, times in kinds(model).items():
+        yield times, block(model, job, layer=layer, sequences=sequences)
     yield 1, head(model, job, sequences=sequences)
 
 
