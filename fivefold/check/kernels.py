@@ -52,7 +52,7 @@ def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Sixty-four positions of four heads of 32."""
     heads = x.view(-1, 64, 4, 32).requires_grad_()
-    table = torch.ones(64, 1, 16, dtype=x.dtype, device=x.device)
+    table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
     return kernels.rotate(heads, cos_TH=table, sin_TH=table), (heads,)
 
 

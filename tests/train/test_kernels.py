@@ -10,6 +10,7 @@ from torch import Tensor
 from fivefold.model.huggingface import from_config
 from fivefold.model.spec import Model
 from fivefold.train import kernels
+from fivefold.train.attention import rotary_tables
 from fivefold.train.transformer import Transformer
 
 
@@ -41,10 +42,12 @@ def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
 
 
 def test_rotate() -> None:
-    x, angles = drawn(2, 7, 3, 8), torch.rand(7, 1, 4, generator=torch.Generator().manual_seed(1))
-    cos, sin = angles.cos(), angles.sin()
-    low, high = x[..., :4], x[..., 4:]
-    theirs = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    model = Model(name="m", layers=1, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=8, rope_theta=100.0)
+    cos, sin = rotary_tables(model, tokens=7, dtype=torch.float32, device=torch.device("cpu"))
+    angles = torch.outer(torch.arange(7), 100.0 ** -(torch.arange(0, 8, 2) / 8))[:, None, :]
+    x = drawn(2, 7, 3, 8)
+    turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
+    theirs = torch.cat((turned.real, turned.imag), -1)
     same(kernels.rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
 
 
