@@ -163,6 +163,8 @@ def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None)
     if layout.pp * layout.v > model.layers:
         yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
     micro, needed = layout.micro_batches(job), layout.pp * (2 if layout.schedule.startswith("dualpipe") else 1)
+    if layout.schedule == "dualpipe" and micro % 2:
+        yield f"dualpipe sends half of the micro-batches from each end, but {micro} is odd; change gbs or mbs"
     if layout.pp > 1 and layout.schedule != "gpipe" and micro < needed:
         yield (
             f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; "

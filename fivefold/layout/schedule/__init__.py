@@ -1,0 +1,63 @@
+"""Pipeline schedules as data: ``schedule("1f1b", pp=4, v=1, micro_batches=8)`` is a table of actions per rank.
+
+``play`` gives it times and memory, ``check`` judges it, ``read_table`` reads one from a CSV.
+A new schedule is one generator, entered in ``GENERATORS`` and in ``layout.spec.ScheduleName``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from fivefold.layout.schedule.plain import gpipe, interleaved, one_f_one_b
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
+from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
+from fivefold.layout.spec import V_SHAPED, ScheduleName
+from fivefold.record import Mistake
+
+GENERATORS: Mapping[ScheduleName, Callable[..., Table]] = MappingProxyType(
+    {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "interleaved": interleaved,
+        "zb1p": zb1p,
+        "zb2p": zb2p,
+        "zbv": zbv,
+        "dualpipe": dualpipe,
+        "dualpipev": dualpipev,
+    }
+)
+
+
+def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Table:
+    """The table for ``pp`` ranks of ``v`` stages (the layout's pp and v); a ``Mistake`` where there is none.
+
+    Tables are cached: the same arguments give the same object, with its order of play already found.
+    """
+    return _generated(name, pp, v, micro_batches)
+
+
+@lru_cache(maxsize=256)
+def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table:
+    reason = _reason(name, pp=pp, v=v, micro_batches=micro_batches)
+    if reason:
+        raise Mistake(f"{name} {reason}")
+    several = {"v": v} if name == "interleaved" else {}
+    return GENERATORS[name](pp=pp, micro_batches=micro_batches, **several)
+
+
+def _reason(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> str:
+    """Why there is no such table, or nothing."""
+    stages = 2 if name in V_SHAPED else 1
+    if min(pp, v, micro_batches) < 1:
+        return f"needs one of each or more, not pp={pp} v={v} and {micro_batches} micro-batches"
+    if name != "interleaved" and v != stages:
+        return f"runs {stages} stages per rank, not v={v}; write v{stages} or interleaved"
+    if name == "dualpipe" and (pp % 2 or micro_batches % 2):
+        mend = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or dualpipev"
+        return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {mend}"
+    if name.startswith("dualpipe") and micro_batches < 2 * pp:
+        return f"needs 2·pp={2 * pp} micro-batches or more, not {micro_batches}; raise gbs or lower dp·mbs"
+    return ""

@@ -1,0 +1,80 @@
+"""What a pipeline rank does next: F forward, B gradient of the input, W gradient of the weights.
+
+``BW`` is the whole backward at once; ``FB`` the forward of one micro-batch while the whole backward of another runs.
+As text ``F0.3`` is stage 0, micro-batch 3, and an overlap is ``F0.3+BW1.2``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple, cast
+
+from fivefold.record import Mistake
+
+Kind = Literal["F", "B", "W", "BW", "FB"]
+
+
+Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch): what is done exactly once
+
+
+class Action(NamedTuple):
+    """One cell of a schedule; the last two fields are the backward under an ``FB`` and -1 otherwise."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+    backward_stage: int = -1
+    backward_micro_batch: int = -1
+
+    def __str__(self) -> str:
+        if self.kind == "FB":
+            return f"F{self.stage}.{self.micro_batch}+BW{self.backward_stage}.{self.backward_micro_batch}"
+        return f"{self.kind}{self.stage}.{self.micro_batch}"
+
+
+def named(part: Part) -> str:
+    """``F0.3``, as an action prints."""
+    kind, stage, micro_batch = part
+    return f"{kind}{stage}.{micro_batch}"
+
+
+def parts(action: Action) -> tuple[Part, ...]:
+    """What it does, in legal order."""
+    kind, stage, micro_batch, backward_stage, backward_micro_batch = action
+    if kind == "BW":
+        return ("B", stage, micro_batch), ("W", stage, micro_batch)
+    if kind == "FB":
+        backward = (backward_stage, backward_micro_batch)
+        return ("F", stage, micro_batch), ("B", *backward), ("W", *backward)
+    return ((kind, stage, micro_batch),)
+
+
+def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
+    """What must be done before it starts.
+
+    F waits for F of the stage before, B for its own F and for B of the stage after, W for its own B.
+    """
+    kind, stage, micro_batch, backward_stage, backward_micro_batch = action
+    if kind == "F":
+        return (("F", stage - 1, micro_batch),) if stage else ()
+    if kind == "W":
+        return (("B", stage, micro_batch),)
+    if kind == "FB":
+        backward = Action("BW", backward_stage, backward_micro_batch)
+        return needs(Action("F", stage, micro_batch), stages=stages) + needs(backward, stages=stages)
+    after = (("B", stage + 1, micro_batch),) if stage + 1 < stages else ()
+    return ("F", stage, micro_batch), *after
+
+
+_TEXT = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,6})|F(\d{1,6})\.(\d{1,6})\+BW(\d{1,6})\.(\d{1,6})", re.ASCII)
+
+
+def parse(text: str) -> Action:
+    """The action that prints as ``text``; a ``Mistake`` shows the forms there are."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise Mistake(f"{text!r} is no action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2")
+    kind, *numbers = match.groups()
+    if kind is None:
+        return Action("FB", *map(int, numbers[2:]))
+    return Action(cast(Kind, kind), int(numbers[0]), int(numbers[1]))

@@ -1,0 +1,84 @@
+"""An order of play: all actions of all ranks in one line, in which none waits for a later one.
+
+Found once per table, so that playing it with other durations is one pass over six integers per action.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.layout.schedule.action import Action, Kind, Part, named, needs, parts
+from fivefold.record import Mistake
+
+Row = tuple[Action, ...]
+
+
+class Task(NamedTuple):
+    """What the duration of an action may depend on; ``backward_stage`` is -1 except under ``FB``."""
+
+    kind: Kind
+    stage: int
+    backward_stage: int
+
+
+class Turn(NamedTuple):
+    """One action. ``first`` and ``second`` are turns of other ranks that it waits for, or -1; the rest are indices."""
+
+    rank: int
+    task: int
+    first: int
+    first_hop: int
+    second: int
+    second_hop: int
+
+
+class Order(NamedTuple):
+    """The turns, and what they index: distinct tasks and distinct hops (from rank, to rank)."""
+
+    tasks: tuple[Task, ...]
+    hops: tuple[tuple[int, int], ...]
+    turns: tuple[Turn, ...]
+
+
+def order(rows: Sequence[Row], *, stages: int) -> Order:
+    """Run each rank until it must wait, and wake it when that is done; a ``Mistake`` if ranks wait for ever."""
+    done: dict[Part, int] = {}  # part → its turn
+    waiting: dict[Part, list[int]] = {}  # part → the ranks that stand before an action that needs it
+    tasks: dict[Task, int] = {}
+    hops: dict[tuple[int, int], int] = {}
+    turns: list[Turn] = []
+    position = [0] * len(rows)
+    awake = deque(range(len(rows)))
+    while awake:
+        rank = awake.popleft()
+        row = rows[rank]
+        while position[rank] < len(row):
+            action = row[position[rank]]
+            needed = needs(action, stages=stages)
+            missing = next((part for part in needed if part not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            links = [
+                (turn, hops.setdefault((turns[turn].rank, rank), len(hops)))
+                for turn in map(done.__getitem__, needed)
+                if turns[turn].rank != rank
+            ]
+            (first, first_hop), (second, second_hop) = (*links, (-1, 0), (-1, 0))[:2]
+            task = tasks.setdefault(Task(action.kind, action.stage, action.backward_stage), len(tasks))
+            for part in parts(action):
+                done[part] = len(turns)
+                awake.extend(waiting.pop(part, ()))
+            turns.append(Turn(rank, task, first, first_hop, second, second_hop))
+            position[rank] += 1
+    if len(turns) < sum(map(len, rows)):
+        raise _deadlock({rows[rank][position[rank]]: (rank, part) for part, ranks in waiting.items() for rank in ranks})
+    return Order(tuple(tasks), tuple(hops), tuple(turns))
+
+
+def _deadlock(stuck: dict[Action, tuple[int, Part]]) -> Mistake:
+    stands = sorted(f"rank {rank} at {action} waits for {named(part)}" for action, (rank, part) in stuck.items())
+    more = f" and {len(stands) - 3} more" if len(stands) > 3 else ""
+    return Mistake(f"deadlock: {', '.join(stands[:3])}{more}; reorder one of them")

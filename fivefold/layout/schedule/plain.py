@@ -1,0 +1,53 @@
+"""GPipe, 1F1B and interleaved 1F1B: whole backwards; rank r holds stages r, r + pp, r + 2·pp, ...
+
+Bubble (pp-1)(F+B)/v for equal stages and B the whole backward. In flight on rank r: GPipe m, 1F1B min(m, pp-r),
+interleaved min(v·m, (v-1)·pp + 2(pp-r) - 1) chunks of 1/v.
+Sources: GPipe, arXiv:1811.06965; PipeDream-Flush and interleaving, Narayanan et al., arXiv:2104.04473 §2.2.
+"""
+
+from __future__ import annotations
+
+from fivefold.layout.schedule.action import Action
+from fivefold.layout.schedule.table import Table
+
+
+def gpipe(*, pp: int, micro_batches: int) -> Table:
+    """All forwards, then all backwards (AFAB)."""
+    every = range(micro_batches)
+    rows = ((*(Action("F", rank, i) for i in every), *(Action("BW", rank, i) for i in every)) for rank in range(pp))
+    return Table("gpipe", tuple(rows), (tuple(range(pp)),) * micro_batches)
+
+
+def one_f_one_b(*, pp: int, micro_batches: int) -> Table:
+    """One forward less of warm-up on each further rank, then one forward, one backward."""
+    visits = [(0, i) for i in range(micro_batches)]
+    rows = (_alternate(visits, rank=rank, pp=pp, v=1, ahead=pp - rank - 1) for rank in range(pp))
+    return Table("1f1b", tuple(rows), (tuple(range(pp)),) * micro_batches)
+
+
+def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
+    """1F1B over v chunks per rank, visited by groups of pp micro-batches, or more where pp does not divide them."""
+    groups = max(1, micro_batches // pp)
+    sizes = [micro_batches // groups + (group < micro_batches % groups) for group in range(groups)]
+    visits = [
+        (chunk, i)
+        for group, size in enumerate(sizes)
+        for chunk in range(v)
+        for i in range(sum(sizes[:group]), sum(sizes[:group]) + size)
+    ]
+    rows = (
+        _alternate(visits, rank=rank, pp=pp, v=v, ahead=(v - 1) * sizes[0] + 2 * (pp - rank - 1)) for rank in range(pp)
+    )
+    return Table("interleaved", tuple(rows), (tuple(range(pp)) * v,) * micro_batches)
+
+
+def _alternate(visits: list[tuple[int, int]], *, rank: int, pp: int, v: int, ahead: int) -> tuple[Action, ...]:
+    """``ahead`` forwards, then forward and backward in turn, then the backwards that are left.
+
+    ``visits`` are (chunk, micro-batch) as the forwards go; the backwards go through the chunks from the last.
+    """
+    forwards = [Action("F", chunk * pp + rank, i) for chunk, i in visits]
+    backwards = [Action("BW", (v - 1 - chunk) * pp + rank, i) for chunk, i in visits]
+    ahead = min(ahead, len(visits))
+    pairs = (action for pair in zip(forwards[ahead:], backwards, strict=False) for action in pair)
+    return (*forwards[:ahead], *pairs, *backwards[len(visits) - ahead :])

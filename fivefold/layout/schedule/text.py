@@ -1,0 +1,73 @@
+"""A table as CSV: one row per rank, one cell per action in order, no header; empty cells are only spacing.
+
+    F0.0, F0.1,       BW0.0, F0.2, BW0.1, BW0.2
+        , F1.0, BW1.0, F1.1, BW1.1, F1.2, BW1.2
+
+``F0.1`` is the forward of stage 0 for micro-batch 1; also B, W, BW and ``F1.3+BW1.2`` (see ``action.py``).
+Where a stage lies is where its forward runs.
+"""
+
+from __future__ import annotations
+
+import csv
+from itertools import product
+from pathlib import Path
+
+from fivefold.layout.schedule.action import named, parse, parts
+from fivefold.layout.schedule.order import Row
+from fivefold.layout.schedule.table import Table, check
+from fivefold.record import Fault, Mistake
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Write the table so that ``read_table`` gives it back; a ``Fault`` if the disk does not take it."""
+    try:
+        path.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
+    except OSError as error:
+        raise Fault(f"{path}: the schedule cannot be written: {error.strerror}") from None
+
+
+def read_table(path: Path) -> Table:
+    """A checked table with the name of the file; a ``Mistake`` says which row and cell is wrong, and why."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise Mistake(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"{path}: cannot be read as UTF-8 text: {error}") from None
+    try:
+        rows = tuple(_row(cells, number) for number, cells in enumerate(csv.reader(lines), start=1))
+    except (csv.Error, Mistake) as error:
+        raise Mistake(f"{path}: {error}") from None
+    try:
+        table = Table(path.stem, rows, _paths(rows))
+        check(table)
+    except Mistake as error:
+        raise Mistake(f"{path}: {error} (row 1 is rank 0)") from None
+    return table
+
+
+def _row(cells: list[str], number: int) -> Row:
+    actions = []
+    for column, cell in enumerate(cells, start=1):
+        try:
+            actions += [parse(cell.strip())] if cell.strip() else []
+        except Mistake as error:
+            raise Mistake(f"row {number}, cell {column}: {error}") from None
+    if not actions:
+        raise Mistake(f"row {number} has no action; each row is a rank, drop it")
+    return tuple(actions)
+
+
+def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
+    """The rank of each forward, by micro-batch and stage."""
+    homes = {part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"}
+    if not homes:
+        raise Mistake("no row has a forward; write F0.0 for stage 0, micro-batch 0")
+    stages = range(1 + max(stage for _, stage, _ in homes))
+    micro_batches = range(1 + max(micro_batch for *_, micro_batch in homes))
+    missing = next((place for place in product(stages, micro_batches) if ("F", *place) not in homes), None)
+    if missing is not None:
+        counts = f"{len(stages)} stages and {len(micro_batches)} micro-batches"
+        raise Mistake(f"{named(('F', *missing))} never runs, though other rows have {counts}; add it")
+    return tuple(tuple(homes["F", stage, i] for stage in stages) for i in micro_batches)

@@ -1,0 +1,110 @@
+"""Two stages per rank, one near the beginning of the model and one near its end: ZB-V, DualPipe and DualPipeV.
+
+    ZB-V, DualPipeV   rank r holds stages r and 2·pp-1-r: a micro-batch goes down the ranks and comes back
+    DualPipe          rank r holds stages r and pp-1-r, and micro-batches enter from both ends: weights twice
+Bubble: ZB-V 0 for F = B = W, with memory of 1F1B; DualPipe (pp/2-1)(FB+B-2W), DualPipeV (pp-1)(FB+B-2W) of the
+least busy rank for F = B, with 2·n+1 stages alive, n = ranks from one end to where the ways meet.
+Sources: Qi et al., arXiv:2401.10241 §6; DeepSeek-V3, arXiv:2412.19437 §3.2.1 and deepseek-ai/DualPipe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from fivefold.layout.schedule.action import Action
+from fivefold.layout.schedule.order import Row
+from fivefold.layout.schedule.table import Table
+
+Pair = tuple[int, int]  # of the two stages: 0 is the near one, 1 the far one
+
+
+def zbv(*, pp: int, micro_batches: int) -> Table:
+    """F, B and W of the far stage, then of the near one, in turn; at the end B before W."""
+    rows = []
+    for rank in range(pp):
+        back = pp - rank  # ranks from here to the turn of the V
+        turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
+        turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
+        turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
+        rows.append(_number(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), each=micro_batches))
+    return Table("zbv", tuple(rows), _v(pp, micro_batches))
+
+
+def dualpipev(*, pp: int, micro_batches: int) -> Table:
+    """DualPipe folded in the middle: half the ranks for the same stages."""
+    rows = (
+        _number(
+            _dual(rank, ranks=pp, each=micro_batches),
+            stages=(rank, 2 * pp - 1 - rank),
+            first=(0, 0),
+            each=micro_batches,
+        )
+        for rank in range(pp)
+    )
+    return Table("dualpipev", tuple(rows), _v(pp, micro_batches))
+
+
+def dualpipe(*, pp: int, micro_batches: int) -> Table:
+    """The first half of the micro-batches enters at rank 0, the second at the last rank."""
+    each = micro_batches // 2
+    rows = []
+    for rank in range(pp):
+        near = min(rank, pp - 1 - rank)
+        first = (0, each) if near == rank else (each, 0)
+        turns = _dual(near, ranks=pp // 2, each=each)
+        rows.append(_number(turns, stages=(near, pp - 1 - near), first=first, each=each))
+    line = tuple(range(pp))
+    return Table("dualpipe", tuple(rows), (line,) * each + (line[::-1],) * each)
+
+
+def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    return ((*range(pp), *reversed(range(pp))),) * micro_batches
+
+
+def _dual(near: int, *, ranks: int, each: int) -> list[str]:
+    """The eight phases of DualPipe on the rank ``near`` the end of ``ranks``; ``each`` is 2·ranks or more."""
+    back = ranks - 1 - near
+    turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
+    middle = ["F0+BW1", "F1+BW0"] * (each - 2 * ranks + near + 1)
+    if back == 0:
+        middle[:1] = ["F0", "BW1"]  # where the two ways meet nothing waits to be overlapped yet
+    turns += middle + ["BW1", "F1+BW0"] * back
+    tail = ["BW1", "BW0"] * (near + 1)
+    split = [turn.replace("BW", "B") for turn in tail[near + 1 :]]
+    owed = [turn.replace("B", "W") for turn in split] + ["W0"] * back
+    turns += tail[: near + 1] + split
+    turns += [turn for weight in owed[:back] for turn in (weight, "B0")] + owed[back:]
+    return turns
+
+
+def _number(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> Row:
+    """Give the turns their stages and micro-batches, from ``first`` on; those beyond ``each`` are left out.
+
+    F and B count up; W takes the oldest micro-batch whose B was apart.
+    """
+    forward, backward = list(first), list(first)
+    owed: tuple[deque[int], deque[int]] = (deque(), deque())
+    row: list[Action] = []
+    for turn in turns:
+        kind, place = turn[:-1], int(turn[-1])
+        stage = stages[place]
+        if kind == "W":
+            if owed[place]:
+                row.append(Action("W", stage, owed[place].popleft()))
+        elif kind == "F":
+            if forward[place] < first[place] + each:
+                row.append(Action("F", stage, forward[place]))
+                forward[place] += 1
+        elif backward[place] < first[place] + each:
+            i = backward[place]
+            backward[place] += 1
+            if kind == "B":
+                row.append(Action("B", stage, i))
+                owed[place].append(i)
+            elif kind == "BW":
+                row.append(Action("BW", stage, i))
+            else:
+                row.append(Action("FB", stages[1 - place], forward[1 - place], stage, i))
+                forward[1 - place] += 1
+    return tuple(row)

@@ -1,0 +1,478 @@
+"""Every schedule is legal, plays without deadlock, and has the published bubble and memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fivefold.layout.schedule import GENERATORS, schedule
+from fivefold.layout.schedule.action import Action, needs, parse, parts
+from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.play import Played, levels, peaks, play
+from fivefold.layout.schedule.table import Table, check
+from fivefold.layout.schedule.text import read_table, write_table
+from fivefold.layout.spec import SCHEDULES, V_SHAPED, ScheduleName
+from fivefold.record import Fault, Mistake
+
+some = settings(derandomize=True, deadline=None, max_examples=50)
+RANKS, MICRO_BATCHES, UNITS = st.integers(1, 8), st.integers(1, 24), st.integers(1, 9)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    name = draw(st.sampled_from(SCHEDULES))
+    pp, m = draw(RANKS), draw(MICRO_BATCHES)
+    v = draw(st.integers(1, 4)) if name == "interleaved" else 2 if name in V_SHAPED else 1
+    if name == "dualpipe":
+        pp, m = pp + pp % 2, m + m % 2
+    return schedule(name, pp=pp, v=v, micro_batches=max(m, 2 * pp) if name.startswith("dualpipe") else m)
+
+
+def take(f: float, b: float, w: float, *, both: float | None = None) -> Callable[[Task], float]:
+    seconds = {"F": f, "B": b, "W": w, "BW": b + w, "FB": f + b + w if both is None else both}
+    return lambda task: seconds[task.kind]
+
+
+def alive(table: Table) -> tuple[int, ...]:
+    """Peaks in micro-batches per rank if W needs as much as B does, the most there can be."""
+    return peaks(table, until_backward=[1] * table.stages, until_weight=[1] * table.stages)
+
+
+# ---- legality
+
+
+def test_every_name_of_a_layout_has_a_generator() -> None:
+    assert tuple(GENERATORS) == SCHEDULES
+    for name in SCHEDULES:
+        v = 2 if name in (*V_SHAPED, "interleaved") else 1
+        assert schedule(name, pp=2, v=v, micro_batches=4).name == name
+
+
+@some
+@given(tables())
+def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> None:
+    """Written without ``check`` and without ``table.order``: by sets and by the times of a play."""
+    check(table)
+    done = [(part, rank) for rank, row in enumerate(table.rows) for action in row for part in parts(action)]
+    places = {
+        ((kind, stage, i), table.paths[i][stage])
+        for kind in "FBW"
+        for stage in range(table.stages)
+        for i in range(table.micro_batches)
+    }
+    assert len(done) == len(places)
+    assert set(done) == places
+    spans = play(table, seconds=take(3, 2, 1)).spans
+    end = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    for row in spans:
+        assert all(before.end <= after.start for before, after in pairwise(row))
+        for span in row:
+            for need in needs(span.action, stages=table.stages):
+                assert end[need] <= span.start
+
+
+def test_what_an_action_waits_for() -> None:
+    assert needs(Action("F", 0, 3), stages=4) == ()
+    assert needs(Action("F", 2, 3), stages=4) == (("F", 1, 3),)
+    assert needs(Action("B", 3, 1), stages=4) == (("F", 3, 1),)
+    assert needs(Action("BW", 2, 1), stages=4) == (("F", 2, 1), ("B", 3, 1))
+    assert needs(Action("W", 2, 1), stages=4) == (("B", 2, 1),)
+    assert needs(Action("FB", 2, 3, 1, 0), stages=4) == (("F", 1, 3), ("F", 1, 0), ("B", 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("1f1b", ((0,), (1,), (2,), (3,))),
+        ("interleaved", ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("zbv", ((0, 7), (1, 6), (2, 5), (3, 4))),
+        ("dualpipev", ((0, 7), (1, 6), (2, 5), (3, 4))),
+        ("dualpipe", ((0, 3), (1, 2), (1, 2), (0, 3))),  # every stage twice
+    ],
+)
+def test_where_the_stages_lie(name: ScheduleName, held: tuple[tuple[int, ...], ...]) -> None:
+    v = len(held[0]) if name != "dualpipe" else 1
+    assert schedule(name, pp=4, v=v, micro_batches=8).held == held
+
+
+def test_dualpipe_enters_from_both_ends() -> None:
+    paths = schedule("dualpipe", pp=4, v=1, micro_batches=8).paths
+    assert paths == ((0, 1, 2, 3),) * 4 + ((3, 2, 1, 0),) * 4
+
+
+# ---- bubbles, in whole units of time: exact
+
+
+@some
+@given(RANKS, MICRO_BATCHES, UNITS, UNITS, UNITS)
+def test_bubble_of_gpipe_and_1f1b(pp: int, m: int, f: int, b: int, w: int) -> None:
+    for name in ("gpipe", "1f1b"):
+        played = play(schedule(name, pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+        assert played.busy == (m * (f + b + w),) * pp
+        assert played.seconds - played.busy[0] == played.longest - played.busy[0] == (pp - 1) * (f + b + w)
+
+
+@some
+@given(RANKS, st.integers(1, 4), MICRO_BATCHES, UNITS, UNITS)
+@example(5, 3, 11, 1, 2)
+def test_bubble_of_interleaved_is_a_v_th(pp: int, v: int, m: int, f: int, b: int) -> None:
+    """Per chunk: a rank's F is v·f. Also where pp does not divide the micro-batches."""
+    m = max(m, pp)
+    played = play(schedule("interleaved", pp=pp, v=v, micro_batches=m), seconds=take(f, b, 0))
+    assert played.seconds == m * v * (f + b) + (pp - 1) * (f + b)
+
+
+@some
+@given(RANKS, MICRO_BATCHES, UNITS, UNITS, UNITS)
+def test_bubble_of_zero_bubble(pp: int, m: int, f: int, b: int, w: int) -> None:
+    """Qi et al., table 2; as published they hold where W is the shortest of the three."""
+    w = min(f, b, w)
+    work = f + b + w
+    m = max(m, pp)
+    h1 = play(schedule("zb1p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+    assert h1.longest == h1.seconds == m * work + (pp - 1) * (f + b - w)
+    m = max(m, 2 * pp - 1)
+    h2 = play(schedule("zb2p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+    assert h2.longest == m * work + (pp - 1) * (f + b - 2 * w)
+
+
+@some
+@given(RANKS, MICRO_BATCHES, UNITS)
+def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> None:
+    m = max(m, 2 * pp - 1)
+    for name, v in (("zb2p", 1), ("zbv", 2)):
+        table = schedule(name, pp=pp, v=v, micro_batches=m)  # type: ignore[arg-type]
+        played = play(table, seconds=take(unit, unit, unit))
+        assert played.longest == played.busy[0] == 3 * unit * m * v
+        assert played.seconds == played.longest + (pp - 1) * unit  # the last rank starts after pp - 1 forwards
+
+
+@some
+@given(st.integers(1, 4), MICRO_BATCHES, UNITS, UNITS)
+def test_bubble_of_dualpipe(half: int, m: int, f: int, w: int) -> None:
+    """DualPipe's (pp/2-1)(F&B + B - 3W) with B the whole backward and no gain from overlap; F equals B without W."""
+    w = min(f, w)
+    dual = play(schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w))
+    folded = play(schedule("dualpipev", pp=half, v=2, micro_batches=max(2 * half, m)), seconds=take(f, f, w))
+    for played in (dual, folded):
+        assert set(played.busy) == {played.busy[0]}
+        assert played.seconds - played.busy[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
+
+
+def test_overlap_shortens_dualpipe() -> None:
+    """Where F&B takes 2 instead of 3, the least busy rank idles (pp/2-1)(2 + 2 - 3)."""
+    table = schedule("dualpipe", pp=8, v=1, micro_batches=20)
+    apart, over = (play(table, seconds=take(1, 1, 1, both=both)) for both in (3, 2))
+    assert over.seconds < apart.seconds
+    assert over.seconds - min(over.busy) == 3 * (2 + 2 - 3)
+
+
+PUBLISHED = [  # pp, micro-batches; F, B, W, communication in ms; bubble rates of 1F1B, ZB-H1, ZB-H2
+    (8, 24, (18.522, 18.086, 9.337, 0.601), (0.2431, 0.1585, 0.1083)),
+    (8, 32, (18.513, 18.086, 9.331, 0.626), (0.1985, 0.1242, 0.0837)),
+    (8, 64, (18.546, 18.097, 9.321, 0.762), (0.1240, 0.0674, 0.0444)),
+    (8, 24, (29.718, 29.444, 19.927, 0.527), (0.2347, 0.1323, 0.0698)),
+    (8, 32, (29.802, 29.428, 19.530, 0.577), (0.1898, 0.1045, 0.0559)),
+    (8, 64, (29.935, 29.621, 19.388, 0.535), (0.1091, 0.0554, 0.0294)),
+    (16, 48, (11.347, 11.248, 8.132, 0.377), (0.2552, 0.1397, 0.0672)),
+    (16, 64, (11.307, 11.254, 8.101, 0.379), (0.2082, 0.1088, 0.0516)),
+    (16, 128, (11.325, 11.308, 8.109, 0.378), (0.1251, 0.0576, 0.0266)),
+    (32, 96, (10.419, 10.207, 7.715, 0.408), (0.2646, 0.1421, 0.0641)),
+    (32, 128, (10.408, 10.204, 7.703, 0.408), (0.2168, 0.1106, 0.0490)),
+    (32, 256, (10.402, 10.248, 7.698, 0.460), (0.1352, 0.0594, 0.0257)),
+]
+
+
+@pytest.mark.parametrize(("pp", "m", "times", "rates"), PUBLISHED)
+def test_published_bubble_rates(pp: int, m: int, times: tuple[float, ...], rates: tuple[float, ...]) -> None:
+    """Qi et al., arXiv:2401.10241, tables 5 and 9: their durations played through our tables give their rates."""
+    f, b, w, hop = times
+    for name, rate in zip(("1f1b", "zb1p", "zb2p"), rates, strict=True):
+        table = schedule(name, pp=pp, v=1, micro_batches=m)  # type: ignore[arg-type]
+        cost = play(table, seconds=take(f, b, w), hop_seconds=lambda *_: hop).longest
+        assert (cost - m * (f + b + w)) / cost == pytest.approx(rate, abs=6e-5)
+
+
+# ---- memory
+
+
+@some
+@given(RANKS, MICRO_BATCHES)
+def test_micro_batches_alive(pp: int, m: int) -> None:
+    ranks = range(pp)
+    assert alive(schedule("gpipe", pp=pp, v=1, micro_batches=m)) == (m,) * pp
+    assert alive(schedule("1f1b", pp=pp, v=1, micro_batches=m)) == tuple(min(m, pp - r) for r in ranks)
+    assert alive(schedule("zb1p", pp=pp, v=1, micro_batches=m)) == (min(m, pp),) * pp
+    assert alive(schedule("zb2p", pp=pp, v=1, micro_batches=m)) == (min(m, 2 * pp - 1),) * pp
+    assert max(alive(schedule("zbv", pp=pp, v=2, micro_batches=m))) <= 2 * pp  # halves: pp whole ones
+    assert alive(schedule("zbv", pp=pp, v=2, micro_batches=2 * pp)) == (2 * pp,) * pp
+    assert alive(schedule("dualpipev", pp=pp, v=2, micro_batches=2 * pp + m)) == (2 * pp + 1,) * pp
+    even = 2 * pp
+    assert alive(schedule("dualpipe", pp=even, v=1, micro_batches=2 * (even + m))) == (even + 1,) * even
+
+
+@some
+@given(RANKS, st.integers(2, 4), st.integers(1, 4))
+def test_chunks_alive_when_interleaved(pp: int, v: int, groups: int) -> None:
+    """Megatron's warm-up, and one; the first rank has pp(1 + (pp-1)/(pp·v)) micro-batches: arXiv:2205.05198."""
+    m = groups * pp
+    chunks = tuple(min(v * m, (v - 1) * pp + 2 * (pp - rank) - 1) for rank in range(pp))
+    assert alive(schedule("interleaved", pp=pp, v=v, micro_batches=m)) == chunks
+
+
+@pytest.mark.parametrize(("name", "factor"), [("zb1p", 1), ("zb2p", 2)])
+def test_zero_bubble_memory_by_rank(name: ScheduleName, factor: int) -> None:
+    """Qi et al. §2.3: (pp-r)·M_B + r·M_W for ZB-H1 and (2(pp-r)-1)·M_B + 2r·M_W for ZB-H2, r from 0."""
+    pp, bytes_b, bytes_w = 6, 340, 320
+    table = schedule(name, pp=pp, v=1, micro_batches=16)
+    expected = tuple((factor * (pp - rank) - factor + 1) * bytes_b + factor * rank * bytes_w for rank in range(pp))
+    assert peaks(table, until_backward=[bytes_b] * pp, until_weight=[bytes_w] * pp) == expected
+
+
+@some
+@given(tables(), st.randoms(use_true_random=False))
+def test_levels_are_counted_action_by_action(table: Table, random: Any) -> None:
+    kept, later = ([random.randint(0, 99) for _ in range(table.stages)] for _ in "BW")
+    found = levels(table, until_backward=kept, until_weight=later)
+    assert peaks(table, until_backward=kept, until_weight=later) == tuple(map(max, found))
+    for row, levels_of_rank in zip(table.rows, found, strict=True):
+        held: dict[tuple[int, int], int] = {}
+        for action, level in zip(row, levels_of_rank, strict=True):
+            held |= {(stage, i): kept[stage] for kind, stage, i in parts(action) if kind == "F"}
+            assert sum(held.values()) == level
+            for kind, stage, i in parts(action):
+                if kind != "F":
+                    held[stage, i] = later[stage] if kind == "B" else 0
+        assert sum(held.values()) == 0
+
+
+# ---- play
+
+
+def settle(table: Table, seconds: Callable[[Task], float], hop: Callable[[int, int], float]) -> dict[Any, float]:
+    """When each part ends by repeated relaxation: slow, and unlike ``play``."""
+    end = {part: 0.0 for row in table.rows for action in row for part in parts(action)}
+    while True:
+        before = dict(end)
+        for rank, row in enumerate(table.rows):
+            free = 0.0
+            for action in row:
+                for kind, stage, i in needs(action, stages=table.stages):
+                    home = table.paths[i][stage]
+                    free = max(free, end[kind, stage, i] + (hop(home, rank) if home != rank else 0))
+                free += seconds(Task(action.kind, action.stage, action.backward_stage))
+                end.update(dict.fromkeys(parts(action), free))
+        if end == before:
+            return end
+
+
+@settings(some, max_examples=25)
+@given(tables(), st.integers(0, 10**6))
+@example(schedule("dualpipe", pp=6, v=1, micro_batches=14), 1)
+@example(schedule("dualpipev", pp=3, v=2, micro_batches=8), 2)
+def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
+    """With another duration for every task and another hop for every pair of ranks."""
+
+    def seconds(task: Task) -> float:
+        return 1 + hash((seed, len(task.kind), ord(task.kind[0]), task.stage, task.backward_stage)) % 9
+
+    def hop(source: int, target: int) -> float:
+        return hash((seed, source, target)) % 19
+
+    spans = play(table, seconds=seconds, hop_seconds=hop).spans
+    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    assert ends == settle(table, seconds, hop)
+
+
+def test_a_play_by_hand() -> None:
+    """1F1B on two ranks, F 1, backward 2, hop 1: worked on paper."""
+    table = schedule("1f1b", pp=2, v=1, micro_batches=2)
+    played = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
+    times = [[(str(action), start, end) for action, start, end in row] for row in played.spans]
+    assert times == [
+        [("F0.0", 0, 1), ("F0.1", 1, 2), ("BW0.0", 6, 8), ("BW0.1", 9, 11)],
+        [("F1.0", 2, 3), ("BW1.0", 3, 5), ("F1.1", 5, 6), ("BW1.1", 6, 8)],
+    ]
+    assert (played.seconds, played.busy, played.longest) == (11, (6, 6), 11)
+    assert isinstance(played, Played)
+
+
+def test_what_costs_the_same_is_asked_once() -> None:
+    asked: list[Task] = []
+    table = schedule("dualpipev", pp=2, v=2, micro_batches=9)
+    play(table, seconds=lambda task: (asked.append(task), 1.0)[1])  # type: ignore[func-returns-value]
+    assert len(asked) == len(set(asked))
+    assert Task("FB", 0, 3) in asked
+    assert Task("FB", 3, 0) in asked
+
+
+def test_a_table_is_made_once() -> None:
+    assert schedule("zbv", pp=4, v=2, micro_batches=8) is schedule("zbv", pp=4, v=2, micro_batches=8)
+
+
+# ---- torch's own tables
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "v"),
+    [
+        ("gpipe", "GPipe", 1),
+        ("1f1b", "1F1B", 1),
+        ("interleaved", "Interleaved1F1B", 2),
+        ("interleaved", "Interleaved1F1B", 3),
+        ("zbv", "ZBVZeroBubble", 2),
+        ("dualpipev", "DualPipeV", 2),
+    ],
+)
+def test_torch_orders_the_same(name: ScheduleName, theirs: str, v: int) -> None:
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    for pp, m in ((2, 4), (4, 8), (4, 12)):
+        native = visualizer.get_schedule_ops(theirs, pp, m, num_stages_per_rank=v)
+        rows = [[action for action in map(from_torch, row) if action] for row in native]
+        if name == "1f1b":  # torch numbers the forwards of the last rank from 1
+            rows[-1] = [a._replace(micro_batch=a.micro_batch - 1) if a.kind == "F" else a for a in rows[-1]]
+        ours = [list(row) for row in schedule(name, pp=pp, v=v, micro_batches=m).rows]
+        if name == "zbv":  # the last W, of which all are late, come in another order
+            rows, ours = ([[a for a in row if a.kind != "W"] for row in table] for table in (rows, ours))
+        assert ours == rows
+
+
+def from_torch(native: Any) -> Action | None:
+    if native is None:
+        return None
+    kind = {"F": "F", "I": "B", "W": "W", "B": "BW", "OVERLAP_F_B": "FB"}.get(native.computation_type.value)
+    if kind == "FB":
+        forward, backward = native.sub_actions
+        return Action("FB", *(n for a in (forward, backward) for n in (a.stage_index, a.microbatch_index)))
+    return Action(kind, native.stage_index, native.microbatch_index) if kind else None  # type: ignore[arg-type]
+
+
+# ---- what is refused
+
+ONE = schedule("1f1b", pp=2, v=1, micro_batches=2)
+
+
+def changed(*, rank: int, row: str, name: str = "mine") -> Table:
+    rows = list(ONE.rows)
+    rows[rank] = tuple(map(parse, row.split()))
+    return Table(name, tuple(rows), ONE.paths)
+
+
+@pytest.mark.parametrize(
+    ("rank", "row", "says"),
+    [
+        (1, "F1.0 BW1.0 F1.1 B1.1", "W1.1 never runs; add it to rank 1"),
+        (1, "F1.0 BW1.0 F1.1 BW1.1 W1.0", "W1.0 runs on rank 1 and again on rank 1; keep one"),
+        (1, "F1.0 BW1.0 F1.1 BW1.1 F0.0", "F0.0 runs on rank 0 and again on rank 1; keep one"),
+        (0, "F1.0", "F1.0 runs on rank 0, but rank 1 holds its stage; move it there"),
+        (1, "F1.0 BW1.0 F1.2", "F1.2 on rank 1 is beyond 2 stages and 2 micro-batches, counted from 0; drop it"),
+        (1, "F1.0 W1.0 B1.0 F1.1 BW1.1", "rank 1 at W1.0 waits for B1.0"),
+        (1, "F1.0 BW1.1 F1.1 BW1.0", "rank 1 at BW1.1 waits for F1.1"),
+        (
+            0,
+            "F0.0 BW0.0 BW0.1 F0.1",
+            "deadlock: rank 0 at BW0.1 waits for F0.1, rank 1 at F1.1 waits for F0.1; reorder one of them",
+        ),
+        (1, "F1.1 F1.0 BW1.0 BW1.1", None),  # another order, but a legal one
+    ],
+)
+def test_check_says_what_is_wrong(rank: int, row: str, says: str | None) -> None:
+    table = changed(rank=rank, row=row)
+    if says is None:
+        check(table)
+        return
+    with pytest.raises(Mistake) as caught:
+        check(table)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@some
+@given(tables(), st.randoms(use_true_random=False))
+def test_check_finds_what_is_left_out(table: Table, random: Any) -> None:
+    rank = random.randrange(table.pp)
+    gap = random.randrange(len(table.rows[rank]))
+    rows = [row[:gap] + row[gap + 1 :] if r == rank else row for r, row in enumerate(table.rows)]
+    with pytest.raises(Mistake, match="never runs; add it to rank"):
+        check(Table(table.name, tuple(rows), table.paths))
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "v", "m", "says"),
+    [
+        ("1f1b", 2, 1, 0, "1f1b needs one of each or more, not pp=2 v=1 and 0 micro-batches"),
+        ("1f1b", 2, 2, 4, "1f1b runs 1 stages per rank, not v=2; write v1 or interleaved"),
+        ("zbv", 2, 1, 4, "zbv runs 2 stages per rank, not v=1; write v2 or interleaved"),
+        ("dualpipe", 3, 1, 6, "try pp4 and 6 micro-batches, or dualpipev"),
+        ("dualpipe", 2, 1, 7, "try pp2 and 8 micro-batches, or dualpipev"),
+        ("dualpipe", 4, 1, 6, "dualpipe needs 2·pp=8 micro-batches or more, not 6; raise gbs or lower dp·mbs"),
+        ("dualpipev", 4, 2, 7, "dualpipev needs 2·pp=8 micro-batches or more, not 7; raise gbs or lower dp·mbs"),
+    ],
+)
+def test_there_is_no_such_table(name: ScheduleName, pp: int, v: int, m: int, says: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        schedule(name, pp=pp, v=v, micro_batches=m)
+    assert says in str(caught.value)
+
+
+# ---- text
+
+
+@some
+@given(table=tables())
+def test_csv_and_table_are_one(tmp_path_factory: pytest.TempPathFactory, table: Table) -> None:
+    path = tmp_path_factory.getbasetemp() / f"{table.name}.csv"
+    write_table(table, path)
+    assert read_table(path) == table
+    assert len(list(csv.reader(io.StringIO(path.read_text())))) == table.pp
+
+
+def test_empty_cells_are_only_spacing(tmp_path: Path) -> None:
+    path = tmp_path / "1f1b.csv"
+    path.write_text("F0.0, F0.1,       BW0.0, BW0.1,\n     , F1.0, BW1.0, F1.1, BW1.1\n")
+    assert read_table(path) == ONE
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("F0.0,BW0.0,X0.1\n", "row 1, cell 3: 'X0.1' is no action; write F0.3 (stage 0, micro-batch 3)"),
+        ("F0.0,BW0.0\nF1.0,BW1\n", "row 2, cell 2: 'BW1' is no action"),
+        ("F0.0+B0.0\n", "row 1, cell 1: 'F0.0+B0.0' is no action"),
+        ("F0.0,BW0.0\n\nF1.0,BW1.0\n", "row 2 has no action; each row is a rank, drop it"),
+        ("", "no row has a forward"),
+        ("BW0.0\n", "no row has a forward"),
+        ("F0.0,BW0.0\nF1.1,BW1.1\n", "F0.1 never runs, though other rows have 2 stages and 2 micro-batches; add it"),
+        ("F0.0,F999999.999999\n", "F0.1 never runs, though other rows have 1000000 stages"),
+        ("F0.0,B0.0\n", "W0.0 never runs; add it to rank 0"),
+        ("BW0.0,F0.0\n", "deadlock: rank 0 at BW0.0 waits for F0.0"),
+        ("F0.0,BW0.0,B7.0\n", "B7.0 on rank 0 is beyond 1 stages and 1 micro-batches"),
+        ("\xff", "row 1, cell 1"),
+    ],
+)
+def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(Mistake) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="no such file"):
+        read_table(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(Mistake, match="cannot be read as UTF-8 text"):
+        read_table(tmp_path / "bytes.csv")
+    with pytest.raises(Fault, match="cannot be written"):
+        write_table(ONE, tmp_path / "no" / "such.csv")
