@@ -26,4 +26,4 @@ lint: $(BIN)/fivefold
 check: lint test
 
 bench: $(BIN)/fivefold
-	$(BIN)/python -m tests.bench
+	$(BIN)/python tests/bench/bench.py

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from fivefold.record import Fault, Mistake
+from fivefold.train.ending import LAUNCHER, Stopped, heed_signals, one_line, tell
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
-    from fivefold.train.process import Process
+    from fivefold.model.spec import Model
     from fivefold.train.run import Run
+    from fivefold.train.shards import Index
 
 app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
@@ -108,27 +107,27 @@ def train(
     from fivefold.train.run import Run
 
     settings = Run.load(run)
-    model, machine, process = resolve(settings.model), _machine(settings.machine), _process()
+    model, machine = resolve(settings.model), _machine(settings.machine)
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
-    if not process.joined or process.rank == 0:
-        _prepare(settings)
-    if not process.joined and chosen.world > 1:
+    if _launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
+        _prepare(settings, model)
+    if chosen.world > 1 and "RANK" not in os.environ:
         from fivefold.train.process import launch
 
         arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
-        launch(arguments, ranks=chosen.world)
+        launch(arguments, ranks=chosen.world, folder=settings.folder)
         return
-    from fivefold.check.prove import prove
-    from fivefold.show.progress import TrainingLine
+    with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), launched=_launcher() is not None):
+        from fivefold.check.prove import prove
+        from fivefold.show.progress import TrainingLine
+        from fivefold.train.process import Process
 
-    line = TrainingLine(steps=settings.job.steps)
-    with line, _worker(settings, process):
-        proof = prove(settings, model=model, machine=machine, layout=chosen, process=process, report=line.report)
-    if process.rank == 0:
-        _print_proof(settings, proof, json=json)
-    if proof.outcome.stopped:
-        raise SystemExit(1)
+        process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
+        with line:
+            proof = prove(settings, model=model, machine=machine, layout=chosen, process=process, report=line.report)
+        if process.rank == 0:
+            _print_proof(settings, proof, json=json)
 
 
 @app.command()
@@ -137,9 +136,11 @@ def data(
     json: AsJson = False,
 ) -> None:
     """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
+    from fivefold.model.catalog import resolve
     from fivefold.train.run import Run
 
-    index = _prepare(Run.load(run))
+    settings = Run.load(run)
+    index = _prepare(settings, resolve(settings.model))
     if json:
         _print(index.model_dump_json(indent=2))
         return
@@ -166,7 +167,6 @@ def calibrate(
     with bar("calibrating") as progress:
         machine = run(ranks=counts, quick=quick, progress=progress)
     path = out or _local()
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(machine, path)
     _say(f"wrote {path}")
     _print(machine.model_dump_json(indent=2) if json else _summary(machine))
@@ -175,9 +175,7 @@ def calibrate(
 @app.command()
 def show(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    charts: Annotated[
-        bool, typer.Option("--charts", help="Also draw loss.svg, memory.svg and compare.svg there.")
-    ] = False,
+    charts: Annotated[bool, typer.Option("--charts", help="Also draw loss, memory and compare (.svg).")] = False,
     json: AsJson = False,
 ) -> None:
     """Predicted beside measured of a finished run, and its pictures."""
@@ -194,11 +192,9 @@ def show(
     else:
         _print(table(rows))
     if charts:
+        title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (
-            (
-                "loss",
-                draw.loss_curve(read_lines(folder / "log.jsonl"), subtitle=f"{measured.model}, {measured.layout}"),
-            ),
+            ("loss", draw.loss_curve(lines, subtitle=title)),
             ("memory", draw.memory_bars([predicted, measured])),
             ("compare", draw.compare_bars(rows)),
         ):
@@ -211,24 +207,31 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer k
 
 def main() -> None:
     """Run the command line; every foreseen failure is one line on stderr."""
+    heed_signals(launcher=_launcher())
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except _UsageError as error:
-        _fail(error.format_message(), code=2)
+        _fail(error.format_message().replace("Value error, ", ""), code=2)  # pydantic's preface
     except Mistake as error:
         _fail(str(error), code=2)
     except Fault as error:
         _fail(str(error), code=1)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; nothing was left half-done", code=1)
+    except Stopped as stop:
+        _fail(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
 
 
-def _fail(line: str, *, code: int) -> None:
+def _fail(line: str, *, code: int) -> NoReturn:
+    """Say why and exit; a process of ours says it to its launcher, which says one line for all."""
+    line = " ".join(line.split())
+    if line and _launcher() is not None and tell(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"])):
+        os._exit(code)  # a peer may be gone: libraries that take leave of it in an orderly exit can abort
     if line:
-        _say(f"fivefold: {' '.join(line.split())}")
+        _say(f"fivefold: {line}")
     sys.exit(code)
 
 
@@ -279,40 +282,22 @@ def _layout(run: Run, machine: Machine) -> str:
     return found.steps[0].layout
 
 
-def _process() -> Process:
-    """This process, by what torchrun or our own launcher put into its environment."""
-    from fivefold.train.process import Process
-
-    if "RANK" not in os.environ:
-        return Process()
-    names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
-    return Process(**{field: int(os.environ[name]) for field, name in names.items()}, joined=True)
+def _launcher() -> int | None:
+    """The process that started this one to be one of several; None if the user or torchrun did."""
+    return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
 
 
-def _prepare(run: Run) -> Any:
+def _prepare(run: Run, model: Model) -> Index:
+    """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
     from fivefold.train.prepare import prepare, terminal_progress
 
     with terminal_progress() as progress:
-        return prepare(
+        index = prepare(
             run.data.corpus, tokenizer=run.data.tokenizer, directory=run.folder / "data",
             holdout=run.data.heldout, key=run.data.key, progress=progress,
         )  # fmt: skip
-
-
-@contextmanager
-def _worker(run: Run, process: Process) -> Iterator[None]:
-    """In a process of several, only the first speaks; what nobody foresaw goes into a file, with one line here."""
-    try:
-        yield
-    except (Mistake, Fault):
-        if process.rank == 0:
-            raise
-        raise SystemExit(1) from None
-    except Exception as error:
-        path = run.folder / f"error-rank{process.rank}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback.format_exc())
-        raise Fault(f"rank {process.rank}: {str(error).splitlines()[0] or type(error).__name__} (see {path})") from None
+    run.shards(model)
+    return index
 
 
 def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
@@ -320,19 +305,16 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
 
     outcome = proof.outcome
     if outcome.stopped:
-        _say(f"stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; saved {outcome.checkpoint}; "
-             "the same command goes on from there")  # fmt: skip
-        return
+        _say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
+             f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
+        raise SystemExit(1)
     _say(f"finished {outcome.step} steps; saved {outcome.checkpoint}")
     if proof.text:
         _say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
     if proof.measured is None:
         _say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
-    if json:
-        _print((run.folder / "step.json").read_text())
-    else:
-        _print(table(compare(proof.predicted, proof.measured)))
+    _print((run.folder / "step.json").read_text() if json else table(compare(proof.predicted, proof.measured)))
 
 
 def _summary(machine: Machine) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from fivefold.layout.spec import Layout
@@ -15,7 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
-from fivefold.record import Mistake
+from fivefold.record import Fault, Mistake
 from fivefold.step import Memory, StageMemory, Step, Time, utilisation
 from fivefold.train.build import build
 from fivefold.train.logs import Logs, NoLogs, Report
@@ -24,8 +25,6 @@ from fivefold.train.metrics import resident_bytes
 from fivefold.train.process import Process
 from fivefold.train.run import Run
 from fivefold.train.sample import sample
-from fivefold.train.shards import Shards
-from fivefold.train.tokenizer import load
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,26 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
         raise Mistake(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
-    shards = Shards.open(run.folder / "data")
-    tokenizer = load(run.folder / "data" / "tokenizer.json")
-    if tokenizer.vocab > model.vocab:
-        raise Mistake(f"the tokenizer has {tokenizer.vocab} tokens, but {model.name!r} only vocab={model.vocab}")
+    shards = run.shards(model)
     device = process.start()
+    torch.manual_seed(run.job.seed + process.rank)  # or no two runs would end in the same checkpoint
     try:
         built = build(model=model, layout=layout, job=run.job, device=device)
         with Logs(run.folder, report=report) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
             outcome = loop.train()
+        measured = measured_step(outcome, run=run, model=model, machine=machine, layout=layout, process=process)
+        if process.rank == 0 and measured is not None:
+            _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
         text = ""
         if run.sample and not outcome.stopped:
             text = sample(
-                built, tokenizer, prompt=run.sample, tokens=run.sample_tokens,
+                built, shards.tokenizer, prompt=run.sample, tokens=run.sample_tokens,
                 window=run.job.sequence, seed=run.job.seed,
             )  # fmt: skip
-        measured = measured_step(outcome, run=run, model=model, machine=machine, layout=layout, process=process)
     finally:
         process.end()
-    if process.rank == 0 and measured is not None:
-        _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
     return Proof(predicted, measured, outcome, text)
 
 
@@ -114,5 +111,10 @@ def measured_step(
 def _write_pair(path: Path, *, predicted: Step, measured: Step) -> None:
     pair = {"predicted": predicted.model_dump(mode="json"), "measured": measured.model_dump(mode="json")}
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(pair, indent=2) + "\n")
-    os.replace(partial, path)
+    try:
+        partial.write_text(json.dumps(pair, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None
+    finally:
+        partial.unlink(missing_ok=True)

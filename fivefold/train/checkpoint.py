@@ -214,4 +214,6 @@ def _reason(error: BaseException) -> str:
         return error.strerror
     if "gloo" in str(error) or isinstance(error, dist.DistError):
         return "a rank does not answer; it has died or hangs"
+    if "inline_container" in str(error):
+        return "a file was cut short; the disk is full, or files may not be so large"
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from torch.utils.tensorboard import SummaryWriter
 
-from fivefold.record import read_lines
+from fivefold.record import Fault, read_lines
+from fivefold.train.ending import rest
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -47,26 +49,40 @@ class Logs(NoLogs):
 
     def start(self, step: int) -> None:
         """Open the files; lines of an earlier attempt that lie after ``step`` are dropped."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step))
-        os.replace(partial, path)
-        self._file = path.open("a", buffering=1)
-        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial.write_text("".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step))
+            os.replace(partial, path)
+            self._file = path.open("a", buffering=1)
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append ``line`` to both files and report it."""
         assert self._file is not None
         assert self._board is not None
-        self._file.write(json.dumps(line) + "\n")
-        for key, value in line.items():
-            if key != "step":
-                self._board.add_scalar(key, value, line["step"])
+        with self._writing():
+            self._file.write(json.dumps(line) + "\n")
+            for key, value in line.items():
+                if key != "step":
+                    self._board.add_scalar(key, value, line["step"])
         self.report(line)
 
     def close(self) -> None:
         """Flush and close both."""
-        if self._file is not None and self._board is not None:
-            self._file.close()
-            self._board.close()
+        with self._writing():
+            for file in (self._file, self._board):
+                if file is not None:
+                    file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One line of what keeps the logs from being written; TensorBoard learns it late, in a thread of its own."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise Fault(
+                f"{self.folder}: the logs cannot be written: {reason}; make room, and {rest(self.folder)}"
+            ) from None

@@ -101,14 +101,24 @@ class Loop:
                 if step - start > UNTIMED:
                     seconds.append(took)
                 self._log_step(step, loss, norm, took)
-                if stop:
-                    stopped = self.signal or "a signal to another rank"
+                stopped = self._named(stop)
                 if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                     heldout = self.evaluate(step)
+                    stopped = stopped or self._wish()
                 if stopped or step == self.job.steps or step % self.run.checkpoints.every_steps == 0:
                     saved = self._save(step)
+                    stopped = stopped or self._wish()
         typical = statistics.median(seconds) if seconds else None
         return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
+
+    def _wish(self) -> str:
+        """The signal that came to any rank during the evaluation or save that is done."""
+        wishes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
+        dist.all_reduce(wishes)
+        return self._named(wishes.item() > 0)
+
+    def _named(self, stop: bool) -> str:
+        return (self.signal or "a signal to another rank") if stop else ""
 
     def _step(self, step: int, meter: Meter | None) -> tuple[float, float, bool]:
         """One optimizer step: mean loss in nats per token, gradient norm before clipping, whether to stop."""

@@ -6,18 +6,25 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
-from fivefold.record import Fault
+from fivefold.record import Fault, Mistake
+from fivefold.train.ending import LAUNCHER, STOPPING, TIME, Stopped, rest
 
 # A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.
 TIMEOUT = timedelta(minutes=10)
+# A death is noticed by the second; a peer's complaint about it may bear an earlier time, by less than this.
+NOTICED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,14 @@ class Process:
     local_ranks: int = 1
     world: int = 1
     joined: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Process:
+        """This process, by what torchrun or ``launch`` put into its ``environment``."""
+        if "RANK" not in environment:
+            return cls()
+        names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
+        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
 
     def start(self) -> torch.device:
         """Join the process group and take this process's device and share of the cores."""
@@ -52,36 +67,74 @@ class Process:
             dist.destroy_process_group()
 
 
-def launch(arguments: list[str], *, ranks: int) -> None:
-    """Run ``python -m fivefold ARGUMENTS`` as ``ranks`` local processes under torch's elastic agent.
+def launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
+    """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes.
 
-    Raises ``Died`` with the first process that failed. A signal is passed on, and the processes are waited for.
+    Torch's elastic library starts and watches them; if one fails, the others are ended and the first cause is raised.
+    SIGINT and SIGTERM are passed on once, and waited for.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the cause is told in one line
-    with TemporaryDirectory() as logs:
-        config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=ranks, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
-            run_id="fivefold", max_restarts=0, logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )  # fmt: skip
-        if hasattr(config, "shutdown_timeout"):  # torch 2.13; 2.11 kills 30 s after a signal
-            config.shutdown_timeout = 3600
-        try:
-            elastic_launch(config, sys.executable)("-m", "fivefold", *arguments)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            raise Died(rank, failure.exitcode) from None
-        except SignalException:
-            raise Died(0, 1) from None
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
+    asked: list[int] = []
+    logging.disable()  # torch's own account of a failure; ours is one line
+    # Born with signals blocked, a process is not hit before it heeds them (``ending.heed_signals``).
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    with TemporaryDirectory() as answers:
+        processes = start_processes(
+            "fivefold",
+            sys.executable,
+            args=dict.fromkeys(range(ranks), ("-m", "fivefold", *arguments)),
+            envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
+            logs_specs=DefaultLogsSpecs(log_dir=answers),
+        )
+        former = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in STOPPING}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        passed = False
+        while (result := processes.wait(timeout=0.2, period=0.05)) is None:
+            if asked and not passed:
+                passed = True
+                _send(asked[0], processes.pids().values())
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    logging.disable(logging.NOTSET)
+    if sys.stderr.isatty():
+        print(end="\x1b[?25h", file=sys.stderr)  # the cursor, which a progress line that was killed may have hidden
+    if result.failures:
+        name = signal.Signals(asked[0]).name if asked else ""
+        _conclude(list(result.failures.values()), asked=name, folder=folder)
 
 
-class Died(Fault):
-    """A process ended with ``code``; below 0 it was killed by that signal, otherwise it has said why itself."""
+def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
+    values = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, LAUNCHER: os.getpid(),
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
 
-    def __init__(self, rank: int, code: int) -> None:
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        super().__init__(f"rank {rank} was ended by {name}")
-        self.code = code
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
+    """Raise for the first cause among torch's ``ProcessFailure``s: who was killed, or else who spoke first.
+
+    What the others complain of, a peer that does not answer, follows from it; so does the SIGTERM that ends them.
+    """
+    spoke = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
+    killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOPPING]
+    if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
+        killed = []  # it did not end when it was told to, after the other's failure
+    first = (killed or spoke or failures)[0]
+    if first.exitcode >= 0:
+        if first in spoke:
+            raise (Mistake if first.exitcode == 2 else Fault)(first.message)
+        raise SystemExit(first.exitcode)  # stopped in the loop, and has said so
+    if asked:
+        raise Stopped(asked)
+    name = first.signal_name()
+    why = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    raise Fault(f"rank {first.local_rank} was ended by {name}{why}; {rest(folder)}")

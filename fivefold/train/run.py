@@ -7,7 +7,10 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fivefold.job import Job
-from fivefold.record import Record, read_file
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, read_file
+from fivefold.train.data import Loader
+from fivefold.train.shards import Shards
 
 
 class Data(Record):
@@ -45,3 +48,15 @@ class Run(Record):
     def load(cls, path: Path) -> Run:
         """Read a run file; paths in it are relative to the working directory."""
         return cls.read(read_file(path), origin=str(path))
+
+    def shards(self, model: Model) -> Shards:
+        """The prepared corpus; a ``Mistake`` unless each split holds one batch and ``model`` has all its tokens."""
+        shards, job = Shards.open(self.folder / "data"), self.job
+        Loader(shards, sequence=job.sequence, seed=job.seed).check(global_batch=job.global_batch)
+        Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # checks for one sequence itself
+        if (needed := shards.tokenizer.vocab) > model.vocab:
+            raise Mistake(
+                f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "
+                "take a smaller tokenizer or a model of a larger vocabulary"
+            )
+        return shards

@@ -1,7 +1,7 @@
-"""Who trains: our loop, a plain PyTorch loop without a line of ours, and the same loop around transformers' Llama.
+"""Who trains: our loop, a plain PyTorch loop without a line of ours, and that loop around transformers' Llama.
 
-All share the shape, the text, the batch and what a step does: forward, backward, clip, AdamW, loss as a number. In
-bf16 everyone computes in bf16 weights and updates fp32 masters, which beats autocast (it casts at every use).
+All share the shape, the text, the batch and what a step does: forward, backward, clip, AdamW, the loss as a number.
+In bf16 all compute with bf16 weights and update fp32 masters: faster than autocast, which casts at every use.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -23,100 +25,80 @@ from fivefold.train.run import Run
 from fivefold.train.shards import Shards
 
 Step = Callable[[], float]  # one optimizer step → loss in nats per token
+Loss = Callable[[Tensor, Tensor], Tensor]  # tokens, targets [B, T] → mean loss
 
 
 def ours(model: Model, job: Job, *, data: Path, layout: Layout) -> Step:
-    """The real crank with loader, ZeRO hooks, clip and optimizer; the process group is started before."""
+    """The real crank: loader, ZeRO, clip, optimizer. The process group must have been started."""
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-    run = Run(folder=data.parent, job=job)
     loop = Loop(
-        run, model=model, layout=layout, built=built, shards=Shards.open(data), logs=NoLogs(), ideal_seconds=1.0
-    )
-    done = 0
-
-    def step() -> float:
-        nonlocal done
-        loss, _, _ = loop._step(done, None)
-        done += 1
-        return loss
-
-    return step
+        Run(folder=data.parent, job=job), model=model, layout=layout, built=built, shards=Shards.open(data),
+        logs=NoLogs(), ideal_seconds=1.0,
+    )  # fmt: skip
+    numbers = iter(range(job.steps))
+    return lambda: loop._step(next(numbers), None)[0]
 
 
 def plain(model: Model, job: Job, *, data: Path) -> Step:
-    """A decoder in the plainest modules, its blocks compiled where the job says so."""
+    """A decoder of torch's own modules."""
     decoder = _Decoder(model)
-    if job.compile:
-        for block in decoder.blocks:
-            block.compile()
-    return _loop(decoder, decoder, model, job, data=data)
+    return _loop(decoder, decoder.blocks, decoder, job, data=data)
 
 
 def transformers(model: Model, job: Job, *, data: Path) -> Step:
-    """Hugging Face's Llama, unmodified, its layers compiled where the job says so."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    """Hugging Face's Llama, unmodified."""
     config = LlamaConfig(
         vocab_size=model.vocab, hidden_size=model.width, intermediate_size=model.ffn, num_hidden_layers=model.layers,
         num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, head_dim=model.head_dim,
         rms_norm_eps=model.norm_epsilon, max_position_embeddings=job.sequence, use_cache=False,
-        tie_word_embeddings=model.tied_embeddings, attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore[call-arg]
     )  # fmt: skip
     llama = LlamaForCausalLM(config)
-    if job.compile:
-        for layer in llama.model.layers:
-            layer.compile()
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = targets.contiguous()
         found: Tensor = llama(input_ids=tokens, labels=targets, shift_labels=targets).loss
         return found
 
-    return _loop(llama, loss, model, job, data=data)
+    return _loop(llama, llama.model.layers, loss, job, data=data)
 
 
-def _loop(
-    module: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], model: Model, job: Job, *, data: Path
-) -> Step:
-    """The loop that one would write: random windows of the text, one micro-batch."""
-    text = _tokens(data)
+def _loop(module: nn.Module, blocks: nn.ModuleList, loss_of: Loss, job: Job, *, data: Path) -> Step:
+    """The loop that one would write: random windows of the text, one micro-batch, fused AdamW."""
+    shards = Shards.open(data)
+    text = torch.from_numpy(shards.read("train", start=0, count=shards.index.part("train").tokens).astype(np.int64))
+    if job.compile:
+        for block in blocks:
+            block.compile()
     low = job.precision.compute == "bf16"
-    module.train()
-    masters = [parameter.detach().clone() for parameter in module.parameters()] if low else list(module.parameters())
+    masters = weights = list(module.parameters())
     if low:
+        masters = [nn.Parameter(weight.detach().clone()) for weight in weights]
         module.bfloat16()
+    settings = job.optimizer
     optimizer = torch.optim.AdamW(
-        masters, lr=job.learning_rate.peak, betas=job.optimizer.betas, eps=job.optimizer.epsilon,
-        weight_decay=job.optimizer.weight_decay, fused=True,
+        masters, lr=job.learning_rate.peak, betas=settings.betas, eps=settings.epsilon,
+        weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(job.seed)
-    offsets = torch.arange(job.sequence + 1)
 
     def step() -> float:
-        starts = torch.randint(len(text) - job.sequence, (job.global_batch, 1), generator=generator)
-        batch = text[starts + offsets]
+        starts = torch.randint(len(text) - job.sequence, (job.global_batch, 1))
+        batch = text[starts + torch.arange(job.sequence + 1)]
         loss = loss_of(batch[:, :-1], batch[:, 1:])
         loss.backward()
         if low:
-            for master, parameter in zip(masters, module.parameters(), strict=True):
-                assert parameter.grad is not None
-                master.grad = parameter.grad.float()
-        nn.utils.clip_grad_norm_(masters, job.optimizer.clip)
+            for master, weight in zip(masters, weights, strict=True):
+                assert weight.grad is not None
+                master.grad, weight.grad = weight.grad.float(), None
+        nn.utils.clip_grad_norm_(masters, settings.clip)
         optimizer.step()
         if low:
             with torch.no_grad():
-                torch._foreach_copy_(list(module.parameters()), masters)
-        module.zero_grad()
+                torch._foreach_copy_([*weights], [*masters])
+        optimizer.zero_grad()
         return loss.item()
 
     return step
-
-
-def _tokens(data: Path) -> Tensor:
-    shards = Shards.open(data)
-    import numpy as np
-
-    return torch.from_numpy(shards.read("train", start=0, count=shards.index.part("train").tokens).astype(np.int64))
 
 
 class _Attention(nn.Module):

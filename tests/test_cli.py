@@ -1,0 +1,108 @@
+"""Every mistake on the command line is one line and exit code 2; of training: ``train/test_faults.py``."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivefold import cli
+
+PREDICT = ("predict", "nano", "h100:8", "dp8")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> object:
+    """Give back the handlers that ``main`` replaces."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (("predct",), r"No such command 'predct'.*"),
+        ((*PREDICT, "--gsb", "8"), r"No such option: --gsb.*"),
+        ((*PREDICT, "--gbs", "many"), r"Invalid value for '--gbs': .*valid integer.*"),
+        ((*PREDICT, "--attention", "fast"), r"Invalid value for '--attention': 'fast' is not one of .*"),
+        (("predict", "nano"), r"Missing argument 'machine'.*"),
+        (("predict", "nanno", "h100:8", "dp8"), r"unknown model 'nanno'; did you mean nano\?"),
+        (("predict", "nowhere/config.json", "h100:8", "dp8"), r"nowhere/config.json: no such file"),
+        (("predict", "nano", "h10:8", "dp8"), r"unknown machine 'h10'; did you mean h100.*\?"),
+        (("predict", "nano", "h100:0", "dp8"), r"machine 'h100:0': '0' is not a number of ranks; .* as in h100:8"),
+        (("predict", "nano", "here.toml:2", "dp8"), r"here.toml: no such file"),
+        (("predict", "nano", "local", "dp8"), r"this computer is not calibrated yet \(.* is missing\); run .*"),
+        (("predict", "nano", "h100:8", "pd8"), r"unknown layout token 'pd8'; known: .* dp2, .*"),
+        (("predict", "nano", "h100:8", "dp8 dp4"), r"layout 'dp8 dp4': 'dp4' sets dp a second time; keep one"),
+        ((*PREDICT, "--gbs", "12"), r"layout 'dp8 .*': global batch 12 is not divisible by .*; try gbs 16 or dp6 mbs1"),
+        (("predict", "nano", "h100:8", "dp16"), r"layout 'dp16 .*': needs 16 ranks, but h100 has 8; .*"),
+        ((*PREDICT, "--precision", "fp7"), r"job: unknown precision 'fp7'; did you mean fp32 or fp16\?"),
+        ((*PREDICT, "--seq", "0"), r"job: sequence: Input should be greater than 0, not 0"),
+        ((*PREDICT, "--job", "nowhere.toml"), r"nowhere.toml: no such file"),
+        ((*PREDICT, "--job", "bad.toml"), r"bad.toml: not valid TOML: .*line 2.*"),
+        ((*PREDICT, "--job", "unknown.toml"), r"unknown.toml: unknown key 'learning_rate.peek'; did you mean 'peak'\?"),
+        (("search", "nanno", "h100:8"), r"unknown model 'nanno'; .*"),
+        (("show", "nowhere"), r"nowhere/step.json: no such file.*"),
+        (("calibrate", "--ranks", "1,two"), r"--ranks '1,two' is not a list of process counts; write 1,2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    pattern: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["fivefold", *words])
+    Path("bad.toml").write_text("steps = 3\nsteps = 4\n")
+    Path("unknown.toml").write_text("[learning_rate]\npeek = 1e-3\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, line = capfd.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert re.fullmatch(rf"fivefold: ({pattern})\n", line), line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml", "unknown.toml"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int) -> None:
+    monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
+    monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    name = signal.Signals(number).name
+    assert capfd.readouterr().err == (
+        f"fivefold: stopped by {name}; nothing is half-done, and the same command takes it up again\n"
+    )
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """As in ``fivefold predict … | head -1``."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", "fivefold", *PREDICT, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout
+    assert command.stderr
+    command.stdout.close()
+    with command.stderr:
+        assert (command.stderr.read(), command.wait()) == (b"", 1)
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
+    monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: Path(tmp_path / "a" / "b").mkdir())
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capfd.readouterr().err) == (1, f"fivefold: {tmp_path}/a/b: No such file or directory\n")

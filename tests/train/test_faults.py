@@ -1,0 +1,521 @@
+"""What a bad input, a full disk, a dead process or a signal leaves: one line, a code, the last good state.
+
+Runs of one process are forked from the test, which has imported torch already; runs of two are the real command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold.check.prove  # noqa: F401  torch once, before any fork
+from fivefold import cli
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.machine.toml import emit, write
+from fivefold.model.catalog import resolve
+from fivefold.train.checkpoint_folder import latest, read
+from fivefold.train.loop import Loop
+
+MACHINE = Machine(
+    name="here", ranks=2, ranks_per_node=2, backend="gloo",
+    chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**32, memory_bandwidth=1e10, source="test"),
+    links=(Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
+)  # fmt: skip
+RUN = {
+    "model": "nano", "layout": "dp1 zero0 mbs4", "folder": "run", "evaluate_every": 1000, "evaluate_sequences": 4,
+    "sample": "", "job": {"sequence": 32, "global_batch": 4, "precision": "fp32", "steps": 12},
+    "data": {"corpus": "corpus", "heldout": 0.2}, "checkpoints": {"every_steps": 4},
+}  # fmt: skip
+TWO = {"layout": "dp2 zero2 mbs2", "job": {"steps": 400}, "checkpoints": {"every_steps": 20}}
+NOT_HALF = "nothing is half-done, and the same command takes it up again"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a corpus and a calibrated machine."""
+    write(MACHINE, tmp_path / "cache" / "fivefold" / "local.toml")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for number in range(20):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"document {number} says: " + "all work and no play. " * 20)
+    set_run()
+    return tmp_path
+
+
+def set_run(**changes: Any) -> None:
+    """Write run.toml: RUN with ``changes``, whose tables change single keys of RUN's."""
+    values = RUN | {
+        key: RUN.get(key, {}) | value if isinstance(value, dict) else value for key, value in changes.items()
+    }
+    Path("run.toml").write_text(emit(values))
+
+
+# Running it
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    error: str
+
+    @property
+    def line(self) -> str:
+        """The only line for the user, which is the last on stderr; all others are progress."""
+        lines = self.error.splitlines()
+        said = [line for line in lines if line.startswith("fivefold: ")]
+        assert said == lines[-1:], self.error
+        assert "Traceback" not in self.error
+        assert all(re.match(r"step \d|fivefold: ", line) for line in lines), self.error
+        return said[0].removeprefix("fivefold: ")
+
+
+class Child:
+    """``fivefold train run.toml`` in a forked process on one core."""
+
+    def __init__(self, *, file_bytes: int = resource.RLIM_INFINITY) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(file_bytes)
+
+    def _run(self, file_bytes: int) -> None:
+        code: object = 99
+        try:
+            for stream, path in ((1, os.devnull), (2, "stderr.txt")):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+            os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+            sys.argv = ["fivefold", "train", "run.toml", "--json"]
+            cli.main()
+        except SystemExit as done:
+            code = done.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 0)
+
+    def wait(self) -> Ended:
+        _, status = os.waitpid(self.pid, 0)
+        return Ended(os.waitstatus_to_exitcode(status), Path("stderr.txt").read_text())
+
+
+def train(**limits: int) -> Ended:
+    return Child(**limits).wait()
+
+
+def train_well(**limits: int) -> None:
+    ended = train(**limits)
+    assert (ended.code, "fivefold: " in ended.error) == (0, False), ended.error
+
+
+def wait_for(condition: Callable[[], object], *, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def logged() -> int:
+    """The last step in the log."""
+    try:
+        return int(json.loads(Path("run/log.jsonl").read_text().splitlines()[-1])["step"])
+    except (FileNotFoundError, IndexError, ValueError):
+        return -1
+
+
+def saved_step(folder: str = "run") -> int:
+    path = latest(Path(folder, "checkpoints"))
+    return read(path).progress.step if path else -1
+
+
+def saved_bits(folder: str = "run") -> dict[str, str]:
+    """The sha256 of every file of tensors of the newest checkpoint: weights, moments, random states."""
+    path = latest(Path(folder, "checkpoints"))
+    assert path
+    return {file.name: file.sha256 for file in read(path).files if file.name != ".metadata"}
+
+
+def losses() -> list[float]:
+    lines = map(json.loads, Path("run/log.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+# Mistakes, refused before anything starts
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """The line with which ``fivefold WORDS`` refuses, in this process."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*words: str, code: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", ["fivefold", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == code
+        return Ended(code, capfd.readouterr().err).line
+
+    monkeypatch.setattr("fivefold.train.process.launch", lambda *_, **__: pytest.fail("processes were started"))
+    yield run
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern"),
+    [
+        ({"model": "nanno"}, r"unknown model 'nanno'; did you mean nano\?"),
+        ({"machine": "h10"}, r"unknown machine 'h10'; did you mean h100.*"),
+        ({"layout": "dp2 zero2 mb2"}, r"unknown layout token 'mb2'; did you mean .*mbs1.*"),
+        ({"layout": "dp2 mbs3"}, r"layout '.*': global batch 4 is not divisible by dp·mbs=2·3=6; try gbs 6 or mbs2"),
+        ({"layout": "dp4 mbs1"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
+        ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
+        ({"job": {"global_bach": 3}}, r"run.toml: unknown key 'job.global_bach'; did you mean 'global_batch'\?"),
+        ({"job": {"steps": 0}}, r"run.toml: job.steps: Input should be greater than 0, not 0"),
+        ({"folder": "corpus/0.txt"}, r".*corpus/0.txt/data: cannot be written: (Not a directory|File exists)"),
+    ],
+)  # fmt: skip
+def test_a_run_file_that_cannot_be(refused: Callable[..., str], changes: dict[str, Any], pattern: str) -> None:
+    set_run(**changes)
+    assert_line(refused("train", "run.toml"), pattern)
+    assert not Path("run").exists()
+
+
+def assert_line(text: str, pattern: str) -> None:
+    assert re.fullmatch(pattern, text), f"{text!r} is not {pattern!r}"
+
+
+@pytest.mark.parametrize("command", ["train", "data"])
+def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: str) -> None:
+    assert refused(command, "nowhere.toml") == "nowhere.toml: no such file"
+    Path("run.toml").write_text("model = nano")
+    assert_line(refused(command, "run.toml"), r"run.toml: not valid TOML: .*\(at line 1, column \d+\)")
+    Path("run.toml").write_bytes(b"model = '\xff'")
+    assert_line(refused(command, "run.toml"), r"run.toml: cannot be read as UTF-8 text: .*position 9.*")
+
+
+def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], here: Path) -> None:
+    shutil.rmtree(here / "cache")
+    line = refused("train", "run.toml")
+    assert_line(line, r"this computer is not calibrated yet \(\S+ is missing\); run `fivefold calibrate`")
+
+
+def empty(corpus: Path) -> None:
+    shutil.rmtree(corpus)
+    corpus.mkdir()
+
+
+def dangling(corpus: Path) -> None:
+    (corpus / "x.txt").symlink_to("nowhere.txt")
+
+
+def short(corpus: Path) -> None:
+    empty(corpus)
+    for number in range(4):
+        (corpus / f"{number}.txt").write_text(f"{number}: some forty bytes of text are too few.")
+
+
+CORPORA: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (shutil.rmtree, r"corpus: no such file or folder; the corpus is 'stdlib' or a path"),
+    "no files": (empty, r"corpus: no file ends in .txt .*; it holds no files"),
+    "of 0 bytes": (
+        lambda corpus: (empty(corpus), (corpus / "a.txt").touch()),
+        r"corpus: the corpus is empty: 1 files of 0 bytes",
+    ),
+    "dangling link": (dangling, r"corpus/x.txt: cannot be read: No such file or directory"),
+    "not UTF-8": (
+        lambda corpus: (corpus / "7.txt").write_bytes(b"good text, and then \xff"),
+        r"corpus/7.txt: not UTF-8: byte 0xff at offset 20; convert the file or leave it out",
+    ),
+    "too short": (
+        short,
+        r"\S*run/data: train holds \d+ tokens, but 4 sequences of 32 need 129; "
+        r"add text or lower the sequence or the global batch",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["train", "data"])
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_that_cannot_be_trained_on(refused: Callable[..., str], name: str, command: str) -> None:
+    set_run(layout="dp2 mbs2")
+    spoil, pattern = CORPORA[name]
+    spoil(Path("corpus"))
+    assert_line(refused(command, "run.toml"), pattern)
+    left = {path.name for path in Path("run").glob("*")}
+    assert left == ({"data"} if name == "too short" else set())
+
+
+@pytest.mark.parametrize("command", ["train", "data"])
+def test_held_out_text_and_tokenizer_must_suffice(refused: Callable[..., str], command: str) -> None:
+    set_run(layout="dp2 mbs2", job={"sequence": 500}, data={"heldout": 0.001})
+    assert_line(
+        refused(command, "run.toml"), r"\S*run/data: heldout holds \d+ tokens, but 1 sequences of 500 need 501; .*"
+    )
+    set_run(layout="dp2 mbs2", data={"tokenizer": "bpe:300"})
+    assert_line(
+        refused(command, "run.toml"),
+        r"tokenizer 'bpe:300' has 300 tokens, but nano only vocab=256; take a smaller tokenizer or .*",
+    )
+
+
+# Checkpoints that cannot be resumed
+
+
+def test_a_checkpoint_that_cannot_be_resumed() -> None:
+    train_well()
+    newest = Path("run/checkpoints/step-00000012")
+    shutil.copytree("run", "kept")
+
+    def damaged(damage: Callable[[], object]) -> str:
+        shutil.rmtree("run")
+        shutil.copytree("kept", "run")
+        damage()
+        set_run(model="other.toml" if Path("other.toml").exists() else "nano", job={"steps": 16})
+        ended = train()
+        assert ended.code == 2
+        assert latest(Path("run/checkpoints")) == newest
+        return ended.line
+
+    mend = "remove step-00000012 and resume from run/checkpoints/step-00000008"
+    cut = damaged(lambda: os.truncate(newest / "__0_0.distcp", 1000))
+    assert_line(cut, rf"{newest}/__0_0.distcp: holds 1000 bytes, but \d+ bytes were written; {mend}")
+    manifest = newest / "checkpoint.json"
+    newer = damaged(lambda: manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 7})))
+    assert newer == f"{newest}: written by a newer version 7; this one reads up to 1; upgrade fivefold"
+    other = resolve("nano").replace(name="other", ffn=160)
+    foreign = damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
+    assert_line(foreign, rf"{newest}: is of another model, with ffn=176 instead of 160; give that model or start .*")
+    shutil.rmtree(newest)  # the mend
+    Path("other.toml").unlink()
+    set_run(job={"steps": 16})
+    train_well()
+    assert saved_step() == 16
+
+
+# Full disks: a limit on the size of files is met in mid-file, as the end of a disk is
+
+
+def test_no_room_for_a_checkpoint() -> None:
+    set_run(job={"steps": 4})
+    train_well()
+    bits = saved_bits()
+    set_run(job={"steps": 8})
+    ended = train(file_bytes=500_000)
+    assert ended.code == 1
+    assert_line(
+        ended.line,
+        r"run/checkpoints/step-00000008: cannot be written: rank 0: .*(disk is full|File too large).*"
+        r"\(at least 1\.\d+ MiB to write, .* free\); the last good checkpoint is run/checkpoints/step-00000004",
+    )
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000004"]
+    assert saved_bits() == bits
+    train_well()
+    assert saved_step() == 8
+
+
+def test_no_room_for_the_logs() -> None:
+    set_run(job={"steps": 4})
+    train_well()
+    set_run(job={"steps": 4000}, checkpoints={"every_steps": 4000})
+    ended = train(file_bytes=25_000)
+    assert ended.code == 1
+    goes_on = "the same command goes on from run/checkpoints/step-00000004"
+    assert ended.line == f"run: the logs cannot be written: File too large; make room, and {goes_on}"
+    set_run(job={"steps": 8})
+    train_well()
+    assert len(losses()) == 8
+
+
+def test_no_room_for_the_measured_step() -> None:
+    Path("run/step.json").mkdir(parents=True)
+    ended = train()
+    assert (ended.code, saved_step()) == (1, 12)
+    assert_line(ended.line, r"run/step.json: cannot be written: Is a directory; the run itself is saved")
+    assert not Path("run/step.partial").exists()
+
+
+# Signals
+
+
+def signal_before(monkeypatch: pytest.MonkeyPatch, place: str, number: int) -> None:
+    """Every process forked from now on signals itself where it first comes to ``place``."""
+    owner, _, name = place.rpartition(".")
+    holder: Any = Loop if owner.endswith("Loop") else sys.modules[owner]
+    function, calls = getattr(holder, name), iter(range(1000))
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == (1 if holder is Loop and name == "evaluate" else 0):  # the first is before the first step
+            os.kill(os.getpid(), number)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(holder, name, signalled)
+
+
+@pytest.mark.parametrize("place", ["fivefold.train.prepare._write", "fivefold.check.prove.build"])
+def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    import fivefold.train.prepare  # noqa: F401
+
+    with monkeypatch.context() as patched:
+        signal_before(patched, place, signal.SIGTERM)
+        ended = train()
+    assert (ended.code, ended.line) == (1, f"stopped by SIGTERM; {NOT_HALF}")
+    assert [path.name for path in Path("run").iterdir()] == ([] if "prepare" in place else ["data"])
+    train_well()
+
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [
+        ("fivefold.train.loop.Loop._step", 1),
+        ("fivefold.train.loop.Loop.evaluate", 6),
+        ("fivefold.train.loop.Loop._save", 4),
+    ],
+)
+def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, step: int) -> None:
+    set_run(folder="straight", evaluate_every=6 if "evaluate" in place else 1000)
+    train_well()
+    set_run(evaluate_every=6 if "evaluate" in place else 1000)
+    with monkeypatch.context() as patched:
+        signal_before(patched, place, signal.SIGINT)
+        ended = train()
+    saved = f"run/checkpoints/step-{step:08d}"
+    expected = f"stopped by SIGINT after step {step} of 12; saved {saved}; the same command goes on from there"
+    assert (ended.code, ended.line) == (1, expected)
+    assert saved_step() == step
+    train_well()
+    assert (saved_step(), saved_bits()) == (12, saved_bits("straight"))
+    assert len(losses()) == 12
+
+
+# kill -9
+
+
+def test_kill_9_at_random_moments_loses_nothing() -> None:
+    changes = {"job": {"steps": 240}, "checkpoints": {"every_steps": 2}}
+    set_run(folder="straight", **changes)
+    begin = time.monotonic()
+    train_well()
+    save_seconds = (time.monotonic() - begin) / 120
+    set_run(**changes)
+    draw, newest, unfinished = random.Random(5), -1, 0
+    for kill in range(20):
+        child = Child()
+        if kill % 4:  # of four kills, one falls somewhere into the start, three into training and saving
+            wait_for(lambda now=newest: saved_step() > now)
+            time.sleep(draw.uniform(0, 3 * save_seconds))
+        else:
+            time.sleep(draw.uniform(0, 0.5))
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.wait().code == -signal.SIGKILL
+        assert saved_step() >= newest
+        newest = saved_step()
+        unfinished += any(".tmp-" in path.name for path in Path("run").glob("checkpoints/*"))
+    assert 0 < newest < 240
+    assert unfinished >= 4, "too few kills hit a save"
+    train_well()
+    assert (saved_step(), saved_bits()) == (240, saved_bits("straight"))
+    assert len(losses()) == 240
+
+
+# Two processes, by the real command
+
+
+class Launched:
+    """``fivefold train run.toml`` as a user starts it: a process group of its own, on pipes."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def workers(self) -> dict[int, int]:
+        """Process ids by rank."""
+        found = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(status.read_text().rpartition(")")[2].split()[1])
+                environment = (status.parent / "environ").read_text().split("\0") if parent == self.process.pid else []
+            except OSError:
+                continue
+            found |= {int(value[5:]): int(status.parent.name) for value in environment if value.startswith("RANK=")}
+        return found
+
+    def at_step(self, step: int) -> None:
+        wait_for(lambda: logged() >= step or self.process.poll() is not None)
+
+    def wait(self, *, seconds: float = 30) -> Ended:
+        workers = self.workers()
+        _, error = self.process.communicate(timeout=seconds)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers.values()), seconds=5)
+        return Ended(self.process.returncode, error)
+
+
+def test_two_processes_end_and_go_on() -> None:
+    """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
+    set_run(folder="straight", **TWO)
+    ended = Launched().wait(seconds=90)
+    assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 400 steps")
+    assert sorted(path.name for path in Path("straight").iterdir()) == [
+        "checkpoints", "data", "log.jsonl", "step.json", "tensorboard",
+    ]  # fmt: skip
+    set_run(**TWO)
+
+    run = Launched()
+    wait_for(lambda: len(run.workers()) == 2)
+    time.sleep(0.3)  # somewhere in the start of the interpreters
+    os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C in a terminal
+    ended = run.wait()
+    assert (ended.code, ended.line) == (1, f"stopped by SIGINT; {NOT_HALF}")
+
+    run = Launched()
+    run.at_step(50)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    ended = run.wait()
+    assert ended.code == 1
+    goes_on = f"the same command goes on from run/checkpoints/step-{saved_step():08d}"
+    assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
+    assert saved_step() >= 40
+
+    for begin, name in ((100, "SIGINT"), (150, "SIGTERM")):
+        run = Launched()
+        run.at_step(begin)
+        (os.killpg if name == "SIGINT" else os.kill)(run.process.pid, signal.Signals[name])
+        ended = run.wait()
+        saved = f"run/checkpoints/step-{saved_step():08d}"
+        assert ended.line == (
+            f"stopped by {name} after step {saved_step()} of 400; saved {saved}; the same command goes on from there"
+        )
+        assert (ended.code, saved_step() >= begin) == (1, True)
+
+    run = Launched()
+    run.at_step(200)
+    os.killpg(run.process.pid, signal.SIGKILL)
+    assert run.wait().code == -signal.SIGKILL  # and the processes went with it
+    assert saved_step() >= 180
+
+    os.rename(cut := Path("run/checkpoints") / f"step-{saved_step():08d}" / "__1_0.distcp", "kept")
+    ended = Launched().wait()
+    assert (ended.code, f"{cut}: is missing" in ended.line) == (2, True)
+    os.rename("kept", cut)
+
+    assert Launched().wait().code == 0
+    assert (saved_step(), saved_bits()) == (400, saved_bits("straight"))
+    assert len(losses()) == 400
