@@ -49,6 +49,7 @@ def predict(
     gbs: GlobalBatch = None,
     precision: Precision = None,
     attention: Attention = None,
+    operations: Annotated[bool, typer.Option("--operations", help="Also list every operation.")] = False,
     json: AsJson = False,
 ) -> None:
     """Memory, work, traffic and time of one training step, without a GPU."""
@@ -62,6 +63,8 @@ def predict(
         job=_job(job, sequence=seq, global_batch=gbs, precision=precision, attention=attention),
     )  # fmt: skip
     _print(step.model_dump_json(indent=2) if json else table.step(step))
+    if operations and not json:
+        _print(table.operations(step))
 
 
 @app.command()
@@ -159,6 +162,7 @@ def calibrate(
     """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'."""
     from fivefold.check.calibrate import calibrate as run
     from fivefold.machine.toml import write
+    from fivefold.show import table
     from fivefold.show.progress import bar
 
     counts = tuple(int(word) for word in ranks.split(",") if word.strip().isdigit())
@@ -169,7 +173,7 @@ def calibrate(
     path = out or _local()
     write(machine, path)
     _say(f"wrote {path}")
-    _print(machine.model_dump_json(indent=2) if json else _summary(machine))
+    _print(machine.model_dump_json(indent=2) if json else table.machine(machine))
 
 
 @app.command()
@@ -315,14 +319,3 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         _say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
     _print((run.folder / "step.json").read_text() if json else table(compare(proof.predicted, proof.measured)))
-
-
-def _summary(machine: Machine) -> str:
-    from fivefold.units import show_bytes, show_count
-
-    peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
-    link = machine.links[-1]
-    return (
-        f"{machine.ranks} ranks, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
-        f"{show_bytes(machine.chip.memory_bandwidth)}/s; {link.name} {show_bytes(link.bandwidth)}/s"
-    )

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fivefold.machine.spec import Machine
 from fivefold.show.grid import Grid
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
 from fivefold.units import GIB, MIB, show_bytes, show_count, show_seconds
@@ -55,6 +56,16 @@ def operations(step: Step) -> RenderableType:
     )
     return Group(
         _heading("Operations", "each, on one rank and micro-batch"), Grid(headings, rows, words=("operation",))
+    )
+
+
+def machine(machine: Machine) -> str:
+    """One line: what each rank can do, and how the ranks speak."""
+    peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
+    link = machine.links[-1]
+    return (
+        f"{machine.ranks} ranks, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
+        f"{show_bytes(machine.chip.memory_bandwidth)}/s; {link.name} {show_bytes(link.bandwidth)}/s"
     )
 
 

@@ -105,7 +105,7 @@ def against_others(
         "plain torch": contenders.plain(model, job, data=data),
         "transformers": contenders.transformers(model, job, data=data),
     }
-    racers = {name: partial(clocked, step, clock) for name, step in steps.items()}
+    racers: dict[str, Clocked] = {name: partial(clocked, step, clock) for name, step in steps.items()}
     setting = f"{model.name} {precision}{' compiled' if compiled else ''}"
     return race(setting, racers, tokens=job.tokens_per_step, seconds=seconds)
 
