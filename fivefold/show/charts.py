@@ -59,7 +59,9 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
         for name, stage in bars.items()
         for i, part in enumerate(PARTS)
     ]
-    peaks = [{"bar": name, "size": s.peak_bytes / size, "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
+    # Behind the bar, whose parts add up to more than the peak where gradients are not alive yet.
+    ends_at = {name: sum(part["size"] for part in parts if part["bar"] == name) for name in bars}
+    peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
     x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
     y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
     colour = _colour("part", dict(zip(PARTS, COLOURS, strict=True)))

@@ -9,7 +9,6 @@ cores busy, threads wait for one another and only ``--shared`` says anything: on
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import multiprocessing
 import statistics
@@ -115,8 +114,8 @@ def zero_against_one(*, data: Path, seconds: float) -> list[Result]:
     job = job_of(precision="fp32", compiled=False)
     one = contenders.ours(TINY, job, data=data, layout=Layout(mbs=job.global_batch))
     with _ranks(2, job, data) as two:
-        racers = {"ours": two, "one process": partial(clocked, one, time.perf_counter)}
-        return race("tiny fp32 dp2 zero2", racers, tokens=job.tokens_per_step, seconds=seconds)
+        racers: dict[str, Clocked] = {"ours": two, "one process": partial(clocked, one, time.perf_counter)}
+        return race("tiny fp32 2 ranks", racers, tokens=job.tokens_per_step, seconds=seconds)
 
 
 @contextmanager
@@ -144,7 +143,6 @@ def _ranks(count: int, job: Job, data: Path) -> Iterator[Clocked]:
 
 
 def _rank(rank: int, count: int, job: Job, data: Path, orders: Connection) -> None:
-    keep_memory()
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     dist.init_process_group("gloo", store=FileStore(str(data / "store"), count), rank=rank, world_size=count)
     layout = Layout(dp=count, zero=2, mbs=job.global_batch // count)
@@ -166,16 +164,8 @@ def predictions_per_second(*, seconds: float) -> float:
     return number / (time.perf_counter() - begin)
 
 
-def keep_memory() -> None:
-    """Have glibc keep what is freed: else page faults fall on whoever's sizes do not fit what another left."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-4, 0)  # M_MMAP_MAX: nothing comes straight from the kernel
-    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: little goes back
-
-
 def measure(*, seconds: float, shared: bool, say: Callable[[str], None]) -> tuple[list[Result], float]:
     """All races of about ``seconds`` each, and predictions per second."""
-    keep_memory()
     Process().start()
     if shared:
         torch.set_num_threads(1)
