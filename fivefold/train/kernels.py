@@ -19,9 +19,9 @@ from fivefold.job import LOSS_CHUNK_ELEMENTS
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        wide = x.float()
-        rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(epsilon))
-        return (wide * rstd).to(x.dtype).mul_(weight), rstd
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        return torch.mul(x, rstd).to(x.dtype).mul_(weight), rstd  # the product is fp32, as rstd is
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -33,11 +33,12 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _rstd: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        normal = x.float() * rstd
-        wide = grad.float()
-        weight_grad = (wide * normal).flatten(0, -2).sum(0).to(weight.dtype)
-        wide = wide * weight
-        inner = (wide * normal).mean(-1, keepdim=True)
+        normal = x * rstd  # this and all below in fp32
+        product = grad * normal
+        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        inner = product.mul_(weight).mean(-1, keepdim=True)
+        del product
+        wide = grad * weight.float()
         return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None
 
 

@@ -64,10 +64,10 @@ def norm(
         keeps=(source, f"{out}.stat"),
         parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
-        # rms_norm of train/kernels.py: forward x and x·rstd in fp32; backward x̂, g·w and their product in fp32,
-        # of which the result takes one over when nothing is to be narrowed. LayerNorm is a fused kernel.
-        forward_scratch=0 if layernorm else 2 * numel * wide,
-        backward_scratch=0 if layernorm else numel * (12 if wide else 8),
+        # rms_norm of train/kernels.py: forward x·rstd in fp32; backward x̂ and a product in fp32, of which the result
+        # takes one over when nothing is to be narrowed. LayerNorm is a fused kernel.
+        forward_scratch=0 if layernorm else numel * wide,
+        backward_scratch=0 if layernorm else numel * (8 if wide else 4),
     )  # fmt: skip
 
 
