@@ -83,6 +83,8 @@ class _Walk:
         self.profiles_later = _profiles(model, job, layout.mbs, tuple(0 for _ in states))
         self.kept_bytes = sum(profile.kept_bytes for profile in self.profiles)
         self.tied = model.tied_embeddings
+        # The head's gradient of a tied weight waits for the embedding's.
+        self.waiting = model.vocab * model.width * job.precision.gradients_bytes if self.tied else 0
         self.stream = activation_bytes(model, job, sequences=layout.mbs)
         self.base = resident + _inputs_bytes(model, job, sequences=layout.mbs)
         self.whole = 0  # gathered weights that come and go
@@ -130,6 +132,8 @@ class _Walk:
             at = f"{name} backward {profile.backward_cause}".strip()
             self._note(self.base + self.sums + self.whole + kept + profile.backward_peak_bytes, at)
             self.sums += state.sums if first else 0
+            if index in (0, count - 1):
+                self.sums += self.waiting if index else -self.waiting
             if come_and_go and not (index == 0 and not self.tied):
                 self.whole -= state.whole
             if last and not self.policy.gradients_stay:
