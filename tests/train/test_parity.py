@@ -124,5 +124,5 @@ def test_every_zero_stage_equals_one_plain_process(forked, model: Model, layout:
         assert ours == pytest.approx(losses, rel=1e-6)
         for name, row, grad, final in shards:
             rows = slice(row, row + len(final))
-            torch.testing.assert_close(grad, grads[name][rows], rtol=1e-5, atol=1e-6 * float(grads[name].abs().max()))
+            assert (grad - grads[name][rows]).norm() <= 1e-6 * grads[name].norm(), name
             torch.testing.assert_close(final, finals[name][rows], rtol=0, atol=2e-5)
