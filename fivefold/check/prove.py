@@ -77,7 +77,9 @@ def measured_step(
     fullest: Measured = max((measured for measured, _, _ in everyone), key=lambda one: one.peak_bytes)
     seconds = max(seconds for _, _, seconds in everyone)
     counted = work(model, layout=layout, job=run.job)
-    done = counted.replace(hardware_flops=sum(measured.flops for measured, _, _ in everyone))
+    done = counted.replace(
+        parameters=fullest.parameters, hardware_flops=sum(measured.flops for measured, _, _ in everyone)
+    )  # the model FLOPs, and which parameters are active, are definitions and not measured
     states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
     stage = StageMemory(
         stage=0,

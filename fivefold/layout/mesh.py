@@ -10,11 +10,6 @@ from fivefold.layout.spec import Layout
 AXES = ("pp", "dp", "cp", "tp")  # outermost first, as in torch's DeviceMesh
 
 
-def sizes(layout: Layout) -> dict[str, int]:
-    """Degree of each axis, outermost first."""
-    return {axis: getattr(layout, axis) for axis in AXES}
-
-
 def span(layout: Layout, axis: str) -> int:
     """How many neighbouring ranks one group of ``axis`` reaches across, itself included."""
     inner = 1

@@ -37,6 +37,7 @@ UNTIMED = 3  # the first steps, the metered one among them
 class Measured:
     """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
 
+    parameters: int  # of the whole model
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -154,9 +155,9 @@ class Loop:
 
     def _forward_backward(self, tokens: Tensor, meter: Meter | None) -> Tensor:
         tokens = tokens.to(self.built.ranks.device, non_blocking=True)
-        before = self._apart_from_weights(meter)
+        before = 0
         if meter:
-            meter.phase = "forward"
+            before, meter.phase = self._apart_from_weights(meter), "forward"
         loss: Tensor = self.built.module(tokens[:, :-1], tokens[:, 1:], scale=1 / self.job.tokens_per_step)
         if meter:
             self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(meter) - before)
@@ -168,10 +169,9 @@ class Loop:
     def _on_gpu(self) -> bool:
         return self.built.ranks.device.type == "cuda"
 
-    def _apart_from_weights(self, meter: Meter | None) -> int:
+    def _apart_from_weights(self, meter: Meter) -> int:
         """Live bytes less the gathered weights, which come and go under ZeRO-3."""
-        weights = sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
-        return meter.live_bytes - weights if meter else 0
+        return meter.live_bytes - sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
 
     def _living(self) -> list[Tensor]:
         """Every tensor that lives from step to step."""
@@ -187,6 +187,7 @@ class Loop:
         whole = [tensor for unit in units for tensor in unit.living()]
         gradients = [unit.reduced for unit in units if unit.reduced is not None]
         return Measured(
+            parameters=sum(weight.numel() for weight in self.built.module.parameters()),
             parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in whole),
             gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
             optimizer_bytes=sum(tensor.nbytes for tensor in self._moments()),

@@ -90,6 +90,7 @@ class _Walk:
         self.whole = 0  # gathered weights that come and go
         self.sums = 0  # gradients that live so far
         self.full = (0, "")
+        self.names = ["embed", *(f"block {index}" for index in range(model.layers)), "head"]
 
     def run(self) -> tuple[int, str]:
         micro_batches = self.layout.micro_batches(self.job)
@@ -106,14 +107,10 @@ class _Walk:
         if live > self.full[0]:
             self.full = (live, cause)
 
-    def _names(self) -> list[str]:
-        blocks = [f"block {index}" for index in range(len(self.states) - 2)]
-        return ["embed", *blocks, "head"]
-
     def _micro_batch(self, *, first: bool, last: bool) -> None:
         profiles = self.profiles if first else self.profiles_later
         kept, come_and_go, count = 0, not self.policy.weights_stay, len(profiles)
-        for index, (name, profile, state) in enumerate(zip(self._names(), profiles, self.states, strict=True)):
+        for index, (name, profile, state) in enumerate(zip(self.names, profiles, self.states, strict=True)):
             self.whole += state.whole if come_and_go else 0
             live = self.base + self.sums + self.whole + kept
             if first or come_and_go:
@@ -123,7 +120,7 @@ class _Walk:
             self.whole -= state.whole if come_and_go and not stays else 0
             kept += profile.kept_bytes
         for index in reversed(range(count)):
-            name, profile, state = self._names()[index], profiles[index], self.states[index]
+            name, profile, state = self.names[index], profiles[index], self.states[index]
             stayed = index == count - 1 or index == 0  # the embedding needs no weights to go back
             if come_and_go and not stayed:
                 self.whole += state.whole

@@ -38,7 +38,6 @@ class Prices:
         calibration = machine.calibration
         measured = sorted({p.ranks for p in calibration.matmuls}) if calibration else []
         self.ranks = next((n for n in measured if n >= ranks), measured[-1] if measured else ranks)
-        self._known = calibration is not None
         self._matmuls: dict[tuple[float, ...], float] = {}
         self._attentions: tuple[dict[tuple[float, ...], float], dict[tuple[float, ...], float]] = ({}, {})
         self._bandwidths: dict[str, dict[tuple[float, ...], float]] = {}
