@@ -116,7 +116,7 @@ def kernel(site: Site, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
     return KernelPoint(kernel=name, dtype=dtype, ranks=site.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
 
 
-# torch 2.13 renamed the two single-tensor collectives (notes on torch 2.11 against 2.13).
+# torch 2.13 renamed the two single-tensor collectives.
 all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 

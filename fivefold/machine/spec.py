@@ -82,7 +82,7 @@ class KernelPoint(Record):
 
 
 class CollectivePoint(Record):
-    """A collective over ``ranks`` processes; ``bytes`` is the full tensor (formulas: S)."""
+    """A collective over ``ranks`` processes; ``bytes`` is the full tensor."""
 
     collective: Collective
     ranks: PositiveInt

@@ -1,6 +1,6 @@
 """Bytes that live on one rank: states at rest, and the fullest moment of a step with its cause.
 
-    states = weights + gradients + optimizer, each whole or 1/S by the ZeRO policy (formulas §1)
+    states = weights + gradients + optimizer, each whole or 1/S by the ZeRO policy (docs/notation.md §2)
     peak   = the largest of: gathers, each unit forward and backward over what the earlier ones keep, the update
 
 The order of events is that of ``train/parallel/zero.py``: gradient sums are born with a unit's first gradient.
