@@ -51,7 +51,8 @@ class Recipe(Record):
 
 
 # docs/notation.md §2. Sources: fp32, bf16, fp16: ZeRO (arXiv:1910.02054 §3.1); fp8-deepseek: DeepSeek-V3
-# (arXiv:2412.19437 §3.3); fp8-nanotron: Ultra-Scale Playbook, table of fp8 recipes; fp8-lm: FP8-LM O3 (arXiv:2310.18313).
+# (arXiv:2412.19437 §3.3); fp8-nanotron: Ultra-Scale Playbook, table of fp8 recipes; fp8-lm: FP8-LM O3
+# (arXiv:2310.18313).
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (

@@ -111,7 +111,7 @@ class Step(Record):
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
-    """Bytes that one rank sends on a ring for a full tensor of ``payload`` bytes, rounded down (docs/notation.md §5)."""
+    """Bytes one rank sends on a ring for a full tensor of ``payload`` bytes, rounded down (docs/notation.md §5)."""
     if ranks == 1:
         return 0
     if collective == "all_reduce":
