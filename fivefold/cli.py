@@ -108,11 +108,13 @@ def train(
     from fivefold.layout.spec import Layout, refuse
     from fivefold.model.catalog import resolve
     from fivefold.train.run import Run
+    from fivefold.train.supported import check_supported
 
     settings = Run.load(run)
     model, machine = resolve(settings.model), _machine(settings.machine)
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
+    check_supported(chosen, settings.job)
     if _launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
         _prepare(settings, model)
     if chosen.world > 1 and "RANK" not in os.environ:

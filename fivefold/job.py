@@ -12,6 +12,11 @@ from fivefold.units import Dtype
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
 
 
+Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks"]
+# Elements that share one fp32 scale (blocks: one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128); OCP MX (1x32).
+SCALED_ELEMENTS: dict[Scaling, int] = {"tiles": 128, "blocks": 32}
+
+
 class Recipe(Record):
     """Numeric precision as bytes per parameter (``docs/notation.md`` §2); 0 = is not kept.
 
@@ -27,6 +32,12 @@ class Recipe(Record):
     accumulated_bytes: NonNegativeInt = 0
     moments_bytes: tuple[NonNegativeInt, NonNegativeInt] = (4, 4)
     loss_scaling: bool = False
+    scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
+
+    @property
+    def narrow(self) -> bool:
+        """Whether matmuls read operands that were cast below 16 bits."""
+        return self.compute in ("fp8", "fp4")
 
     @property
     def total_bytes(self) -> int:
@@ -50,6 +61,15 @@ class Recipe(Record):
         return self.master_bytes or self.weights_bytes
 
 
+# 16-bit weights at rest, cast for each matmul: Transformer Engine's recipes in Megatron-Core, torchao's float8.
+FP8_OVER_BF16: tuple[tuple[str, Dtype, Scaling], ...] = (
+    ("fp8", "fp8", "tensorwise"),
+    ("fp8-rowwise", "fp8", "rowwise"),
+    ("fp8-tiles", "fp8", "tiles"),
+    ("mxfp8", "fp8", "blocks"),
+    ("nvfp4", "fp4", "blocks"),
+)
+
 # docs/notation.md §2. Sources: fp32, bf16, fp16: ZeRO (arXiv:1910.02054 §3.1); fp8-deepseek: DeepSeek-V3
 # (arXiv:2412.19437 §3.3); fp8-nanotron: Ultra-Scale Playbook, table of fp8 recipes; fp8-lm: FP8-LM O3
 # (arXiv:2310.18313).
@@ -69,9 +89,22 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
         Recipe(name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True),
         Recipe(name="fp8-te", compute="fp8", weights_bytes=4, gradients_bytes=4),
+        *(
+            Recipe(
+                name=name,
+                compute=compute,
+                scaling=scaling,
+                weights_bytes=2,
+                gradients_bytes=2,
+                master_bytes=4,
+                accumulated_bytes=4,
+            )
+            for name, compute, scaling in FP8_OVER_BF16
+        ),
         Recipe(
             name="fp8-deepseek",
             compute="fp8",
+            scaling="tiles",
             weights_bytes=1,
             gradients_bytes=2,
             master_bytes=4,
@@ -110,6 +143,9 @@ def recipe(name: str) -> Recipe:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+Axis = Literal["dp", "tp", "cp", "ep", "pp"]
+
+
 class Optimizer(Record):
     """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping."""
 
@@ -137,8 +173,15 @@ class Job(Record):
     global_batch: PositiveInt = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
     attention: Literal["flash", "unfused"] = "flash"
-    loss: Literal["plain", "chunked", "fused"] = "plain"
+    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies
+    loss: Literal["plain", "chunked", "fused"] = "fused"
+    kernels: Literal["fused", "plain"] = "fused"  # plain: norms, rotary and activation as PyTorch's separate kernels
     compile: bool = False
+    overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
+    reduce: Literal["step", "micro_batch"] = "step"  # gradients across ranks: once, or after every backward
+    vocab_multiple: PositiveInt = 1  # the vocabulary is padded to a multiple of this times tp
+    imbalance: float = Field(1.0, ge=1)  # tokens of the fullest expert rank over the even share
+    offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
     steps: PositiveInt = 1000

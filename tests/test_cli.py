@@ -42,7 +42,7 @@ def signals() -> object:
         (("predict", "nano", "h100:8", "dp8 dp4"), r"layout 'dp8 dp4': 'dp4' sets dp a second time; keep one"),
         ((*PREDICT, "--gbs", "12"), r"layout 'dp8 .*': global batch 12 is not divisible by .*; try gbs 16 or dp6 mbs1"),
         (("predict", "nano", "h100:8", "dp16"), r"layout 'dp16 .*': needs 16 ranks, but h100 has 8; .*"),
-        ((*PREDICT, "--precision", "fp7"), r"job: unknown precision 'fp7'; did you mean fp32 or fp16\?"),
+        ((*PREDICT, "--precision", "fp7"), r"job: unknown precision 'fp7'; did you mean fp8 or fp32 or fp16\?"),
         ((*PREDICT, "--seq", "0"), r"job: sequence: Input should be greater than 0, not 0"),
         ((*PREDICT, "--job", "nowhere.toml"), r"nowhere.toml: no such file"),
         ((*PREDICT, "--job", "bad.toml"), r"bad.toml: not valid TOML: .*line 2.*"),

@@ -8,6 +8,11 @@ from fivefold.record import Mistake
 
 # Published totals in bytes per parameter; the sources stand beside the recipes.
 TOTALS = {
+    "fp8": 20,
+    "fp8-rowwise": 20,
+    "fp8-tiles": 20,
+    "mxfp8": 20,
+    "nvfp4": 20,
     "fp32": 16,
     "bf16": 20,
     "bf16-grad16": 16,

@@ -1,20 +1,52 @@
-"""Where the ranks lie: the order of the mesh axes, and so which of them stay within a node.
+"""Where the ranks lie: the order of the mesh axes, and so who speaks with whom and how far away.
 
-Innermost (neighbouring ranks) to outermost: tp, cp, dp, pp. Tensor parallelism speaks most and sits nearest.
+Nearest to outermost: tp, cp, dp, pp (``order=`` in the layout changes it). Tensor parallelism speaks most and sits
+nearest. ZeRO shards over dp·cp; experts lie inside dp·cp·tp, their tensor parts (etp) nearest.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from fivefold.layout.spec import Layout
 
 AXES = ("pp", "dp", "cp", "tp")  # outermost first, as in torch's DeviceMesh
 
 
-def span(layout: Layout, axis: str) -> int:
-    """How many neighbouring ranks one group of ``axis`` reaches across, itself included."""
-    inner = 1
-    for name in reversed(AXES):
-        if name == axis:
-            return inner * int(getattr(layout, axis))
-        inner *= int(getattr(layout, name))
+class Group(NamedTuple):
+    """``ranks`` that speak together, ``stride`` apart in the order of ranks."""
+
+    ranks: int
+    stride: int
+
+
+def group(layout: Layout, axis: str) -> Group:
+    """The ranks of one group of ``axis``.
+
+    Beside the axes of the mesh: ``shard`` and ``replica`` (ZeRO's two, over dp·cp), ``ep``, ``etp``, and
+    ``expert_shard`` and ``expert_replica`` (ZeRO's two for experts, over what ep and etp leave of dp·cp·tp).
+    """
+    strides, reach = {}, 1
+    for name in layout.order:
+        strides[name] = reach
+        reach *= int(getattr(layout, name))
+    if axis in strides:
+        return Group(int(getattr(layout, axis)), strides[axis])
+    replicas = layout.dp * layout.cp
+    near = min(strides[name] for name in ("dp", "cp") if getattr(layout, name) > 1 or replicas == 1)
+    if axis == "shard":
+        return Group(layout.shards, near)
+    if axis == "replica":
+        return Group(replicas // layout.shards, near * layout.shards)
+    inner = min(near, strides["tp"]) if layout.etp < layout.tp else near  # without etp, experts spread over tp too
+    if axis == "etp":
+        return Group(layout.etp, strides["tp"])
+    if axis == "ep":
+        return Group(layout.ep, inner * layout.etp if layout.etp < layout.tp else inner)
+    if axis in ("expert_shard", "expert_replica"):
+        spread = inner * layout.ep * (layout.etp if layout.etp < layout.tp else 1)
+        shards = layout.expert_shards
+        if axis == "expert_shard":
+            return Group(shards, spread)
+        return Group(layout.expert_replicas // shards, spread * shards)
     raise KeyError(axis)

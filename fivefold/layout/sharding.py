@@ -54,9 +54,41 @@ def chunk_rows(rows: int, *, shards: int) -> int:
     return ceil_div(rows, shards)
 
 
+def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
+    """The part of a weight that one rank of tp, ep and etp holds, before ZeRO cuts it. ``vocab``: padded.
+
+    column and vocabulary: rows over tp (kv heads fewer than tp: copies) · row: columns over tp · experts over ep, their
+    feed-forward over etp · norms, router, latent down-projections and the biases of row layers: whole everywhere
+    """
+    name, shape, tp = weight.name, weight.shape, layout.tp
+    if weight.kind.startswith("expert"):
+        held = ceil_div(shape[0], layout.ep)
+        if weight.kind == "expert_column":
+            return weight._replace(shape=(held, shape[1] // layout.etp, *shape[2:]))
+        return weight._replace(shape=(held, *shape[1:-1], shape[-1] // (layout.etp if len(shape) == 3 else 1)))
+    if name.startswith(("embed.tokens", "head.out")):
+        return weight._replace(shape=(vocab // tp, *shape[1:]))
+    if weight.kind == "row":
+        return weight._replace(shape=(shape[0], shape[1] // tp))
+    wide_norm = model.qk_norm == "full" and name.endswith(("attention.q_norm.weight", "attention.k_norm.weight"))
+    cut = weight.kind in ("column", "vector", "bias") and not any(part in name for part in WHOLE)
+    if cut or wide_norm:
+        if tp > model.kv_heads and any(part in name for part in ("attention.k.", "attention.v.", "k_norm")):
+            return weight._replace(shape=(shape[0] // model.kv_heads, *shape[1:]))
+        return weight._replace(shape=(shape[0] // tp, *shape[1:]))
+    return weight
+
+
+WHOLE = ("q_down", "kv_down", "out.bias", "down.bias", "embed.positions")  # biases of row layers are added once
+
+
 def shard_numel(weight: Weight, *, shards: int) -> int:
-    """Elements of the first rank's shard, which is the largest; with padding, of every rank's."""
-    return chunk_rows(weight.shape[0], shards=shards) * (weight.numel // weight.shape[0])
+    """Elements of the first rank's shard, which is the largest; with padding, of every rank's.
+
+    Experts are cut along their rows too, not between experts alone.
+    """
+    rows = weight.shape[0] * (weight.shape[1] if len(weight.shape) == 3 else 1)
+    return chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
 def padded_numel(unit: Unit, *, shards: int) -> int:

@@ -28,6 +28,16 @@ SCHEDULES: tuple[ScheduleName, ...] = (
 V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per rank, placed as a V
 
 
+MeshAxis = Literal["tp", "cp", "dp", "pp"]
+DEFAULT_ORDER: tuple[MeshAxis, ...] = ("tp", "cp", "dp", "pp")
+
+# What can be computed again in the backward, by name of operation: the part before the dot, or the whole name.
+RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
+
+
+FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv": 1, "dualpipe": 2, "dualpipev": 2}
+
+
 class Layout(Record):
     """Degrees and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
 
@@ -43,7 +53,9 @@ class Layout(Record):
     shard_group: PositiveInt | None = None  # None: all of dp·cp
     schedule: ScheduleName = "1f1b"
     mbs: PositiveInt = 1
-    ac: Literal["none", "selective", "full"] = "none"
+    ac: str = "none"  # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +
+    stages: tuple[PositiveInt, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
+    order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
     cp_kind: Literal["ring", "ulysses"] = "ring"
     sp: bool = True
 
@@ -69,6 +81,9 @@ class Layout(Record):
         if room % self.ep:
             raise ValueError(f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{_divisor_below(room, self.ep)}")
         self._check_schedule()
+        self._check_stages()
+        if sorted(self.order) != sorted(DEFAULT_ORDER):
+            raise ValueError(f"order={'-'.join(self.order)} must name tp, cp, dp and pp once each, nearest first")
         if self.cp == 1 and self.cp_kind == "ulysses":
             raise ValueError("cp=ulysses needs context parallelism; add cp2 or more, or drop it")
         if self.tp == 1 and not self.sp:
@@ -86,6 +101,29 @@ class Layout(Record):
             raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write interleaved")
         if self.schedule == "dualpipe" and self.pp % 2:
             raise ValueError(f"dualpipe needs an even pp, not {self.pp}; try pp{self.pp + 1}")
+
+    def _check_stages(self) -> None:
+        chunks = self.pp * self.v
+        if self.stages and len(self.stages) != chunks:
+            raise ValueError(f"stages={'-'.join(map(str, self.stages))} names {len(self.stages)}, not pp·v={chunks}")
+        if not _AC.fullmatch(self.ac):
+            wrong = next((word for word in self.ac.split("+") if word not in RECOMPUTABLE), self.ac)
+            known = [f"ac={word}" for word in ("none", "selective", "full", *RECOMPUTABLE)]
+            raise ValueError(str(nearest(f"ac={wrong}", known, kind="recomputation")))
+
+    @cached_property
+    def recomputed(self) -> frozenset[str]:
+        """Groups of operations that run again in the backward of a layer; under full all of them, ``{"layer"}``."""
+        if self.ac == "none":
+            return frozenset()
+        if self.ac.startswith("full"):
+            return frozenset({"layer"})
+        return frozenset({"core"} if self.ac == "selective" else self.ac.split("+"))
+
+    @cached_property
+    def recompute_every(self) -> int:
+        """Of how many layers one is recomputed."""
+        return int(self.ac[5:]) if self.ac.startswith("full/") else 1
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -115,6 +153,10 @@ class Layout(Record):
         tokens.append(f"mbs{self.mbs}")
         if self.ac != "none":
             tokens.append(f"ac={self.ac}")
+        if self.stages:
+            tokens.append(f"stages={'-'.join(map(str, self.stages))}")
+        if self.order != DEFAULT_ORDER:
+            tokens.append(f"order={'-'.join(self.order)}")
         if self.cp_kind != "ring":
             tokens.append(f"cp={self.cp_kind}")
         if not self.sp:
@@ -130,6 +172,16 @@ class Layout(Record):
     def shards(self) -> int:
         """Ranks over which ZeRO divides a dense state: the shard group, or 1 under zero0."""
         return 1 if self.zero == 0 else (self.shard_group or self.dp * self.cp)
+
+    @cached_property
+    def expert_replicas(self) -> int:
+        """Ranks that hold copies of the same experts, within one pipeline stage."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @cached_property
+    def expert_shards(self) -> int:
+        """Ranks over which ZeRO divides an expert's state: as many of the shard group as hold the same experts."""
+        return min(self.expert_replicas, max(1, self.expert_replicas * self.shards // (self.dp * self.cp)))
 
     def micro_batches(self, job: Job) -> int:
         """Micro-batches that each pipeline runs per optimizer step (m)."""
@@ -162,10 +214,12 @@ def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None)
     yield from _context_reasons(layout, model=model, job=job)
     if layout.pp * layout.v > model.layers:
         yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
-    micro, needed = layout.micro_batches(job), layout.pp * (2 if layout.schedule.startswith("dualpipe") else 1)
+    if layout.stages and sum(layout.stages) != model.layers:
+        yield f"stages={'-'.join(map(str, layout.stages))} hold {sum(layout.stages)} layers, not layers={model.layers}"
+    micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * layout.pp
     if layout.schedule == "dualpipe" and micro % 2:
         yield f"dualpipe sends half of the micro-batches from each end, but {micro} is odd; change gbs or mbs"
-    if layout.pp > 1 and layout.schedule != "gpipe" and micro < needed:
+    if micro < needed:
         yield (
             f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; "
             "raise gbs or lower dp·mbs"
@@ -205,6 +259,7 @@ def _context_reasons(layout: Layout, *, model: Model, job: Job) -> Iterator[str]
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {mend}"
 
 
+_AC = re.compile(rf"none|selective|full(/[1-9]\d{{0,3}})?|({'|'.join(RECOMPUTABLE)})(\+({'|'.join(RECOMPUTABLE)}))*")
 _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
@@ -226,8 +281,13 @@ def _read_token(token: str) -> Mapping[str, object]:
         return {"schedule": token}
     if token == "nosp":
         return {"sp": False}
-    if token in ("ac=none", "ac=selective", "ac=full"):
-        return {"ac": token[3:]}
+    if token.startswith("ac="):
+        groups = token[3:].split("+")
+        return {"ac": token[3:] if len(groups) == 1 else "+".join(sorted(set(groups), key=groups.index))}
+    if token.startswith("stages="):
+        return {"stages": tuple(_degree(token, part) if part.isdigit() else 0 for part in token[7:].split("-"))}
+    if token.startswith("order="):
+        return {"order": tuple(token[6:].split("-"))}
     if token in ("cp=ring", "cp=ulysses"):
         return {"cp_kind": token[3:]}
     raise nearest(token, _WORDS, kind="layout token")

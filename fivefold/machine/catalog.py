@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.machine import toml
+from fivefold.machine.reached import shares
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.record import Mistake, nearest
 from fivefold.units import MIB, Dtype
@@ -23,27 +24,34 @@ RECALLED = "vendor data sheet from memory, unverified"
 
 
 class Fabric(NamedTuple):
-    """One tier of links: bytes/s per rank and direction, seconds per message."""
+    """One tier of links as ``machine.spec.Link`` has it: bytes/s per rank and direction, seconds per step."""
 
     name: str
     bandwidth: float
+    sustained: float
+    reduction_bandwidth: float | None
     latency_seconds: float
     source: str
 
 
-def _scale_up(name: str, gigabytes: float, source: str) -> Fabric:
-    # An 8-GPU all-reduce of 32 KiB takes 44 us on A100 and 40 us on H200: 14 ring steps of 3 us.
-    latency = f"3 us per message: 32 KiB all-reduce over 8 GPUs in 40 to 44 us is 14 steps, {NETWORK}#L1222 and #L1257"
-    return Fabric(name, gigabytes * 1e9, 3e-6, f"{gigabytes:g} GB/s: {source}; {latency}")
+def _scale_up(name: str, gigabytes: float, source: str, *, ring: float, switch: float | None = None) -> Fabric:
+    """``ring`` is the bus bandwidth in GB/s of large all-gathers, ``switch`` the rate while the switch adds."""
+    # An 8-GPU all-reduce of 32 KiB takes 44 us on A100 and 40 us on H200: 20 us to start, 6 tree steps of 3 us.
+    latency = f"3 us per step: 32 KiB all-reduce over 8 GPUs in 40 to 44 us, {NETWORK}#L1222 and #L1257"
+    reduction = switch * 1e9 if switch else None
+    return Fabric(name, gigabytes * 1e9, ring / gigabytes, reduction, 3e-6, f"{gigabytes:g} GB/s: {source}; {latency}")
 
 
 def _pcie(generation: int, gigabytes: float) -> Fabric:
-    source = f"{gigabytes:g} GB/s, x16: {NETWORK}; 5 us per message is our assumption"
-    return Fabric(f"PCIe {generation}", gigabytes * 1e9, 5e-6, source)
+    source = f"{gigabytes:g} GB/s, x16: {NETWORK}; four fifths of it sustained and 4 us per step are our assumption"
+    return Fabric(f"PCIe {generation}", gigabytes * 1e9, 0.8, None, 4e-6, source)
 
 
 def _nic(gigabits: float, source: str) -> Fabric:
-    return Fabric("NIC", gigabits * 1e9 / 8, 5e-6, f"{gigabits:g} Gbit/s: {source}; 5 us per message is our assumption")
+    # NVIDIA expects 24 of 25 GB/s (nccl-tests issue 119) and 46 to 48 of 50 (nccl-tests issue 290). An all-reduce of
+    # a few bytes over 32 nodes of 8 A100 takes 65 us (nccl issue 652): 20 us to start, 6 near and 10 far tree steps.
+    share = "0.95 of it sustained: NVIDIA/nccl-tests issues 119 and 290; 4 us per step: NVIDIA/nccl issue 652"
+    return Fabric("NIC", gigabits * 1e9 / 8, 0.95, None, 4e-6, f"{gigabits:g} Gbit/s: {source}; {share}")
 
 
 class Row(NamedTuple):
@@ -59,14 +67,27 @@ class Row(NamedTuple):
     watts: float | None = None
 
 
-NVLINK2 = _scale_up("NVLink 2", 150, NETWORK)
-NVLINK3 = _scale_up("NVLink 3", 300, SHEET)
-NVLINK4 = _scale_up("NVLink 4", 450, SHEET)
-NVLINK4_H800 = _scale_up("NVLink 4, H800", 200, f"{RECALLED}; deepseek-ai/DeepEP@b57e5e2:README.md reaches 160 GB/s")
-NVLINK5 = _scale_up("NVLink 5", 900, SHEET)
-XGMI_MI250 = _scale_up("Infinity Fabric", 175, f"half a module's 350 GB/s to all its neighbours, {SHEET}")
-XGMI_MI300 = _scale_up("Infinity Fabric", 448, f"{SHEET}; to all 7 neighbours at once, 64 GB/s to one, {NETWORK}")
-XGMI_MI355 = _scale_up("Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 GB/s to one")
+# An all-reduce of S bytes in the switch sends (n + 1) / n · S per rank. On H200 that is 305 GB/s for 5, 6, 7 and 8
+# GPUs alike (bus bandwidths 414, 436, 460 and 473, NETWORK#L926 to #L929), on B200 465 to 476 GB/s at 1 to 4 GiB
+# (#L1419), on the 72 GPUs of a GB200 rack 429 GB/s (coreweave/nccl-tests pull request 43).
+NVLINK2 = _scale_up("NVLink 2", 150, f"{NETWORK}; 120 in a ring is our assumption", ring=120)
+NVLINK3 = _scale_up("NVLink 3", 300, f"{SHEET}; 235 in a ring, {NETWORK}#L1241", ring=235)
+RING4 = f"362 in a ring, {NETWORK}#L980"
+NVLINK4 = _scale_up("NVLink 4", 450, f"{SHEET}; {RING4}; 305 in the switch, #L926", ring=362, switch=305)
+NVLINK4_DIRECT = _scale_up("NVLink 4, no switch", 450, f"{SHEET}; {RING4} of H200", ring=362)
+NVLINK4_H800 = _scale_up(
+    "NVLink 4, H800", 200, f"{RECALLED}; deepseek-ai/DeepEP@b57e5e2:README.md reaches 158 GB/s", ring=158
+)
+RING5 = "606 in a ring, MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
+NVLINK5 = _scale_up("NVLink 5", 900, f"{SHEET}; {RING5}; 476 in the switch, {NETWORK}#L1419", ring=606, switch=476)
+XGMI_RING = "three quarters of it in a ring is our assumption"
+XGMI_MI250 = _scale_up("Infinity Fabric", 175, f"half a module's 350, {SHEET}; {XGMI_RING}", ring=131)
+XGMI_MI300 = _scale_up(
+    "Infinity Fabric", 448, f"{SHEET}; to all 7 neighbours at once, 64 to one, {NETWORK}; {XGMI_RING}", ring=336
+)
+XGMI_MI355 = _scale_up(
+    "Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 to one; {XGMI_RING}", ring=402
+)
 PCIE4, PCIE5 = _pcie(4, 31), _pcie(5, 63)
 
 NIC_50 = _nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")
@@ -111,7 +132,7 @@ ROWS: dict[str, Row] = {
     "h100-pcie": Row(HOPPER_PCIE, 81559 * MIB, 2.0, 8, PCIE5, NIC_100, f"H100 PCIe 80 GB: {SEEN}"),
     "h200": Row(HOPPER, 143771 * MIB, 4.8, 8, NVLINK4, NIC_400, f"H200 SXM: {SEEN}", 700),
     "h800": Row(HOPPER, 81559 * MIB, 3.35, 8, NVLINK4_H800, NIC_400_H800, f"H800 SXM, as H100: {RECALLED}"),
-    "gh200": Row(HOPPER, 97871 * MIB, 4.0, 4, NVLINK4, NIC_200_GH200, GH200),
+    "gh200": Row(HOPPER, 97871 * MIB, 4.0, 4, NVLINK4_DIRECT, NIC_200_GH200, GH200),
     "b200": Row(B200, 183359 * MIB, 8.0, 8, NVLINK5, NIC_400_B200, f"B200 SXM: {SEEN}", 1000),
     "gb200": Row(GB200, 189471 * MIB, 8.0, 72, NVLINK5, NIC_400_GB200, f"GB200 NVL72: {SEEN}", 1200),
     "b300": Row(B300, 275040 * MIB, 8.0, 8, NVLINK5, NIC_800_B300, f"B300 SXM: {SEEN}", 1000),
@@ -193,6 +214,7 @@ def _build(name: str, row: Row, count: int | None) -> Machine:
         memory_bandwidth=float(round(row.terabytes_per_second * 1e12)),
         power_watts=row.watts,
         source=row.source,
+        **shares(name, tflops=row.tflops),
     )
     near = Link(span=row.ranks_per_node, **row.near._asdict())
     far = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())

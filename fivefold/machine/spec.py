@@ -13,6 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from fivefold.record import Record
 from fivefold.units import Dtype
 
+WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
+MATMUL_SHARE = 0.75  # of the peak, for a chip that nobody measured: between B200 (0.72) and A100 (0.81)
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 
@@ -24,16 +26,29 @@ class Chip(Record):
     memory_bytes: PositiveInt
     memory_bandwidth: PositiveFloat  # bytes/s
     power_watts: PositiveFloat | None = None
+    multiprocessors: PositiveInt = 108
+    matmul_share: dict[Dtype, PositiveFloat] = {}  # of the peak, that large matmuls sustain inside a training step
+    attention_share: PositiveFloat = 0.8  # of what matmuls sustain: flash attention, forward
+    attention_backward_share: PositiveFloat = 0.73
+    flash2_share: PositiveFloat = 1.0  # of the chip's own attention kernels, that FlashAttention-2 reaches
+    bandwidth_share: PositiveFloat = 0.9
+    launch_seconds: NonNegativeFloat = 5e-6  # of the host, to issue one kernel
     source: str
+    share_source: str = "what kernels reach is the default"
 
     def peak(self, dtype: Dtype) -> float:
         """Peak FLOP/s of ``dtype``, or of the nearest wider format that the chip has."""
-        order: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
-        wider = order[order.index(dtype) :]
-        for candidate in wider:
-            if candidate in self.peak_flops:
-                return self.peak_flops[candidate]
-        return max(self.peak_flops.values())
+        found = dtype if dtype in self.peak_flops else _nearest_wider(dtype, self.peak_flops)
+        return self.peak_flops[found] if found else max(self.peak_flops.values())
+
+    def sustained(self, dtype: Dtype) -> float:
+        """FLOP/s that a long matmul in ``dtype`` holds; a share that nobody measured is that of a wider format."""
+        found = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
+        return self.peak(dtype) * (self.matmul_share[found] if found else MATMUL_SHARE)
+
+
+def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
+    return next((wider for wider in WIDENING[WIDENING.index(dtype) :] if wider in known), None)
 
 
 class Link(Record):
@@ -41,8 +56,10 @@ class Link(Record):
 
     name: str
     span: PositiveInt
-    bandwidth: PositiveFloat  # bytes/s per rank, one direction
-    latency_seconds: NonNegativeFloat
+    bandwidth: PositiveFloat  # bytes/s per rank, one direction, as in the data sheet
+    sustained: float = Field(1.0, gt=0, le=1)  # what a ring of large messages reaches of it
+    reduction_bandwidth: PositiveFloat | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
+    latency_seconds: NonNegativeFloat  # one step of a small message
     source: str
 
 
@@ -120,6 +137,9 @@ class Machine(Record):
         if spans != sorted(spans):
             raise ValueError(f"links must go from near to far, but their spans are {spans}")
         return self
+
+    def __hash__(self) -> int:  # the chip holds a dict, which has none
+        return hash((self.name, self.ranks))
 
     @property
     def nodes(self) -> int:

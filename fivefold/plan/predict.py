@@ -8,69 +8,135 @@ play    timeline     the spans of one rank → step time
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.layer import activation_bytes
-from fivefold.plan.count.memory import stage_memory
+from fivefold.plan.count.counts import Counts, run_part
+from fivefold.plan.count.memory import RankMemory, memory
+from fivefold.plan.count.part import part_of
 from fivefold.plan.count.tape import kept_bytes
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
-from fivefold.plan.price.compute import Prices
-from fivefold.plan.price.timeline import Unit, play, priced
+from fivefold.plan.price.errors import expected_error
+from fivefold.plan.price.timeline import Clock, Timeline
+from fivefold.plan.price.units import Units
 from fivefold.record import Mistake
-from fivefold.step import Memory, Operation, Step, utilisation
+from fivefold.step import Memory, Operation, StageMemory, Step, Time, utilisation
+
+
+class Estimate(NamedTuple):
+    """A layout's memory on every pipeline rank, and its time: all that a search compares."""
+
+    layout: Layout
+    ranks: list[RankMemory]
+    clock: Clock
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest rank."""
+        return max(rank.peak_bytes for rank in self.ranks)
+
+
+class Planner:
+    """A model, a machine and a job with everything about them that is counted and priced once."""
+
+    def __init__(self, *, model: Model, machine: Machine, job: Job) -> None:
+        if machine.backend == "gloo":  # one stream: nothing runs beside compute
+            job = job.replace(overlap=())
+        self.model, self.machine, self.job = model, machine, job
+        self.counts = Counts(model, job)
+        self.units = Units(self.counts, machine)
+        self.timeline = Timeline(self.units)
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """The quick answer, for a layout that ``refuse`` lets pass."""
+        ranks = memory(self.counts, layout)
+        return Estimate(layout, ranks, self.timeline.step(layout, ranks))
+
+    def step(self, layout: Layout) -> Step:
+        """The whole answer as the record of the contract."""
+        ranks, clock = self.estimate(layout)[1:]
+        model, machine, job = self.model, self.machine, self.job
+        done = work(model, layout=layout, job=job)
+        stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
+        peak = max(stage.peak_bytes for stage in stages)
+        return Step(
+            kind="predicted",
+            model=model.name,
+            machine=machine.name,
+            layout=str(layout),
+            job=job.model_dump(mode="json"),
+            world=layout.world,
+            memory=Memory(peak_bytes=peak, fits=peak <= machine.chip.memory_bytes, stages=stages),
+            work=done,
+            traffic=traffic(self.counts, layout),
+            time=Time(
+                step_seconds=clock.seconds,
+                compute_seconds=clock.compute,
+                bubble_seconds=clock.bubble,
+                exposed_seconds=clock.exposed,
+                optimizer_seconds=clock.optimizer,
+                error=expected_error(model=model, machine=machine, layout=layout, quantity="time"),
+                bound_by=clock.bound_by,
+            ),
+            tokens_per_second_per_gpu=job.tokens_per_step / clock.seconds / layout.world,
+            mfu=utilisation(
+                done,
+                seconds=clock.seconds,
+                world=layout.world,
+                peak_flops=machine.chip.peak(job.precision.compute),
+            ),
+            operations=tuple(self._operations(layout)),
+        )
+
+    def _operations(self, layout: Layout) -> Iterator[Operation]:
+        part, prices = part_of(layout), self.units.prices(layout)
+        tally = {run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
+                 for stage in self.counts.stage_work(layout) for run, _ in stage}  # fmt: skip
+        for run, times in tally.items():
+            local = self.counts.local(part)
+            unit = self.counts.unit(run_part(part, run), run.name)
+            kept = kept_bytes(unit, sizes={"x": local.stream_bytes})
+            for op, size in zip(unit.ops, kept, strict=True):
+                time = prices.operation(op, heads=local.heads)
+                yield Operation(
+                    name=op.name,
+                    times=times,
+                    flops=op.flops,
+                    kept_bytes=size,
+                    forward_seconds=time.forward,
+                    backward_seconds=time.backward + time.weight,
+                )
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step:
     """The step that ``train`` will measure. Refuses in one line what cannot run or cannot be counted yet."""
-    check_layout(layout)
     refuse(layout, model=model, job=job, machine=machine)
-    stage = stage_memory(model, layout=layout, job=job)
-    done = work(model, layout=layout, job=job)
-    prices = Prices(machine, ranks=layout.world, dtype=job.precision.compute)
-    units = priced(model, prices=prices, layout=layout, job=job)
-    time = play(model, units, prices=prices, layout=layout, job=job, memory=stage)
-    return Step(
-        kind="predicted",
-        model=model.name,
-        machine=machine.name,
-        layout=str(layout),
-        job=job.model_dump(mode="json"),
-        world=layout.world,
-        memory=Memory(peak_bytes=stage.peak_bytes, fits=stage.peak_bytes <= machine.chip.memory_bytes, stages=(stage,)),
-        work=done,
-        traffic=traffic(model, layout=layout, job=job),
-        time=time,
-        tokens_per_second_per_gpu=job.tokens_per_step / time.step_seconds / layout.world,
-        mfu=utilisation(
-            done,
-            seconds=time.step_seconds,
-            world=layout.world,
-            peak_flops=machine.chip.peak(job.precision.compute),
-        ),
-        operations=tuple(_rows(units, stream_bytes=activation_bytes(model, job, sequences=layout.mbs))),
+    if layout.tp_inner > 1:
+        plain = layout.replace(tp_inner=1)
+        raise Mistake(f"layout {str(layout)!r}: 2D tensor parallelism is not counted; try {str(plain)!r}")
+    return planner(model, machine, job).step(layout)
+
+
+@lru_cache(maxsize=16)
+def planner(model: Model, machine: Machine, job: Job) -> Planner:
+    """One planner per model, machine and job, kept for the next layout."""
+    return Planner(model=model, machine=machine, job=job)
+
+
+def _stage(index: int, rank: RankMemory) -> StageMemory:
+    rest = rank.peak_bytes - rank.parameters_bytes - rank.gradients_bytes - rank.optimizer_bytes
+    return StageMemory(
+        stage=index,
+        parameters_bytes=rank.parameters_bytes,
+        gradients_bytes=rank.gradients_bytes,
+        optimizer_bytes=rank.optimizer_bytes,
+        activations_bytes=rank.activations_bytes,
+        temporary_bytes=max(0, rest - rank.activations_bytes),
+        peak_bytes=rank.peak_bytes,
+        peak_cause=rank.peak_cause,
     )
-
-
-def _rows(work: list[Unit], *, stream_bytes: int) -> Iterator[Operation]:
-    for times, unit in work:
-        kept = kept_bytes([op for op, _, _ in unit], sizes={"x": stream_bytes})
-        for (op, forward, backward), size in zip(unit, kept, strict=True):
-            yield Operation(
-                name=op.name,
-                times=times,
-                flops=op.flops,
-                kept_bytes=size,
-                forward_seconds=forward,
-                backward_seconds=backward,
-            )
-
-
-def check_layout(layout: Layout) -> None:
-    """Refuse the axes that are not counted yet."""
-    plain = Layout(dp=layout.dp, zero=layout.zero, shard_group=layout.shard_group, mbs=layout.mbs)
-    if layout != plain:
-        raise Mistake(f"layout {str(layout)!r}: the planner counts dp, zero and mbs so far; try {str(plain)!r}")

@@ -18,6 +18,7 @@ from fivefold.train.parallel.apply import apply
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
 from fivefold.train.parallel.zero import Shard, ZeroUnit
+from fivefold.train.supported import check_supported
 from fivefold.train.transformer import Transformer
 
 
@@ -39,6 +40,7 @@ class Built:
 def build(*, model: Model, layout: Layout, job: Job, device: torch.device) -> Built:
     """Every rank calls it; weights are drawn from ``job.seed`` by name, so that no layout changes them."""
     refuse(layout, model=model, job=job)
+    check_supported(layout, job)
     ranks = make_ranks(layout, device=device)
     with torch.device("meta"):
         module = Transformer(model)

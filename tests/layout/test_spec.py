@@ -154,7 +154,7 @@ REFUSALS = [
     ("tp2 cp4 cp=ulysses", {"model": MODEL.replace(heads=8)}, ""),
     ("tp4 cp2 cp=ulysses", {"job": JOB}, "heads/tp=3 is not divisible by cp=2; try cp=ring"),
     ("pp4 v3", {}, "pp·v=12 stages are more than layers=8; lower pp or v"),
-    ("pp4 mbs12", {}, "1f1b needs 4 micro-batches or more, but the batch gives 2; raise gbs or lower dp·mbs"),
+    ("pp4 v2 mbs12", {}, "interleaved needs 4 micro-batches or more, but the batch gives 2; raise gbs or lower dp·mbs"),
     ("pp4 dualpipev mbs4", {}, "dualpipev needs 8 micro-batches or more, but the batch gives 6"),
     ("dp2 tp2 pp2 zero3 mbs2", {}, ""),
 ]

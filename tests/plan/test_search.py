@@ -42,7 +42,11 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("dp4 tp2 mbs1", "planner counts dp, zero and mbs"), ("dp16 mbs1", "needs 16 ranks"), ("dp8 mbs16", "gbs 128")],
+    [
+        ("dp2 tp2x2 mbs1", "2D tensor parallelism is not counted; try 'dp2 tp4"),
+        ("dp16 mbs1", "needs 16 ranks"),
+        ("dp8 mbs16", "gbs 128"),
+    ],
 )
 def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(Mistake, match=said) as caught:

@@ -3,19 +3,23 @@
     grouped   x → q, k, v → (norm) → rope → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → norm → kv_up;  rope on a part of each;  core → out
 
-Letters: N and K heads of H; latent attention (DeepSeek-V2, arXiv:2405.04434) has heads of nope + rope and of v dims.
+Heads are cut over tp. Under cp the core sees all keys: they come by in a ring, or heads and tokens change places
+(ulysses). Latent attention (DeepSeek-V2, arXiv:2405.04434) has heads of nope + rope and of v dims.
 """
 
 from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.model.spec import Model
-from fivefold.plan.count.ops import Op, activation_width, dropout, elementwise, matmul, norm, rope
+from fivefold.plan.count.linear import Source, row
+from fivefold.plan.count.ops import Message, Op, dropout, elementwise, exchange, norm, rope
+from fivefold.plan.count.part import Local
+from fivefold.units import ceil_div
 
 
-def attention(model: Model, job: Job, source: str, *, layer: int, sequences: int) -> list[Op]:
-    """``source`` [rows, D] → ``a`` [rows, D]."""
-    return (_latent if model.mla else _grouped)(model, job, source, layer=layer, sequences=sequences)
+def attention(local: Local, source: str, *, layer: int) -> list[Op]:
+    """``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    return (_latent if local.model.mla else _grouped)(local, source, layer=layer)
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
@@ -27,21 +31,22 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
     return window * (window + 1) // 2 + (tokens - window) * window
 
 
-def _grouped(model: Model, job: Job, source: str, *, layer: int, sequences: int) -> list[Op]:
-    rows, width = sequences * job.sequence, activation_width(job)
-    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    bias = model.qkv_bias
-    ops = [
-        matmul(f"attention.{part}", source, part, rows=rows, into=model.width, outof=out, width=width, bias=bias)
-        for part, out in (("q", wide), ("k", narrow), ("v", narrow))
+def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
+    model, rows, width = local.model, local.rows, local.width
+    wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    ops = [*entry.ops]
+    ops += [
+        entry.column(f"attention.{name}", name, outof=out, bias=model.qkv_bias)
+        for name, out in (("q", wide), ("k", narrow), ("v", narrow))
     ]
     q, k = "q", "k"
-    for part, out in (("q", wide), ("k", narrow)):
+    for name, out in (("q", wide), ("k", narrow)):
         if model.qk_norm != "none":
             dim = out if model.qk_norm == "full" else model.head_dim
             groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
             ops.append(
-                norm(f"attention.{part}_norm", part, f"{part}n", rows=groups, dim=dim, width=width, kind=model.norm)
+                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=model.norm)
             )
     if model.qk_norm != "none":
         q, k = "qn", "kn"
@@ -51,80 +56,106 @@ def _grouped(model: Model, job: Job, source: str, *, layer: int, sequences: int)
             rope("rope.k", k, "kr", numel=rows * narrow, width=width),
         ]
         q, k = "qr", "kr"
-    core = _core(model, job, q=q, k=k, v="v", layer=layer, sequences=sequences)
-    ops += [core] if job.attention == "flash" else _unfused(model, core, job=job, sequences=sequences)
-    ops.append(
-        matmul("attention.out", "o", "a", rows=rows, into=wide, outof=model.width, width=width, bias=model.out_bias)
-    )
+    ops += _core(local, q=q, k=k, v="v", layer=layer)
+    return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
+
+
+def _core(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
+    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135)."""
+    model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
+    dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
+    heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
+    ops, message = [], None
+    own = rows * kv_heads * sum(dims) * width
+    if part.cp > 1 and part.ulysses:
+        for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
+            ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
+        q, k, v = f"{q}.all", f"{k}.all", f"{v}.all"
+    elif part.cp > 1:
+        message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own)
+    per_pair = 2 * heads * sum(dims) * part.sequences
+    moved = rows * (heads + kv_heads) * sum(dims) * width
+    out = "o.all" if part.ulysses and part.cp > 1 else "o"
+    core = Op(
+        "attention.core", "attention", (q, k, v),
+        {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
+        keeps=(q, k, v, out, "lse"),
+        flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=False), part.cp),
+        causal_flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=True), part.cp),
+        shape=(part.sequences, job.sequence, dims[0]),
+        moved_bytes=moved, moved_backward_bytes=2 * moved,
+        # the keys and values that come by, and those that come after them; backward their gradients too
+        forward_scratch=2 * own if message else 0, backward_scratch=4 * own if message else 0,
+        message=message,
+    )  # fmt: skip
+    ops += [core] if job.attention == "flash" else _unfused(local, core)
+    if out != "o":
+        ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
 
 
-def _core(model: Model, job: Job, *, q: str, k: str, v: str, layer: int, sequences: int) -> Op:
-    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135)."""
-    rows, width = sequences * job.sequence, activation_width(job)
-    dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
-    per_pair = 2 * model.heads * sum(dims) * sequences
-    kv_heads = model.heads if model.mla else model.kv_heads
-    moved = rows * (model.heads + kv_heads) * sum(dims) * width
-    return Op(
-        "attention.core", "attention", (q, k, v),
-        {"o": rows * model.heads * dims[1] * width, "lse": rows * model.heads * 4},
-        keeps=(q, k, v, "o", "lse"),
-        flops=per_pair * attended_pairs(model, job, layer=layer, causal=False),
-        causal_flops=per_pair * attended_pairs(model, job, layer=layer, causal=True),
-        shape=(sequences, job.sequence, dims[0]),
-        moved_bytes=moved, moved_backward_bytes=2 * moved,
-    )  # fmt: skip
+def _all_to_all(source: str, out: str, *, size: int) -> Op:
+    """Heads against tokens: as many bytes as before."""
+    return exchange(
+        f"attention.{source}.swap", source, out, size=size, message=Message("cp", "all_to_all", "all_to_all", size)
+    )
 
 
-def _latent(model: Model, job: Job, source: str, *, layer: int, sequences: int) -> list[Op]:
-    mla, rows, width = model.mla, sequences * job.sequence, activation_width(job)
+def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
+    """The down-projections work on the rank's own tokens; what travels over tp are the latents, which are small."""
+    model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
-    N, q_dim = model.heads, mla.nope_dim + mla.rope_dim
-
-    def linear(name: str, into: str, out: str, *, a: int, b: int, bias: bool = False) -> Op:
-        return matmul(f"attention.{name}", into, out, rows=rows, into=a, outof=b, width=width, bias=bias)
-
-    def normed(name: str, into: str, *, dim: int) -> Op:
-        return norm(f"attention.{name}", into, f"{into}n", rows=rows, dim=dim, width=width, kind=model.norm)
-
+    N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
+    own = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
+    ops = [*own.ops]
     if mla.q_rank is None:
-        ops = [linear("q", source, "q", a=model.width, b=N * q_dim)]
+        whole = Source(local, source, into=model.width, rows=local.stream_rows)
+        ops += [op for op in whole.ops if op.kind != "cast"]
+        ops.append(whole.column("attention.q", "q", outof=N * q_dim))
     else:
-        ops = [
-            linear("q_down", source, "cq", a=model.width, b=mla.q_rank, bias=model.qkv_bias),
-            normed("q_norm", "cq", dim=mla.q_rank),
-            linear("q_up", "cqn", "q", a=mla.q_rank, b=N * q_dim),
-        ]
+        ops.append(own.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
+        ops += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+    ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
+    ops += _up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))
     ops += [
-        linear("kv_down", source, "ckv", a=model.width, b=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias),
-        normed("kv_norm", "ckv", dim=mla.kv_rank),
-        linear("kv_up", "ckvn", "kv", a=mla.kv_rank, b=N * (mla.nope_dim + mla.v_dim)),
         # Rotated and joined to whole heads; the values stay a view of kv, whose storage is kept for them.
         rope("rope.q", "q", "qr", numel=rows * N * q_dim, width=width),
         rope("rope.k", "kv", "kr", numel=rows * N * q_dim, width=width),
     ]
-    core = _core(model, job, q="qr", k="kr", v="kv", layer=layer, sequences=sequences)
-    ops += [core] if job.attention == "flash" else _unfused(model, core, job=job, sequences=sequences)
-    return [*ops, linear("out", "o", "a", a=N * mla.v_dim, b=model.width, bias=model.out_bias)]
+    ops += _core(local, q="qr", k="kr", v="kv", layer=layer)
+    return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
 
 
-def _unfused(model: Model, core: Op, *, job: Job, sequences: int) -> list[Op]:
+def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
+    """Norm on a latent, and its projection to the heads of this rank."""
+    model = local.model
+    normed = norm(
+        f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
+        kind=model.norm,
+    )  # fmt: skip
+    entry = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
+    return [normed, *entry.ops, entry.column(f"attention.{name}_up", out, outof=outof)]
+
+
+def _unfused(local: Local, core: Op) -> list[Op]:
     """Attention that writes its T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
-    width = activation_width(job)
-    q, k, v = core.reads
-    pairs = sequences * model.heads * job.sequence**2
-    core = core._replace(flops=core.flops // 2, causal_flops=core.causal_flops // 2)
-    scores = core._replace(name="attention.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
-    softmax = elementwise("attention.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
+    width, (q, k, v) = local.width, core.reads
+    pairs = local.rows * local.heads * local.job.sequence
+    half = core._replace(
+        flops=core.flops // 2, causal_flops=core.causal_flops // 2, forward_scratch=0, backward_scratch=0
+    )
+    scores = half._replace(name="attention.core.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
+    softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
-    if model.dropout:
-        ops.append(dropout("attention.dropout", "p", "pd", size=pairs * width, mask=pairs))
+    if local.model.dropout:
+        ops.append(dropout("attention.core.dropout", "p", "pd", size=pairs * width, mask=pairs))
         probabilities = "pd"
-    output = core._replace(
-        name="attention.values",
+    out = next(iter(core.writes))
+    output = half._replace(
+        name="attention.core.values",
         reads=(probabilities, v),
-        writes={"o": core.writes["o"]},
+        writes={out: core.writes[out]},
         keeps=(probabilities, v),
+        message=None,
     )
     return [*ops, output]

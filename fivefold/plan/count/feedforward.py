@@ -1,72 +1,134 @@
 """The operations of the feed-forward part: an MLP, or routed experts with shared ones beside them.
 
     mlp       source → gate, up → act → down → d
-    experts   source → router → top-k → gather rows → gate, up → act · weight → down → sum of k → (+ shared) → d
+    experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
 
-Every token goes to exactly k experts (dropless), so the experts' matmuls have k rows a token, however they are spread.
+Dropless, every token goes to exactly k experts; with a capacity c every expert computes c times the even share.
 The routing weight multiplies the activation before ``down``: then the experts' output need not be kept.
 """
 
 from __future__ import annotations
 
-from fivefold.model.spec import Model
-from fivefold.plan.count.ops import Op, elementwise, matmul
+from math import ceil
+
+from fivefold.plan.count.linear import Source, cast, row
+from fivefold.plan.count.ops import Message, Op, elementwise, exchange, matmul
+from fivefold.plan.count.part import Local
+from fivefold.units import ceil_div
 
 
-def mlp(model: Model, source: str, *, rows: int, width: int) -> list[Op]:
-    """``source`` [rows, D] → ``d`` [rows, D]."""
-    return _mlp(model, source, "d", name="mlp", ffn=model.ffn, rows=rows, width=width, bias=model.mlp_bias)
+def mlp(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D]."""
+    return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
 
 
-def experts(model: Model, source: str, *, rows: int, width: int) -> list[Op]:
-    """``source`` [rows, D] → ``d`` [rows, D] by way of ``topk`` experts a token."""
-    moe = model.moe
+def experts(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D] by way of ``topk`` experts a token."""
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
-    routed, size = rows * moe.topk, rows * model.width * width
+    size, part = rows * model.width * local.width, local.part
     router = matmul(
         "moe.router", source, "scores", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
     )._replace(keeps=(source,))
     pick = elementwise("moe.topk", "activation", ("scores",), "weights", size=rows * moe.experts * 4, keeps=("scores",))
+    sent, received = rows * moe.topk, routed_rows(local)
     gather = Op(
         "moe.dispatch", "embedding", (source,), {"routed": moe.topk * size}, moved_bytes=2 * moe.topk * size,
         moved_backward_bytes=(moe.topk + 1) * size,
     )  # fmt: skip
-    inner = _mlp(
-        model, "routed", "returned", name="moe.experts", ffn=moe.ffn, rows=routed, width=width, bias=moe.expert_bias
-    )
-    inner = [_all_experts(op, moe.experts) if op.kind == "matmul" else _weighted(op) for op in inner]
+    ops, ready, back = [router, pick, gather], "routed", "returned"
+    crosses = part.ep > 1 or part.etp > 1
+    if crosses:
+        ready, back = "arrived", "expert.out"
+        ops += _travel(local, "routed", ready, sent=sent, received=received, home=False)
+    ops += _grouped_mlp(local, ready, back, rows=received)
+    if crosses:
+        ops += _travel(local, back, "returned", sent=sent, received=received, home=True)
+    combined = "e" if moe.shared_experts else "d"
     combine = Op(
-        "moe.combine", "embedding", ("returned",), {"e": size}, moved_bytes=(moe.topk + 1) * size,
+        "moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
         moved_backward_bytes=2 * moe.topk * size,
     )  # fmt: skip
-    ops = [router, pick, gather, *inner, combine]
+    ops.append(combine)
     if not moe.shared_experts:
-        return [*ops[:-1], combine._replace(writes={"d": size})]
+        return ops
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
-    shared = _mlp(model, source, "shared", name="moe.shared", ffn=ffn, rows=rows, width=width, bias=model.mlp_bias)
+    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn)
     return [*ops, *shared, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)]
 
 
-def _mlp(model: Model, source: str, out: str, *, name: str, ffn: int, rows: int, width: int, bias: bool) -> list[Op]:
-    def linear(part: str, into: str, to: str, *, a: int, b: int) -> Op:
-        return matmul(f"{name}.{part}", into, to, rows=rows, into=a, outof=b, width=width, bias=bias)
+def routed_rows(local: Local) -> int:
+    """Rows that the fullest expert rank computes on."""
+    moe = local.model.moe
+    assert moe is not None
+    share = moe.capacity if moe.capacity is not None else (local.job.imbalance if local.part.ep > 1 else 1.0)
+    even = local.stream_rows * moe.topk * local.part.etp
+    return even if share == 1 else ceil(even * share)
 
+
+def _travel(local: Local, source: str, out: str, *, sent: int, received: int, home: bool) -> list[Op]:
+    """Tokens to their experts, or home again: all_to_all over ep, and over etp a gather or a scatter of its sum."""
+    part, each = local.part, local.model.width * local.width
+    ops, here, rows = [], source, ceil_div(received, part.etp)
+    if home and part.etp > 1:
+        message = Message("etp", "reduce_scatter", "all_gather", received * each)
+        ops.append(exchange("moe.etp_combine", here, f"{out}.part", size=rows * each, message=message))
+        here = f"{out}.part"
+    if part.ep > 1:
+        to = out if home or part.etp == 1 else f"{out}.part"
+        message = Message("ep", "all_to_all", "all_to_all", sent * each)
+        name = "moe.return" if home else "moe.send"
+        ops.append(exchange(name, here, to, size=(sent if home else rows) * each, message=message))
+        here = to
+    if not home and part.etp > 1:
+        message = Message("etp", "all_gather", "reduce_scatter", received * each)
+        ops.append(exchange("moe.etp_dispatch", here, out, size=received * each, message=message))
+    return ops if ops[-1].writes.keys() == {out} else [*ops[:-1], ops[-1]._replace(writes={out: sent * each})]
+
+
+def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
+    """The experts of this rank side by side, each on its share of ``rows``."""
+    model, moe, width = local.model, local.model.moe, local.width
+    assert moe is not None
+    held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
+    g, u, m = (f"moe.experts.{part}" for part in ("g", "u", "m"))
+    entry = Source(local, source, into=model.width, rows=rows, gathered=False)
+
+    def grouped(op: Op) -> Op:
+        return op._replace(
+            parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
+            shape=(max(1, rows // held), *op.shape[1:]), batch=held,
+        )  # fmt: skip
+
+    ops = [*entry.ops]
+    if model.mlp == "gated":
+        ops.append(grouped(entry.column("moe.experts.gate", g, outof=ffn, bias=moe.expert_bias)))
+    ops.append(grouped(entry.column("moe.experts.up", u, outof=ffn, bias=moe.expert_bias)))
+    product = _activation(local, "moe.experts", g, u, m, size=rows * ffn * width)
+    # times the routing weight of each row
+    ops.append(product._replace(reads=(*product.reads, "weights"), keeps=(*product.keeps, "weights")))
+    into = m
+    if local.job.precision.narrow:
+        into = f"{m}.cast"
+        ops.append(cast(local, m, into, numel=rows * ffn))
+    down = matmul("moe.experts.down", into, out, rows=rows, into=ffn, outof=model.width, width=width,
+                  bias=moe.expert_bias)  # fmt: skip
+    return [*ops, grouped(down)]
+
+
+def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
+    model, inner = local.model, ffn // local.part.tp
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
-    size = rows * ffn * width
-    up, down = linear("up", source, u, a=model.width, b=ffn), linear("down", m, out, a=ffn, b=model.width)
-    if model.mlp == "plain":
-        return [up, elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,)), down]
-    product = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
-    return [linear("gate", source, g, a=model.width, b=ffn), up, product, down]
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    ops = [*entry.ops]
+    if model.mlp == "gated":
+        ops.append(entry.column(f"{name}.gate", g, outof=inner, bias=model.mlp_bias))
+    ops.append(entry.column(f"{name}.up", u, outof=inner, bias=model.mlp_bias))
+    ops.append(_activation(local, name, g, u, m, size=local.rows * inner * local.width))
+    return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
-def _all_experts(op: Op, experts: int) -> Op:
-    """A matmul whose rows are spread over all experts: the work of its rows, the weights of everyone."""
-    return op._replace(
-        parameters=op.parameters * experts, gradient_widths=tuple(width * experts for width in op.gradient_widths)
-    )
-
-
-def _weighted(op: Op) -> Op:
-    """The activation, times the routing weight of each row."""
-    return op._replace(reads=(*op.reads, "weights"), keeps=(*op.keeps, "weights"))
+def _activation(local: Local, name: str, g: str, u: str, m: str, *, size: int) -> Op:
+    if local.model.mlp == "plain":
+        return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+    return elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)

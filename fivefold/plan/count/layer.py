@@ -1,4 +1,4 @@
-"""The operations of a decoder in the order they run: embedding, block, head.
+"""The operations of a decoder in the order they run: embedding, block, head, as one rank runs them.
 
     x ── norm1 ── q,k,v ── rope ── attention ── out ──(+)── norm2 ── gate,up ── swiglu ── down ──(+)── x'
 
@@ -7,33 +7,45 @@ Letters: B sequences of T tokens in the micro-batch, D width, N and K heads of H
 
 from __future__ import annotations
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS, Job
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fivefold.job import LOSS_CHUNK_ELEMENTS
 from fivefold.model.spec import Model
 from fivefold.plan.count.attention import attention
 from fivefold.plan.count.feedforward import experts, mlp
-from fivefold.plan.count.ops import Op, activation_width, dropout, elementwise, matmul, norm
+from fivefold.plan.count.linear import Source
+from fivefold.plan.count.ops import Message, Op, dropout, elementwise, exchange, norm
+from fivefold.plan.count.part import Local
+from fivefold.plan.count.recompute import Unit, recompute
 
 
-def embedding(model: Model, job: Job, *, sequences: int) -> list[Op]:
-    """Token ids → x, with learned positions where the model has them."""
-    rows = sequences * job.sequence
-    size = activation_bytes(model, job, sequences=sequences)
-    table = model.vocab * model.width
-    tokens = elementwise("embed.tokens", "embedding", ("ids",), "x", size=size, keeps=("ids",))
+def embedding(local: Local) -> list[Op]:
+    """Token ids → x, with learned positions where the model has them. The table is cut by rows over tp."""
+    model, part, width = local.model, local.part, local.model.width
+    size = local.rows * width * local.width
+    table = local.vocab * width
+    whole = "x" if part.tp == 1 else "x.partial"
+    tokens = elementwise("embed.tokens", "embedding", ("ids",), whole, size=size, keeps=("ids",))
     ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
+    if part.tp > 1:
+        kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
+        message = Message("tp", *kinds, payload=size)
+        ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
     if model.position == "learned":
-        table = model.positions * model.width
-        add = elementwise("embed.positions", "embedding", ("x",), "xp", size=size)
+        table = model.positions * width
+        add = elementwise("embed.positions", "embedding", ("x",), "xp", size=local.stream_bytes)
         ops.append(add._replace(parameters=table, gradient_widths=(table,)))
     if model.dropout:
-        ops.append(dropout("embed.dropout", next(iter(ops[-1].writes)), "xd", size=size, mask=rows * model.width))
+        source = next(iter(ops[-1].writes))
+        mask = local.stream_rows * width
+        ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
     return ops
 
 
-def block(model: Model, job: Job, *, layer: int, sequences: int) -> list[Op]:
+def block(local: Local, *, layer: int) -> list[Op]:
     """One decoder layer: x → z."""
-    rows, width = sequences * job.sequence, activation_width(job)
-    size = activation_bytes(model, job, sequences=sequences)
+    model, rows, width, size = local.model, local.stream_rows, local.width, local.stream_bytes
     pre, post = model.block != "post", model.block in ("post", "sandwich")
     ops: list[Op] = []
 
@@ -48,43 +60,88 @@ def block(model: Model, job: Job, *, layer: int, sequences: int) -> list[Op]:
         ops.append(elementwise(f"{name}.add", "add", (onto, branch), out, size=size))
 
     source = normed("norm1", "x") if pre else "x"
-    ops += attention(model, job, source, layer=layer, sequences=sequences)
+    ops += attention(local, source, layer=layer)
     branch = normed("norm1_post" if model.block == "sandwich" else "norm1", "a") if post else "a"
     residual("attention", branch, "x", "y")
     stream = "x" if model.block == "parallel" else "y"  # in parallel, the MLP reads what attention reads
     source = normed("norm2", stream) if pre else stream
-    ops += (experts if model.is_moe(layer) else mlp)(model, source, rows=rows, width=width)
+    ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
     residual("mlp", branch, "y", "z")
     return ops
 
 
+class Kind(NamedTuple):
+    """What makes two blocks alike in work: whether it slides and whether it routes."""
+
+    slides: bool
+    moe: bool
+
+
+def kind_of(model: Model, layer: int) -> Kind:
+    """The kind of one block."""
+    return Kind(model.slides(layer), model.is_moe(layer))
+
+
 def kinds(model: Model) -> dict[int, int]:
     """The first layer of every kind of block, and how many there are of it."""
-    first: dict[tuple[bool, bool], int] = {}
+    first: dict[Kind, int] = {}
     counts: dict[int, int] = {}
     for layer in range(model.layers):
-        alike = first.setdefault((model.slides(layer), model.is_moe(layer)), layer)
+        alike = first.setdefault(kind_of(model, layer), layer)
         counts[alike] = counts.get(alike, 0) + 1
     return counts
 
 
-def head(model: Model, job: Job, *, sequences: int) -> list[Op]:
-    """x → loss. The logits exist once, in the dtype of the matmuls, and become their gradient in place."""
-    rows, width = sequences * job.sequence, activation_width(job)
-    logits = rows * model.vocab * width
-    chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // model.vocab)) * model.vocab * 4
-    project = matmul(
-        "head.out", "h", "logits", rows=rows, into=model.width, outof=model.vocab, width=width, bias=model.head_bias
-    )
+def head(local: Local) -> list[Op]:
+    """x → loss, the vocabulary cut over tp: the logits are never gathered, only maxima, sums and targets.
+
+    fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain: PyTorch's
+    cross-entropy on an fp32 copy, whose log-softmax is kept. chunked: a part of the rows at a time, and again.
+    """
+    model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
+    part = local.part
+    chunk_rows = min(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab))
+    logits, chunk = rows * vocab * width, chunk_rows * vocab * 4
+    entry = Source(_in_16_bits(local), "h", into=model.width, rows=local.stream_rows)
+    project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
+    small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
         "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
         moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
         forward_scratch=2 * chunk if width < 4 else chunk,  # the softmax of a chunk, and the chunk widened for it
+        message=small,
     )  # fmt: skip
-    return [norm("head.norm", "x", "h", rows=rows, dim=model.width, width=width, kind=model.norm), project, loss]
+    if job.loss == "plain":
+        wide = rows * vocab * 4
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False, forward_scratch=wide,
+            backward_scratch=wide, moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
+        )  # fmt: skip
+    elif job.loss == "chunked":
+        project = project._replace(writes={"logits": chunk_rows * vocab * width}, again=True)
+        loss = loss._replace(forward_scratch=chunk, backward_scratch=chunk, keeps=(), in_place=False)
+    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm)
+    return [normed, *entry.ops, project, loss]
 
 
-def activation_bytes(model: Model, job: Job, *, sequences: int) -> int:
-    """The residual stream of a micro-batch: B·T·D in the width of activations."""
-    return sequences * job.sequence * model.width * activation_width(job)
+def _in_16_bits(local: Local) -> Local:
+    """The head's matmul is not narrowed, whatever the recipe (Transformer Engine, DeepSeek-V3 §3.3)."""
+    if not local.job.precision.narrow:
+        return local
+    wide = local.job.precision.replace(compute="bf16")
+    return Local(local.model, local.job.replace(precision=wide), local.part)
+
+
+def block_unit(local: Local, *, layer: int, recomputed: bool = True) -> Unit:
+    """A block with its recomputation."""
+    ops = block(local, layer=layer)
+    return recompute(ops, local.part.recomputed) if recomputed else Unit(tuple(ops))
+
+
+def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
+    """The distinct lists of operations of the whole model, each with how often it occurs."""
+    yield 1, embedding(local)
+    for layer, times in kinds(local.model).items():
+        yield times, block(local, layer=layer)
+    yield 1, head(local)

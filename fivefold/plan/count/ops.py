@@ -9,9 +9,22 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from fivefold.job import Job
+Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss", "cast", "message"]
 
-Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embedding", "loss"]
+
+class Message(NamedTuple):
+    """What an operation says to the ranks of ``axis``: a collective forward, one backward, one sent again there.
+
+    ``payload`` is the full tensor in bytes (all_to_all, p2p: what one rank holds), ``times`` per forward.
+    """
+
+    axis: str
+    forward: str
+    backward: str
+    payload: int
+    times: int = 1
+    again: str = ""  # before the backward: what the forward had gathered was let go
+    backward_payload: int | None = None  # None: as forward
 
 
 class Op(NamedTuple):
@@ -37,9 +50,15 @@ class Op(NamedTuple):
     backward_scratch: int = 0
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input takes the place of what was kept
+    batch: int = 1  # matmuls of this shape side by side (experts)
+    message: Message | None = None
+    gradient_bytes: int | None = None  # of the gradient of what is written; None: as large
+    again: bool = False  # runs a second time, in the backward
 
 
-def matmul(name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False) -> Op:
+def matmul(
+    name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False
+) -> Op:  # fmt: skip
     """``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
     flops = 2 * rows * into * outof
     touched = (rows * into + into * outof + rows * outof) * width
@@ -98,6 +117,8 @@ def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
-def activation_width(job: Job) -> int:
-    """Bytes of an element of an activation: as the matmuls', but fp8 exists only inside them."""
-    return 4 if job.precision.compute in ("fp32", "tf32") else 2
+def exchange(
+    name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
+) -> Op:  # fmt: skip
+    """A message that makes ``out`` of ``size`` bytes from ``source``."""
+    return Op(name, "message", (source,), {out: size}, message=message, gradient_bytes=gradient_bytes)

@@ -1,8 +1,9 @@
-"""Plays a list of operations forward and backward, as autograd does, and watches the bytes that are live.
+"""Plays a unit's operations forward and backward, as autograd does, and watches the bytes that are live.
 
 A tensor dies after its last reader unless an operation keeps it; what is kept dies when the backward of the last
-operation that keeps it has run. A sum passes its gradient on without a copy; a tensor with two readers gets the sum
-of two gradients in a third buffer. Held against the real run, byte by byte, in ``tests/agree``.
+operation that keeps it has run; what recomputation let go comes back when the first backward asks for it. A sum
+passes its gradient on without a copy; a tensor with two readers gets the sum of two gradients in a third buffer.
+Held against the real run, byte by byte, in ``tests/agree``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.plan.count.ops import Op
+from fivefold.plan.count.recompute import Unit
 
 
 class Profile(NamedTuple):
@@ -21,30 +23,35 @@ class Profile(NamedTuple):
     forward_peak_bytes: int
     backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
     backward_cause: str
+    weight_bytes: int  # of what is kept, and of gradients of outputs: what the weights' gradients alone still need
 
 
-def kept_bytes(ops: Sequence[Op], *, sizes: dict[str, int]) -> list[int]:
+def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
     """Bytes that each operation is the first of its unit to keep; ``sizes`` of the tensors that come from outside."""
-    known = sizes | {name: size for op in ops for name, size in op.writes.items()}
-    seen: set[str] = set()
+    known = sizes | {name: size for op in unit.ops for name, size in op.writes.items()}
+    seen: set[str] = set(unit.dropped)
     found = []
-    for op in ops:
+    for op in unit.ops:
         found.append(sum(known.get(name, 0) for name in set(op.keeps) - seen))
         seen |= set(op.keeps)
     return found
 
 
-def play(ops: Sequence[Op], *, entry: str, entry_bytes: int, width: int, sums_bytes: int) -> Profile:
+def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums_bytes: int) -> Profile:
     """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums_bytes``:
     the buffer that the unit's first gradient brings to life, 0 if it lives already.
     """
+    ops = unit.ops
     sizes = {entry: entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
     result = next(iter(ops[-1].writes))
     keepers = Counter(name for op in ops for name in op.keeps)
-    live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result})
+    live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - {result}))
     kept = live - sizes[result]
-    backward_peak, cause = _backward(ops, kept, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
-    return Profile(kept, forward_peak, backward_peak, cause)
+    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
+    peak, cause = tape.run(kept)
+    products = {name for op in ops if op.kind == "matmul" for name in op.keeps if name not in unit.dropped}
+    outputs = sum(op.writes[next(iter(op.writes))] for op in ops if op.kind == "matmul")
+    return Profile(kept, forward_peak, peak, cause, sum(sizes[name] for name in products) + outputs)
 
 
 def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:
@@ -58,26 +65,45 @@ def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tup
     return live, peak
 
 
-def _backward(
-    ops: Sequence[Op], kept: int, *, sizes: dict[str, int], keepers: Counter[str], width: int, sums_bytes: int
-) -> tuple[int, str]:
-    """The fullest moment and its operation. A gradient is a buffer [bytes, users]: a sum's two inputs share one."""
-    result = next(iter(ops[-1].writes))
-    grads: dict[str, list[int]] = {result: [sizes[result], 1]}
-    live = peak = kept + sizes[result]
-    cause, keepers = "", keepers.copy()
+class _Backward:
+    """A gradient is a buffer [bytes, users]: a sum's two inputs share one."""
 
-    def drop(buffer: list[int]) -> int:
-        buffer[1] -= 1
-        return 0 if buffer[1] else buffer[0]
+    def __init__(
+        self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int, sums_bytes: int
+    ) -> None:
+        self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
+        self.width, self.sums_bytes = width, sums_bytes
+        self.gradient = sizes | {
+            name: op.gradient_bytes for op in unit.ops if op.gradient_bytes is not None for name in op.writes
+        }
+        self.revived = _revived(unit)
+        self.grads: dict[str, list[int]] = {}
+        self.live = self.peak = 0
+        self.cause = ""
 
-    for op in reversed(ops):
+    def run(self, kept: int) -> tuple[int, str]:
+        """The fullest moment and its operation."""
+        result = next(iter(self.ops[-1].writes))
+        self.grads[result] = [self.gradient[result], 1]
+        self.live = self.peak = kept + self.gradient[result]
+        for index in reversed(range(len(self.ops))):
+            self.live += sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
+            self._note(self.live, self.ops[index].name)
+            self._step(self.ops[index])
+        return self.peak, self.cause
+
+    def _note(self, live: int, cause: str) -> None:
+        if live > self.peak:
+            self.peak, self.cause = live, cause
+
+    def _step(self, op: Op) -> None:
+        grads, sizes = self.grads, self.gradient
         incoming = grads.pop(next(name for name in op.writes if name in grads))
         targets = op.reads if op.differentiates is None else op.differentiates
-        weights = sum(op.gradient_widths) * width
+        weights = sum(op.gradient_widths) * self.width
         made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
-        moments = [live + made + weights + op.backward_scratch]
-        live += made
+        self._note(self.live + made + weights + op.backward_scratch, op.name)
+        self.live += made
         for name in targets:
             if op.kind == "add":
                 incoming[1] += 1
@@ -85,19 +111,37 @@ def _backward(
             else:
                 buffer = [sizes[name], 1]
             if name in grads:
-                moments.append(live + sizes[name])
-                live += sizes[name] - drop(buffer) - drop(grads[name])
+                self._note(self.live + sizes[name], op.name)
+                self.live += sizes[name] - _drop(buffer) - _drop(grads[name])
                 buffer = [sizes[name], 1]
             grads[name] = buffer
-        live -= drop(incoming)
-        keepers.subtract(op.keeps)
+        self.live -= _drop(incoming)
+        self.keepers.subtract(op.keeps)
         for name in op.keeps:
-            if not keepers[name] and not (op.in_place and name in targets):
-                live -= sizes[name]
+            if not self.keepers[name] and not (op.in_place and name in targets):
+                self.live -= self.sizes[name]
         if weights:
-            live += sums_bytes
-            sums_bytes = 0
-            moments.append(live + weights)
-        if max(moments) > peak:
-            peak, cause = max(moments), op.name
-    return peak, cause
+            self.live += self.sums_bytes
+            self.sums_bytes = 0
+            self._note(self.live + weights, op.name)
+
+
+def _drop(buffer: list[int]) -> int:
+    buffer[1] -= 1
+    return 0 if buffer[1] else buffer[0]
+
+
+def _revived(unit: Unit) -> dict[int, list[str]]:
+    """Index of an operation → dropped tensors that are made anew before its backward: all of one run at once."""
+    if not unit.dropped:
+        return {}
+    keeper = {name: index for index, op in enumerate(unit.ops) for name in op.keeps}
+    found: dict[int, list[str]] = {}
+    run: list[str] = []
+    for op, after in zip(unit.ops, (*unit.ops[1:], None), strict=True):
+        if op.again:
+            run += [name for name in op.writes if name in unit.dropped and name in keeper]
+        if run and (after is None or not after.again):
+            found.setdefault(max(keeper[name] for name in run), []).extend(run)
+            run = []
+    return found

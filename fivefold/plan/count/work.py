@@ -6,40 +6,36 @@ hardware FLOPs = model FLOPs (full) + forwards repeated by recomputation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.layer import block, embedding, head, kinds
-from fivefold.plan.count.ops import Op
+from fivefold.plan.count.layer import unit_lists
+from fivefold.plan.count.part import Local, Part
+from fivefold.plan.count.recompute import recompute
 from fivefold.step import Work
-
-
-def operations(model: Model, job: Job, *, sequences: int) -> Iterator[tuple[int, list[Op]]]:
-    """The distinct lists of operations of the model, each with how often it occurs."""
-    yield 1, embedding(model, job, sequences=sequences)
-    for layer, times in kinds(model).items():
-        yield times, block(model, job, layer=layer, sequences=sequences)
-    yield 1, head(model, job, sequences=sequences)
 
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
     """FLOPs of the whole step."""
-    full, causal = _per_sequence(model, job)
+    full, causal, again = _per_sequence(model, job.replace(global_batch=1), layout.recomputed)
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,
         model_flops_causal=3 * causal * job.global_batch,
         model_flops_full=3 * full * job.global_batch,
-        hardware_flops=3 * full * job.global_batch,
+        hardware_flops=(3 * full + again // layout.recompute_every) * job.global_batch,
     )
 
 
 @lru_cache(maxsize=256)
-def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
-    """Forward FLOPs of one sequence: attention as the full square, and causal."""
-    lists = list(operations(model, job, sequences=1))
+def _per_sequence(model: Model, job: Job, recomputed: frozenset[str]) -> tuple[int, int, int]:
+    """Forward FLOPs of one sequence: attention as the full square, causal, and what recomputation repeats."""
+    lists = list(unit_lists(Local(model, job, Part(sequences=1))))
     full = sum(times * sum(op.flops for op in ops) for times, ops in lists)
-    return full, sum(times * sum(op.causal_flops for op in ops) for times, ops in lists)
+    causal = sum(times * sum(op.causal_flops for op in ops) for times, ops in lists)
+    again = sum(
+        times * sum(op.flops for op in recompute(ops, recomputed).ops if op.again) for times, ops in lists[1:-1]
+    )
+    return full, causal, again

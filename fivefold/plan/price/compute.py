@@ -1,24 +1,21 @@
-"""Seconds of one operation on one chip.
+"""Seconds of one operation on one chip: forward, backward to its input, backward to its weight.
 
-    matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth     each plus one launch
+    matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth
 
-On a calibrated machine the rate is read off its measurements, between the nearest shapes in the logarithm, and at
-the number of processes that share it. Otherwise it is a fixed share of the data sheet's peak (roofline).
+On a calibrated machine the rate is read off its measurements (``measured.py``), otherwise it follows from the chip
+(``roofline.py``). A fused kernel adds the weight's gradient where it sums; plain kernels do so in a pass of its own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.ops import Op
+from fivefold.plan.price import roofline
+from fivefold.plan.price.measured import Measured
 from fivefold.units import Dtype
-
-# Without measurements: what large kernels reach of the data sheet, and the cost of issuing one. Sources: best
-# measured matmul of an H100, 794.5 of 989 TFLOP/s (stas00/ml-engineering, MAMF table); STREAM-like kernels reach about
-# nine tenths of HBM's bandwidth; a CUDA launch costs about five microseconds of host time.
-MATMUL_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE, LAUNCH_SECONDS = 0.75, 0.5, 0.9, 5e-6
 
 KERNELS = {
     "norm": "rms_norm",
@@ -28,94 +25,112 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
+# As PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap and a
+# sum of each half; SwiGLU: silu and product), and how much more they move than one that does it all.
+FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # of the two branches: one kernel with the sum that follows
+PLAIN_KERNELS = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
+PLAIN_BYTES = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
+
+
+class OpTime(NamedTuple):
+    """Seconds, and kernels that the host must launch, forward and backward."""
+
+    forward: float
+    backward: float  # gradient of the input
+    weight: float = 0.0  # gradient of the weight
+    kernels: int = 1
+    backward_kernels: int = 1
 
 
 class Prices:
-    """What operations cost on ``machine`` while ``ranks`` of its processes work side by side in ``dtype``."""
+    """What operations cost on ``machine`` under ``job`` while ``ranks`` of its processes work side by side."""
 
-    def __init__(self, machine: Machine, *, ranks: int, dtype: Dtype) -> None:
-        self.machine, self.dtype = machine, dtype
-        calibration = machine.calibration
-        measured = sorted({p.ranks for p in calibration.matmuls}) if calibration else []
-        self.ranks = next((n for n in measured if n >= ranks), measured[-1] if measured else ranks)
-        self._matmuls: dict[tuple[float, ...], float] = {}
-        self._attentions: tuple[dict[tuple[float, ...], float], dict[tuple[float, ...], float]] = ({}, {})
-        self._bandwidths: dict[str, dict[tuple[float, ...], float]] = {}
-        if calibration is not None:
-            self._read()
+    def __init__(self, machine: Machine, *, ranks: int, job: Job) -> None:
+        self.machine, self.job, self.chip = machine, job, machine.chip
+        self.dtype: Dtype = job.precision.compute
+        self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
+        self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
+        self.plain = job.kernels == "plain" and not job.compile and machine.backend == "nccl"
 
-    def _read(self) -> None:
-        calibration = self.machine.calibration
-        assert calibration is not None
-        for m in calibration.matmuls:
-            if (m.ranks, m.dtype) == (self.ranks, self.dtype):
-                self._matmuls[_log(m.m, m.n, m.k)] = 2 * m.m * m.n * m.k / m.seconds
-        for a in calibration.attentions:
-            if (a.ranks, a.dtype) == (self.ranks, self.dtype):
-                place = _log(a.sequences * a.heads, a.tokens, a.head_dim)
-                flops = 2 * a.sequences * a.heads * a.head_dim * a.tokens**2
-                self._attentions[0][place] = flops / a.forward_seconds
-                self._attentions[1][place] = 2 * flops / a.backward_seconds
-        for k in calibration.kernels:
-            if k.ranks == self.ranks and k.dtype in (self.dtype, "fp32"):
-                curve = self._bandwidths.setdefault(f"{k.kernel} {k.dtype}", {})
-                curve[_log(k.moved_bytes)] = k.moved_bytes / k.seconds
-
-    def operation(self, op: Op, *, heads: int) -> tuple[float, float]:
-        """Seconds of forward and of backward."""
+    def operation(self, op: Op, *, heads: int) -> OpTime:
+        """``heads`` of attention on this rank."""
         if op.kind == "matmul":
-            m, n, k = op.shape
-            into, weight = self.matmul(m, k, n), self.matmul(n, k, m)
-            return self.matmul(m, n, k), into + weight
+            return self._linear(op)
         if op.kind == "attention":
-            return self._attention(op, heads=heads)
+            forward, backward = self._attention(op, heads=heads)
+            return OpTime(forward, backward)
+        if op.kind == "message":
+            return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
+        if op.kind == "cast":
+            return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
         kernel = KERNELS[op.kind]
-        backward = f"{kernel}_backward" if f"{kernel}_backward {self.dtype}" in self._bandwidths else kernel
-        return self.moving(op.moved_bytes, kernel=kernel), self.moving(op.moved_backward_bytes, kernel=backward)
+        kernels, share = (PLAIN_KERNELS.get(op.kind, 1), PLAIN_BYTES.get(op.kind, 1.0)) if self.plain else (1, 1.0)
+        if op.name in FUSED_INTO_SUM and not self.plain:
+            mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
+            return OpTime(self.moving(mask), self.moving(op.moved_backward_bytes), kernels=0)
+        forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
+        if op.kind == "add" and self.measured is None:
+            backward = 0  # the gradient is handed on; where two meet, the sum is fused into what follows
+        return OpTime(
+            self.moving(forward, kernel=kernel),
+            self.moving(backward, kernel=f"{kernel}_backward") if backward else 0.0,
+            kernels=kernels,
+            backward_kernels=kernels if backward else 0,
+        )
 
-    def matmul(self, m: int, n: int, k: int) -> float:
-        """``(m, k) @ (k, n)``."""
-        flops = 2 * m * n * k
-        if self._matmuls:
-            return flops / _between(self._matmuls, _log(m, n, k))
-        chip = self.machine.chip
-        width = {"fp32": 4, "tf32": 4, "fp8": 1, "fp4": 1}.get(self.dtype, 2)
-        moving = (m * n + m * k + k * n) * width / (chip.memory_bandwidth * BANDWIDTH_SHARE)
-        # max: a matmul streams its operands while it computes
-        return max(flops / (chip.peak(self.dtype) * MATMUL_SHARE), moving) + LAUNCH_SECONDS
+    def _linear(self, op: Op) -> OpTime:
+        m, n, k = op.shape
+        narrow = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
+        dtype = self.dtype if narrow else self.wide
+        forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch)
+        into = self.matmul(m, k, n, dtype=dtype, batch=op.batch)
+        weight = self.matmul(n, k, m, dtype=dtype, batch=op.batch)
+        recipe, numel = self.job.precision, n * k * op.batch
+        if self.measured is None:
+            sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if self.plain else 0)))
+            # max: the fused kernel reads and writes the sums while it computes
+            weight = weight + sums if self.plain else max(weight, sums)
+        if narrow:  # the gradient of the output is cast before both products
+            into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
+        return OpTime(forward, into, weight, 1, 2)
+
+    def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
+        """``(m, k) @ (k, n)``, ``batch`` of them."""
+        if self.measured is not None and self.measured.matmuls:
+            return batch * self.measured.matmul(m, n, k)
+        return roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch)
 
     def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
-        forward, backward = self._attentions
-        if forward:
-            sequences, tokens, dim = op.shape
-            place = _log(sequences * heads, tokens, dim)
-            return op.causal_flops / _between(forward, place), 2 * op.causal_flops / _between(backward, place)
-        low: Dtype = "bf16" if self.dtype in ("fp8", "fp4") else self.dtype  # attention stays in 16 bits
-        seconds = op.causal_flops / (self.machine.chip.peak(low) * ATTENTION_SHARE)
-        return seconds + LAUNCH_SECONDS, 2.5 * seconds + LAUNCH_SECONDS  # flash backward computes scores once more
+        if self.measured is not None and self.measured.attentions[0]:
+            return self.measured.attention(op.causal_flops, shape=op.shape, heads=heads)
+        if self.job.attention == "unfused":
+            return self._batched(op, heads=heads)
+        _, tokens, dim = op.shape
+        forward = roofline.attention(
+            self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide
+        )
+        backward = roofline.attention(
+            self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide, backward=True
+        )
+        return forward, backward
 
-    def moving(self, moved: int, *, kernel: str) -> float:
+    def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:
+        """One of the two batched products of written-out attention: the whole square."""
+        sequences, tokens, dim = op.shape
+        batch, m = sequences * heads, op.flops // (2 * sequences * heads * tokens * dim)
+        first = op.name.endswith("scores")
+        n, k = (tokens, dim) if first else (dim, tokens)
+        forward = self.matmul(m, n, k, dtype=self.wide, batch=batch)
+        back = self.matmul(m, k, n, dtype=self.wide, batch=batch) + self.matmul(n, k, m, dtype=self.wide, batch=batch)
+        return forward, back
+
+    def moving(self, moved: int, *, kernel: str = "copy") -> float:
         """A memory-bound kernel that reads and writes ``moved`` bytes."""
-        for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
-            if name in self._bandwidths and moved:
-                return moved / _between(self._bandwidths[name], _log(moved))
-        return moved / (self.machine.chip.memory_bandwidth * BANDWIDTH_SHARE) + LAUNCH_SECONDS
-
-
-def _log(*sizes: int) -> tuple[float, ...]:
-    return tuple(math.log2(size) for size in sizes)
-
-
-def _between(rates: dict[tuple[float, ...], float], place: Sequence[float]) -> float:
-    """The rate at ``place``: of the nearest measured ones, weighted by inverse squared distance in the logarithm."""
-    nearest = sorted((math.dist(place, known), rate) for known, rate in rates.items())[: 2 * len(place)]
-    if nearest[0][0] < 1e-9:
-        return nearest[0][1]
-    return _mean((rate, distance**-2) for distance, rate in nearest)
-
-
-def _mean(weighted: Iterable[tuple[float, float]]) -> float:
-    """Geometric mean, which is the straight line in the logarithm."""
-    pairs = list(weighted)
-    total = sum(weight for _, weight in pairs)
-    return math.exp(sum(weight * math.log(rate) for rate, weight in pairs) / total)
+        if self.measured is not None:
+            names = self.measured.bandwidths
+            if kernel.endswith("_backward") and f"{kernel} {self.dtype}" not in names:
+                kernel = kernel.removesuffix("_backward")
+            found = self.measured.moving(moved, kernel=kernel)
+            if found:
+                return found
+        return roofline.moving(self.chip, moved_bytes=moved)

@@ -1,44 +1,173 @@
-"""Seconds of one collective.
+"""Seconds of one collective, by where its ranks lie.
 
-    latency · hops + bytes sent ÷ bandwidth of the nearest link that joins the group
+    a group of n ranks = l ranks per node (joined by the near link) x N nodes (joined by a NIC per rank)
+    seconds = the quickest of a few lines  latency + payload · seconds per byte:  algorithm x protocol
 
-On a calibrated machine the measured curve of that collective and group size, straight between sizes in the logarithm.
+Algorithms: ring, double binary tree, addition in the switch (NVLink SHARP). Protocols: quick steps at half the rate
+for small messages, bulk steps at the full rate. Algorithms and protocols are those of NVIDIA/nccl:src/graph/tuning.cc.
+A calibrated machine answers with its own measured curve, straight between two sizes in the logarithm.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from bisect import bisect_left
+from typing import NamedTuple, final, get_args
 
-from fivefold.machine.spec import Machine
-from fivefold.plan.count.traffic import Message
-from fivefold.step import sent_bytes
+from fivefold.layout.mesh import Group
+from fivefold.machine.spec import Collective, Machine
+from fivefold.record import nearest
 
-
-def seconds(message: Message, *, machine: Machine, span: int) -> float:
-    """One message among ranks that reach ``span`` neighbours across."""
-    curve = _curve(message, machine)
-    if curve:
-        return _along(curve, message.payload)
-    link = machine.link(span)
-    hops = 2 * (message.ranks - 1) if message.collective == "all_reduce" else message.ranks - 1
-    sent = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
-    return link.latency_seconds * math.log2(max(2, hops)) + sent / link.bandwidth
+# SimuMax@e691807 fits 22 to 26 us to start a collective on B200, and 8 to 9 us for each further rank of a ring.
+LAUNCH_SECONDS = 20e-6
+BULK_STEP_SECONDS = 8e-6
+QUICK_SHARE = 0.5  # the quick protocol sends a flag with every word of data
+# Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, ... 128 nodes (NVIDIA/nccl issue
+# 1229). Taken as 8 GiB, a ring's steps explain most of it at 128 nodes, this much per doubling of nodes the rest.
+CROWDING = 0.02
 
 
-def _curve(message: Message, machine: Machine) -> list[tuple[int, float]]:
-    if machine.calibration is None:
-        return []
-    points = [p for p in machine.calibration.collectives if p.collective == message.collective]
-    return sorted((p.bytes, p.seconds) for p in points if p.ranks == message.ranks)
+class Line(NamedTuple):
+    """``latency + per_byte · payload`` seconds."""
+
+    latency: float
+    per_byte: float
+
+
+class Tier(NamedTuple):
+    """A link as the lines need it: sustained bytes/s, seconds per step, bytes/s while the switch adds."""
+
+    rate: float
+    quick: float
+    bulk: float
+    reduction: float | None
+
+
+class Place(NamedTuple):
+    """``ranks`` as ``local`` in each of ``nodes`` nodes, the last perhaps in part, and the two links between them."""
+
+    ranks: int
+    local: int
+    nodes: int
+    near: Tier
+    far: Tier
+
+    @property
+    def ring_per_byte(self) -> float:
+        """Of the slowest hop of rings that leave a node by all NICs of the group at once."""
+        near = 1 / self.near.rate if self.local > 1 else 0.0
+        return max(near, 1 / (self.local * self.far.rate)) if self.nodes > 1 else near
+
+
+@final
+class Network:
+    """The links of one machine, built once; asked a million times by the search."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        nccl = machine.backend == "nccl"
+        self._launch = LAUNCH_SECONDS if nccl else 0.0  # a gloo link is measured with its start
+        self._tiers = [
+            Tier(
+                rate=link.bandwidth * link.sustained,
+                quick=link.latency_seconds,
+                bulk=max(BULK_STEP_SECONDS, link.latency_seconds) if nccl else link.latency_seconds,
+                reduction=link.reduction_bandwidth,
+            )
+            for link in machine.links
+        ]
+        measured = machine.calibration.collectives if machine.calibration else ()
+        self._curves: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        for point in sorted(measured, key=lambda point: point.bytes):
+            self._curves.setdefault((point.collective, point.ranks), []).append((point.bytes, point.seconds))
+        self._lines: dict[tuple[str, Group], list[Line]] = {}
+
+    def seconds(self, collective: str, payload: int, group: Group) -> float:
+        """Of a full tensor of ``payload`` bytes (docs/notation.md §5); a group of one rank has nothing to say."""
+        if group.ranks == 1:
+            return 0.0
+        if self._curves and (curve := self._curves.get((collective, group.ranks))):
+            return _along(curve, payload)
+        lines = self._lines.get((collective, group))
+        if lines is None:
+            lines = self._lines[collective, group] = self._lay(collective, group)
+        return self._launch + min([latency + per_byte * payload for latency, per_byte in lines])
+
+    def _lay(self, collective: str, group: Group) -> list[Line]:
+        place = self._place(group)
+        if collective == "all_reduce":
+            return [*_ring(place, turns=2), *_tree(place), *_switch(place)]
+        if collective in ("all_gather", "reduce_scatter"):
+            return _ring(place, turns=1)
+        if collective == "broadcast":
+            return _protocols(place, near=group.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte)
+        if collective == "p2p":
+            link = place.near if place.local > 1 else place.far
+            return [Line(link.quick, 1 / (QUICK_SHARE * link.rate)), Line(link.bulk, 1 / link.rate)]
+        if collective == "all_to_all":
+            return [_exchange(place)]
+        raise nearest(collective, list(get_args(Collective)), kind="collective")
+
+    def _place(self, group: Group) -> Place:
+        links = self._machine.links
+        local = min(group.ranks, max(1, links[0].span // group.stride))
+        nodes = -(-group.ranks // local)
+        reach = (group.ranks - 1) * group.stride + 1
+        outer = next((i for i, link in enumerate(links) if i and link.span >= reach), len(links) - 1)
+        far = self._tiers[outer]
+        far = far._replace(rate=far.rate / (1 + CROWDING * math.log2(nodes)))
+        return Place(group.ranks, local, nodes, self._tiers[0], far)
+
+
+def _protocols(place: Place, *, near: float, far: float, per_byte: float) -> list[Line]:
+    """Small and large messages over so many steps on the near and the far link."""
+    return [
+        Line(near * place.near.quick + far * place.far.quick, per_byte / QUICK_SHARE),
+        Line(near * place.near.bulk + far * place.far.bulk, per_byte),
+    ]
+
+
+def _ring(place: Place, *, turns: int) -> list[Line]:
+    """Every rank hands on n - 1 shards per turn; an all-reduce takes two turns."""
+    ranks = place.ranks
+    per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
+    return _protocols(place, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte)
+
+
+def _far_load(place: Place) -> float:
+    """Seconds per byte on the NICs of a tree: two nodes only swap sums, a node between others sends up and down."""
+    return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
+
+
+def _tree(place: Place) -> list[Line]:
+    """Two binary trees, up and down; a rank that is inside one is a leaf of the other, and so sends 2 S."""
+    near = 2 * math.ceil(math.log2(place.local))
+    far = 2 * math.ceil(math.log2(place.nodes))
+    per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
+    return _protocols(place, near=near, far=far, per_byte=per_byte)
+
+
+def _switch(place: Place) -> list[Line]:
+    """The switch adds and multicasts: a rank sends its S, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
+    if place.near.reduction is None or place.local == 1 or place.nodes > 2:
+        return []  # over many nodes the NICs bound it as they bound the tree
+    per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
+    return [Line(place.ranks * place.near.bulk, per_byte)]
+
+
+def _exchange(place: Place) -> Line:
+    """All pairs at once: what stays in the node goes over the near link while the rest leaves by the rank's own NIC."""
+    near, far = place.local - 1, place.ranks - place.local
+    per_byte = max(near / place.near.rate, far / place.far.rate) / place.ranks
+    return Line(near * place.near.quick + far * place.far.quick, per_byte)
 
 
 def _along(curve: list[tuple[int, float]], size: int) -> float:
     """Below the smallest size its time; above the largest its rate."""
     if size <= curve[0][0]:
         return curve[0][1]
-    for (small, quick), (large, slow) in pairwise(curve):
-        if size <= large:
-            share = math.log(size / small) / math.log(large / small)
-            return float(quick * (slow / quick) ** share)
-    return curve[-1][1] * size / curve[-1][0]
+    if size > curve[-1][0]:
+        return curve[-1][1] * size / curve[-1][0]
+    at = bisect_left(curve, (size, 0.0))
+    (small, quick), (large, slow) = curve[at - 1], curve[at]
+    return float(quick * (slow / quick) ** (math.log(size / small) / math.log(large / small)))

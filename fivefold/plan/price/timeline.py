@@ -1,93 +1,291 @@
-"""The step of one rank laid out in time: spans of compute, messages and the update.
+"""The step laid out in time: units make stages, the schedule's table makes the pipeline, data parallelism its ends.
 
-Today's engine waits for every message where it is issued, so nothing overlaps and the spans follow one another.
+    step = play(table, stage seconds) + what nothing hides of gathers and reductions + update
+
+A reduction runs beside the backward of the units that come after it, a ZeRO-3 gather beside the unit before it, the
+gather after the update beside the first forward. A long table is played at two lengths and continued in a straight
+line: past the warm-up every further round of micro-batches takes the same time (max-plus systems are periodic).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-from fivefold.job import Job
-from fivefold.layout.mesh import span as span_of
+from fivefold.layout.mesh import Group, group
+from fivefold.layout.schedule import play as play_table
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.play import Played
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model
-from fivefold.plan.count.ops import Op
-from fivefold.plan.count.traffic import messages
-from fivefold.plan.count.work import operations
-from fivefold.plan.price import network
-from fivefold.plan.price.compute import Prices
-from fivefold.step import StageMemory, Time
+from fivefold.plan.count.counts import Name, Run
+from fivefold.plan.count.memory import RankMemory
+from fivefold.plan.count.part import part_of
+from fivefold.plan.count.states import moments_per_element
+from fivefold.plan.count.traffic import unit_messages
+from fivefold.plan.price.units import AXES, CONTENTION, Units, UnitTime
+
+HOST_LINK = 0.8  # of a PCIe link that offloading reaches
 
 
-class Span(NamedTuple):
-    """``name`` keeps the rank busy for ``seconds``; ``kind`` is compute, an axis, or optimizer."""
+class Clock(NamedTuple):
+    """Seconds of one step on its critical rank, split as ``step.Time`` splits them."""
 
-    name: str
-    kind: str
     seconds: float
+    compute: float
+    bubble: float
+    exposed: dict[str, float]
+    optimizer: float
+    bound_by: str
 
 
-class Priced(NamedTuple):
-    """An operation with the seconds of one forward and one backward."""
+class StageTime(NamedTuple):
+    """One micro-batch through one stage, messages that nothing hides within."""
 
-    op: Op
     forward: float
     backward: float
+    weight: float
+    exposed: dict[str, float]  # of both ways, by axis
+    longest: tuple[float, str]
 
 
-Unit = tuple[int, list[Priced]]  # how often the unit occurs, and its operations
+class DataParallel(NamedTuple):
+    """Seconds per unit of a step: gather and reduction, as one message each."""
+
+    gather: float
+    reduce: float
 
 
-def priced(model: Model, *, prices: Prices, layout: Layout, job: Job) -> list[Unit]:
-    """Every distinct unit of a micro-batch with the prices of its operations."""
-    return [
-        (times, [Priced(op, *prices.operation(op, heads=model.heads)) for op in ops])
-        for times, ops in operations(model, job, sequences=layout.mbs)
-    ]
+class Timeline:
+    """Plays layouts of one model, job and machine."""
+
+    def __init__(self, units: Units) -> None:
+        self.units, self.counts, self.job = units, units.counts, units.counts.job
+        self.machine = units.machine
+        self.beside = "dp" in self.job.overlap and self.machine.backend == "nccl"
+        self._dp: dict[tuple[object, ...], DataParallel] = {}
+
+    def step(self, layout: Layout, memory: list[RankMemory]) -> Clock:
+        """The step of ``layout``; ``memory`` tells what each rank updates."""
+        micro_batches = layout.micro_batches(self.job)
+        stages = [self._stage(layout, work) for work in self.counts.stage_work(layout)]
+        updates = [self._update(layout, rank) for rank in memory]
+        if layout.pp == 1:
+            ends = self._ends(layout, (0,))
+            stage = stages[0]
+            each = stage.forward + stage.backward + stage.weight
+            exposed = {axis: micro_batches * seconds for axis, seconds in stage.exposed.items() if seconds}
+            compute = micro_batches * (each - sum(stage.exposed.values()))
+            hidden = min(ends.hidden, compute)
+            compute += CONTENTION * hidden
+            if ends.exposed:
+                exposed["dp"] = exposed.get("dp", 0.0) + ends.exposed
+            total = compute + sum(exposed.values()) + updates[0]
+            return Clock(total, compute, 0.0, exposed, updates[0], _bound(stage, exposed, 0.0, compute, updates[0]))
+        return self._pipeline(layout, stages, updates, micro_batches)
+
+    def _pipeline(self, layout: Layout, stages: list[StageTime], updates: list[float], micro_batches: int) -> Clock:
+        played = self.play(layout, stages, micro_batches)
+        tails = [self._ends(layout, held) for held in played.held]
+        ranks = range(layout.pp)
+        total = max(played.ends[rank] + tails[rank].exposed + updates[rank] for rank in ranks)
+        critical = max(ranks, key=lambda rank: played.busy[rank] + tails[rank].exposed + updates[rank])
+        mine = [stages[stage] for stage in played.held[critical]]
+        share = micro_batches * (0.5 if layout.schedule == "dualpipe" else 1.0)
+        exposed: dict[str, float] = {}
+        for stage in mine:
+            for axis, seconds in stage.exposed.items():
+                if seconds:
+                    exposed[axis] = exposed.get(axis, 0.0) + share * seconds
+        if tails[critical].exposed:
+            exposed["dp"] = exposed.get("dp", 0.0) + tails[critical].exposed
+        if played.sending:
+            exposed["pp"] = played.sending
+        busy = played.busy[critical]
+        compute = max(0.0, busy - sum(seconds for axis, seconds in exposed.items() if axis != "dp"))
+        bubble = max(0.0, total - compute - sum(exposed.values()) - updates[critical])
+        slowest = max(mine, key=lambda stage: stage.longest[0])
+        bound = _bound(slowest, exposed, bubble, compute, updates[critical])
+        return Clock(total, compute, bubble, exposed, updates[critical], bound)
+
+    def play(self, layout: Layout, stages: list[StageTime], micro_batches: int) -> PlayedLine:
+        """The schedule with these stages."""
+        size = self.counts.local(part_of(layout)).stream_bytes
+        hop = self.units.network.seconds("p2p", size, group(layout, "pp"))
+        blocks = not ("pp" in self.job.overlap and self.machine.backend == "nccl")
+        sending = hop if blocks else 0.0
+
+        def seconds(task: Task) -> float:
+            stage = stages[task.stage]
+            if task.kind == "F":
+                return stage.forward + sending
+            if task.kind == "B":
+                return stage.backward + sending
+            if task.kind == "W":
+                return stage.weight
+            if task.kind == "BW":
+                return stage.backward + stage.weight + sending
+            other = stages[task.backward_stage]
+            # forward of one beside the backward of another: the messages of each run beside the compute of both
+            apart = stage.forward + other.backward + other.weight
+            talk = sum(stage.exposed.values()) / 2 + sum(other.exposed.values()) / 2
+            return max(apart - talk, talk) + sending
+
+        line = _line(layout, micro_batches, seconds, hop)
+        return line._replace(sending=2 * sending * micro_batches * layout.v if blocks else 0.0)
+
+    def _stage(self, layout: Layout, work: tuple[tuple[Run, int], ...]) -> StageTime:
+        forward = backward = weight = 0.0
+        exposed = dict.fromkeys((*AXES, "dp"), 0.0)
+        longest = (0.0, "")
+        gathers = not policy(layout).weights_stay
+        for run, times in work:
+            unit = self.units.unit(layout, run)
+            ahead, back, fronts, backs = (
+                unit.forward,
+                unit.backward,
+                sum(unit.forward_exposed),
+                sum(unit.backward_exposed),
+            )
+            for axis, first, second in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
+                exposed[axis] += times * (first + second)
+            if gathers:
+                fronts_dp, backs_dp, hidden = self._gathers(layout, run.name, unit)
+                exposed["dp"] += times * (fronts_dp + backs_dp)
+                fronts, backs, back = fronts + fronts_dp, backs + backs_dp, back + CONTENTION * hidden
+            forward += times * (ahead + fronts)
+            backward += times * (back + backs)
+            weight += times * unit.weight
+            whole = times * (ahead + back + unit.weight)
+            longest = max(longest, (whole, unit.longest))
+        return StageTime(forward, backward, weight, exposed, longest)
+
+    def _gathers(self, layout: Layout, name: Name, unit: UnitTime) -> tuple[float, float, float]:
+        """ZeRO-3: exposed before a forward and before a backward (with the reduction, if each has one), and hidden."""
+        parallel = self.data_parallel(layout, name)
+        twice = name not in ("embed", "head")
+        back = (parallel.gather if twice else 0.0) + (parallel.reduce if self.job.reduce == "micro_batch" else 0.0)
+        if not self.beside:
+            return parallel.gather, back, 0.0
+        forward = unit.forward + sum(unit.forward_exposed)
+        backward = unit.backward + unit.weight + sum(unit.backward_exposed)
+        exposed = max(0.0, parallel.gather - forward), max(0.0, back - backward)
+        return (*exposed, parallel.gather + back - sum(exposed))
+
+    def data_parallel(self, layout: Layout, name: Name) -> DataParallel:
+        """Seconds to gather a unit's weights and to reduce its gradients, once each."""
+        key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp, layout.pp,
+               layout.order)  # fmt: skip
+        found = self._dp.get(key)
+        if found is None:
+            gather = reduce = 0.0
+            for message in unit_messages(self.counts, layout, name):
+                seconds = self.units.network.seconds(
+                    message.collective, message.payload, _place(layout, message.group, message.ranks)
+                )
+                if message.collective == "all_gather":
+                    gather += seconds
+                else:
+                    reduce += seconds
+            found = self._dp[key] = DataParallel(gather, reduce)
+        return found
+
+    def _ends(self, layout: Layout, chunks: tuple[int, ...]) -> Ends:
+        """Reductions after the last backward and gathers before the first forward, of one rank."""
+        if layout.dp * layout.cp * layout.tp == 1:
+            return Ends(0.0, 0.0)
+        gather = reduce = forward = backward = last = first = 0.0
+        stays = policy(layout).weights_stay
+        each = self.job.reduce == "micro_batch" and not policy(layout).gradients_stay
+        for chunk in chunks:
+            for run, times in self.counts.stage_work(layout)[chunk]:
+                parallel, unit = self.data_parallel(layout, run.name), self.units.unit(layout, run)
+                if stays:
+                    gather += times * parallel.gather
+                    first = first or parallel.gather
+                if not (each and not stays):
+                    reduce += times * parallel.reduce
+                    last = last or parallel.reduce  # of the unit whose backward ends last
+                if chunk == chunks[0]:
+                    forward += times * (unit.forward + sum(unit.forward_exposed))
+                    backward += times * (unit.backward + unit.weight + sum(unit.backward_exposed))
+        if not self.beside:
+            return Ends(gather + reduce, 0.0)
+        share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
+        exposed = (
+            last + max(0.0, share * (reduce - last) - backward) + first + max(0.0, share * (gather - first) - forward)
+        )
+        return Ends(exposed, gather + reduce - exposed)
+
+    def _update(self, layout: Layout, rank: RankMemory) -> float:
+        """The update reads and writes weight and moments and reads the gradient; clipping reads it twice."""
+        recipe, prices = self.job.precision, self.units.prices(layout)
+        numel = rank.updated
+        moments = 2 * moments_per_element(self.job.optimizer, self.job)
+        update = int(numel * (3 * recipe.updated_bytes + moments))
+        clip = numel * 3 * recipe.updated_bytes if self.job.optimizer.clip else 0
+        cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
+        seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast, kernel="add")
+        if "optimizer" in self.job.offload:
+            both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
+            seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
+        return seconds
 
 
-def play(model: Model, work: list[Unit], *, prices: Prices, layout: Layout, job: Job, memory: StageMemory) -> Time:
-    """The time of one step, and what it is bound by."""
-    spans = list(_spans(model, work, prices=prices, layout=layout, job=job, memory=memory))
-    totals: dict[str, float] = {}
-    for span in spans:
-        totals[span.kind] = totals.get(span.kind, 0.0) + span.seconds
-    exposed = {kind: total for kind, total in totals.items() if kind not in ("compute", "optimizer")}
-    longest = max(spans, key=lambda span: span.seconds)
-    return Time(
-        step_seconds=sum(totals.values()),
-        compute_seconds=totals["compute"],
-        exposed_seconds=exposed,
-        optimizer_seconds=totals["optimizer"],
-        bound_by=longest.name,
-    )
+HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
+HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 8 channels on two sockets)
 
 
-def _spans(
-    model: Model, work: list[Unit], *, prices: Prices, layout: Layout, job: Job, memory: StageMemory
-) -> Iterator[Span]:
-    micro_batches = layout.micro_batches(job)
-    by_kind: dict[str, float] = {}
-    for times, unit in work:
-        for op, forward, backward in unit:
-            by_kind[op.kind] = by_kind.get(op.kind, 0.0) + times * micro_batches * (forward + backward)
-    for kind, seconds in by_kind.items():
-        yield Span(kind, "compute", seconds)
-    recipe = job.precision
-    summed = micro_batches * model.parameters * (recipe.gradients_bytes + 2 * recipe.summed_bytes)
-    yield Span("gradient sums", "compute", prices.moving(summed, kernel="add"))
-    for message in messages(model, layout=layout, job=job):
-        each = network.seconds(message, machine=prices.machine, span=span_of(layout, message.axis))
-        yield Span(f"{message.axis} {message.collective}", message.axis, message.times * each)
-    yield Span("optimizer", "optimizer", _update(prices, job, memory))
+class Ends(NamedTuple):
+    """Of data parallelism, outside of the micro-batches: seconds that nothing hides, and that compute hides."""
+
+    exposed: float
+    hidden: float
 
 
-def _update(prices: Prices, job: Job, memory: StageMemory) -> float:
-    """AdamW reads and writes weight and moments and reads the gradient; clipping reads it twice and writes it once."""
-    recipe = job.precision
-    numel = memory.optimizer_bytes // max(1, sum(recipe.moments_bytes))
-    update = numel * (2 * recipe.updated_bytes + 2 * sum(recipe.moments_bytes) + recipe.updated_bytes)
-    clip = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
-    cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
-    return prices.moving(update, kernel="adamw") + prices.moving(clip + cast, kernel="add")
+class PlayedLine(NamedTuple):
+    """A schedule continued to its length: per rank when it ends, how long it works, the stages it holds."""
+
+    ends: list[float]
+    busy: list[float]
+    held: tuple[tuple[int, ...], ...]
+    sending: float = 0.0
+
+
+def _line(layout: Layout, micro_batches: int, seconds: Callable[[Task], float], hop: float) -> PlayedLine:
+    def played(count: int) -> tuple[Played, list[float]]:
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
+        done = play_table.play(table, seconds=seconds, hop_seconds=lambda *_: hop)
+        return done, _ends_of(table, done)
+
+    pp = layout.pp
+    base = 3 * pp + micro_batches % pp
+    if micro_batches <= base + pp:
+        done, ends = played(micro_batches)
+        return PlayedLine(ends, list(done.busy), done.table.held)
+    (short, early), (long, late) = played(base), played(base + pp)
+    rounds = (micro_batches - base) / pp
+    ends = [first + rounds * (second - first) for first, second in zip(early, late, strict=True)]
+    busy = [first + rounds * (second - first) for first, second in zip(short.busy, long.busy, strict=True)]
+    return PlayedLine(ends, busy, short.table.held)
+
+
+def _ends_of(table: Table, played: Played) -> list[float]:
+    ends = [0.0] * table.pp
+    for turn, end in zip(table.order.turns, played.ends, strict=True):
+        ends[turn.rank] = end
+    return ends
+
+
+def _place(layout: Layout, name: str, ranks: int) -> Group:
+    found = group(layout, name)
+    return found if found.ranks == ranks else Group(ranks, found.stride)
+
+
+def _bound(stage: StageTime, exposed: dict[str, float], bubble: float, compute: float, update: float) -> str:
+    """The largest part of the step; of compute, its longest operation."""
+    parts = {f"{axis} messages": seconds for axis, seconds in exposed.items()}
+    parts |= {"pipeline bubble": bubble, "optimizer": update, stage.longest[1]: compute}
+    return max(parts, key=lambda name: parts[name])

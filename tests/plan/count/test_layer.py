@@ -12,8 +12,9 @@ from fivefold.model.catalog import named, names
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.plan.count.attention import attended_pairs
-from fivefold.plan.count.layer import block
-from fivefold.plan.count.work import operations, work
+from fivefold.plan.count.layer import block, unit_lists
+from fivefold.plan.count.part import Local, Part
+from fivefold.plan.count.work import work
 
 GPT = Model(
     name="gpt", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=512, vocab=1000, norm="layernorm",
@@ -24,7 +25,7 @@ LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=3
 
 def kept(model: Model, job: Job, *, sequences: int) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
-    ops = block(model, job, layer=0, sequences=sequences)
+    ops = block(Local(model, job, Part(sequences)), layer=0)
     sizes = {"x": sequences * job.sequence * model.width * 2} | {n: s for op in ops for n, s in op.writes.items()}
     names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
     return sum(sizes[name] for name in names)
@@ -98,7 +99,8 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     model, tokens = named(name), 8
     job = Job(sequence=tokens, global_batch=1)
     matmuls = sum(
-        times * sum(op.flops for op in ops if op.kind == "matmul") for times, ops in operations(model, job, sequences=1)
+        times * sum(op.flops for op in ops if op.kind == "matmul")
+        for times, ops in unit_lists(Local(model, job, Part(1)))
     )
     kinds = ("column", "row", "router", "head")
     active = sum(weight.numel for weight in weights(model) if weight.kind in kinds and len(weight.shape) == 2)
@@ -116,7 +118,7 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     model = named(name)
     counted = sum(
         times * sum(sum(op.gradient_widths) for op in ops)
-        for times, ops in operations(model, Job(sequence=8), sequences=1)
+        for times, ops in unit_lists(Local(model, Job(sequence=8), Part(1)))
     )
     tied = model.vocab * model.width if model.tied_embeddings else 0
     sinks = sum(

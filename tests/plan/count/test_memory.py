@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory import stage_memory
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.memory import RankMemory, memory
 from fivefold.plan.count.ops import elementwise, matmul
+from fivefold.plan.count.recompute import Unit
 from fivefold.plan.count.tape import play
-from fivefold.plan.count.traffic import messages, traffic
+from fivefold.plan.count.traffic import messages, per_step
 
 # 7.5e9 parameters, as in table 1 of ZeRO; every dim is divisible by 1024, so that nothing is padded.
 ZERO_TABLE = Model(
@@ -21,29 +23,37 @@ ZERO_TABLE = Model(
 JOB = Job(sequence=16, global_batch=1024, precision=recipe("bf16-grad16"))
 
 
+def only_rank(model: Model, *, layout: Layout, job: Job) -> RankMemory:
+    return memory(Counts(model, job.replace(overlap=())), layout)[0]
+
+
+def states_bytes(rank: RankMemory) -> int:
+    return rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
+
+
 @pytest.mark.parametrize("shards", [1, 4, 16, 64, 256, 1024])
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
     """2 + 2 + 12 bytes: w + g + o/S, w + (g + o)/S, (w + g + o)/S; moments alone have a step count per weight."""
     P, S = ZERO_TABLE.parameters, shards
-    stage = stage_memory(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
+    stage = only_rank(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
     expected = {1: 2 * P + 2 * P + 12 * P / S, 2: 2 * P + 14 * P / S, 3: 16 * P / S}[zero]
     if S > 1 and zero == 3:
         expected -= 2 * P / S  # the 16-bit weights exist only while they are gathered: the master is the shard
-    assert stage.states_bytes == pytest.approx(expected, rel=1e-4)
+    assert states_bytes(stage) == pytest.approx(expected, rel=1e-4)
 
 
 def test_zero_0_keeps_everything_whole() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
         job = JOB.replace(precision=recipe(name))
-        stage = stage_memory(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
-        assert stage.states_bytes == pytest.approx(per_parameter * P, rel=1e-6)
+        stage = only_rank(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
+        assert states_bytes(stage) == pytest.approx(per_parameter * P, rel=1e-6)
 
 
 def test_more_sharding_of_states_never_takes_more_memory() -> None:
     job = Job(sequence=2048, global_batch=64)
-    peaks = [stage_memory(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)]
+    peaks = [only_rank(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -53,7 +63,7 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
 
     def peak(mbs: int, sequence: int) -> int:
         job = Job(sequence=sequence, global_batch=4 * mbs)  # two micro-batches, however large
-        return stage_memory(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
+        return only_rank(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
 
     assert peak(mbs, sequence) < peak(2 * mbs, sequence)
     assert peak(mbs, sequence) < peak(mbs, sequence + 1)
@@ -63,13 +73,16 @@ def test_the_tape_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
     first = matmul("first", "x", "h", rows=2, into=4, outof=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
-    profile = play(ops, entry="x", entry_bytes=32, width=4, sums_bytes=1000)
+    profile = play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums_bytes=1000)
     assert profile.kept_bytes == 32  # x alone: h dies in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
     # the product of y's gradient are summed into a third buffer; last the sums are born while a's gradient lives.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
-    assert play(ops, entry="x", entry_bytes=32, width=4, sums_bytes=0).backward_peak_bytes == 32 + 32 + 32 + 64
+    assert (
+        play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums_bytes=0).backward_peak_bytes
+        == 32 + 32 + 32 + 64
+    )
 
 
 def test_bytes_per_step_are_those_of_the_formulas() -> None:
@@ -77,7 +90,7 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
     job = Job(sequence=16, global_batch=64, precision=recipe("bf16-grad16"))
 
     def sent(text: str) -> dict[str, int]:
-        found = traffic(ZERO_TABLE, layout=Layout.parse(text), job=job)
+        found = per_step(ZERO_TABLE, layout=Layout.parse(text), job=job)
         return {row.collective: row.bytes for row in found}
 
     assert sent("dp8 zero0 mbs8") == {"all_reduce": 2 * (n - 1) * 2 * P // n + 2 * (n - 1) * 12 // n}
@@ -92,7 +105,8 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
 
 def test_gathers_of_zero_3_come_with_every_micro_batch() -> None:
     job = Job(sequence=16, global_batch=64)
-    counts = {m.collective: 0 for m in messages(ZERO_TABLE, layout=Layout.parse("dp8 zero3 mbs2"), job=job)}
-    for message in messages(ZERO_TABLE, layout=Layout.parse("dp8 zero3 mbs2"), job=job):
+    found = messages(Counts(ZERO_TABLE, job), Layout.parse("dp8 zero3 mbs2"))
+    counts = dict.fromkeys((message.collective for message in found), 0)
+    for message in found:
         counts[message.collective] += message.times
     assert counts == {"all_reduce": 1, "all_gather": 4 * (2 * 37 + 2), "reduce_scatter": 39}

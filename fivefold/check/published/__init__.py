@@ -1,0 +1,87 @@
+"""Predictions against published runs: one reader per source turns rows into cases, ``run`` predicts and scores them.
+
+Nothing is fitted: a case that the planner refuses, or whose row lacks a fact, is excluded with the rule that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.score import Score, score, summarise
+from fivefold.record import Mistake, Record, nearest
+from fivefold.show.published import Summary, markdown
+
+Reader = Callable[[], Iterator[Case | Excluded]]
+
+SOURCES = (  # a module each, with ``cases()``
+    "korthikanti2022",
+    "megatron2021",
+    "megascale",
+    "llama3_table4",
+    "deepseek_v3",
+    "bloom_prequel",
+    "vtrain",
+    "zero_bubble",
+    "simumax_b200",
+    "ultrascale_playbook",
+    "kempnerforge",
+    "torchtitan",
+    "llm_foundry",
+    "nemo_perf",
+    "dgxc_benchmarking",
+    "megatron_bridge_perf",
+    "megatron_bridge_memory",
+    "finetune_memory",
+    "misc_throughput",
+)
+
+
+class Refusal(Record):
+    """A row that is not scored, and the rule that says so."""
+
+    source: str
+    row: str
+    rule: str
+
+
+class Report(Record):
+    """All that was scored and all that was not."""
+
+    scores: tuple[Score, ...]
+    summaries: tuple[Summary, ...]
+    excluded: tuple[Refusal, ...]
+
+
+def reader(source: str) -> Reader:
+    """The reader of one source; a ``Mistake`` names the nearest where there is none."""
+    if source not in SOURCES:
+        raise nearest(source, list(SOURCES), kind="source")
+    cases: Reader = import_module(f"{__name__}.{source}").cases
+    return cases
+
+
+def run(sources: Iterable[str] = SOURCES) -> Report:
+    """Predict every case of ``sources`` and score it."""
+    from fivefold.plan.predict import predict  # only here: readers need no planner
+
+    scores: list[Score] = []
+    excluded: list[Refusal] = []
+    for source in sources:
+        for case in reader(source)():
+            if isinstance(case, Excluded):
+                excluded.append(Refusal(**case._asdict()))
+                continue
+            try:
+                step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
+            except Mistake as refused:
+                excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
+            else:
+                scores += score(case, step)
+    return Report(scores=tuple(scores), summaries=summarise(scores), excluded=tuple(excluded))
+
+
+def table_markdown(report: Report) -> str:
+    """The summaries as a Markdown table, for the README."""
+    return markdown(report.summaries)

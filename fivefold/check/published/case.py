@@ -1,0 +1,68 @@
+"""One published run in our nouns: what was trained how, and what its authors measured.
+
+A source's reader (one file each) turns its rows into cases. It states facts of that source (kernels, overlap,
+precision, FLOPs convention) and never a number chosen to come closer.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import catalog
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.plan.price import errors
+
+DATA = Path(__file__).parent / "data"
+
+
+class Case(NamedTuple):
+    """``regime`` groups cases that err alike; ``rivals`` names those among which a ranking makes sense."""
+
+    source: str  # the stem of its data file
+    row: str
+    regime: str
+    model: Model
+    machine: Machine
+    layout: Layout
+    job: Job
+    step_seconds: float | None = None
+    memory_bytes: float | None = None
+    memory: Literal["allocated", "reserved", "driver"] = "allocated"
+    rivals: str = ""
+    quantity: Literal["peak", "states", "activations"] = "peak"  # of ``memory_bytes``; the last two of the first stage
+
+
+class Excluded(NamedTuple):
+    """A row that is not scored, and the rule that says so."""
+
+    source: str
+    row: str
+    rule: str
+
+
+def rows(source: str) -> Iterator[dict[str, str]]:
+    """The rows of one data file."""
+    with (DATA / f"{source}.csv").open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+@lru_cache(maxsize=512)
+def machine(chip: str, gpus: int, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
+    """``gpus`` of the catalog's ``chip``; ``nic_gigabits`` per GPU where the source's cluster has another network."""
+    found = catalog.resolve(f"{chip}:{gpus}", local=Path())
+    if nic_gigabits is None:
+        return found
+    far = found.links[-1].replace(bandwidth=nic_gigabits * 1e9 / 8, source=source)
+    return found.replace(links=(*found.links[:-1], far))
+
+
+def regime(framework: str, model: Model, machine: Machine, layout: Layout) -> str:
+    """What class of run this is, as in ``megatron a100 pipeline dense``."""
+    return " ".join((framework, *errors.regime(model=model, machine=machine, layout=layout)))

@@ -1,0 +1,86 @@
+"""Fine-tuning memory; of it torchtune's ladder of Llama 3.2 3B on one A100 trains every weight on whole samples.
+
+meta-pytorch/torchtune@bd2a0fc:README.md. Weights, gradients and both moments are bf16, without a master; each rung
+keeps the ones before: packed data, torch.compile, a loss in chunks, recomputed blocks. The counter is the peak of
+active GiB. One micro-batch a step: with gradients kept over several, the last rung could not be as low as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.convert import Row, number, read, spread, whole
+from fivefold.job import Job, recipe
+from fivefold.model.catalog import resolve
+from fivefold.units import GIB
+
+ADAPTERS = "trains adapters on frozen weights, or quantized ones; our jobs train every weight"
+SHORT = "samples are shorter than the printed length"
+NOT_STATED = "optimizer, offloading and recomputation of the run are not printed"
+EARLY_UPDATE = "the optimizer runs within the backward, so that gradients never live together"
+ENCODER = "an encoder; our models are decoders"
+LOOSE = "the unit is printed loosely (GB or GiB) and the counter not at all"
+NOT_A_PEAK = "a counter of unknown meaning in a log"
+
+
+class Rung(NamedTuple):
+    """What a step of torchtune's ladder runs with."""
+
+    compile: bool
+    loss: Literal["plain", "chunked"]
+    ac: str
+
+
+LADDER = {
+    "+ packed dataset": Rung(compile=False, loss="plain", ac="none"),
+    "+ chunked cross entropy": Rung(compile=True, loss="chunked", ac="none"),
+    "+ activation checkpointing": Rung(compile=True, loss="chunked", ac="full"),
+}
+
+
+def _rule(row: Row) -> str:
+    method, framework = row["method"], row["framework"]
+    if "LoRA" in method or "lora" in method or "LoRA" in row["quantity"]:
+        return ADAPTERS
+    if row["model"].startswith("bert"):
+        return ENCODER
+    if framework == "torchtune" and row["technique"]:
+        if row["technique"] == "Baseline":
+            return SHORT
+        return "" if row["technique"] in LADDER else EARLY_UPDATE
+    if framework == "torchtune":
+        return NOT_STATED
+    if framework.startswith("litgpt"):
+        return SHORT
+    return NOT_A_PEAK if framework == "NeMo" else LOOSE
+
+
+def _case(row: Row) -> Case:
+    model, rung = resolve("llama3.2-3b"), LADDER[row["technique"]]
+    layout = spread(row, zero=0, ac=rung.ac)
+    job = Job(
+        sequence=whole(row, "seq"),
+        global_batch=layout.mbs,
+        precision=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+        loss=rung.loss,
+        kernels="fused" if rung.compile else "plain",
+        compile=rung.compile,
+    )
+    where = machine("a100", 1)
+    return Case(
+        source="finetune_memory",
+        row=row["row_id"],
+        regime=regime("torch", model, where, layout),
+        model=model,
+        machine=where,
+        layout=layout,
+        job=job,
+        memory_bytes=number(row, "peak_gib") * GIB,
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read("finetune_memory", rule=_rule, case=_case)

@@ -1,0 +1,44 @@
+"""GPT as Megatron-LM trained it: layer norms and biases, learned positions, a plain GELU MLP, a tied head, dropout 0.1.
+
+Until 2022 its attention writes the scores, softmax, bias with GELU and bias with dropout are fused kernels, and the
+cross entropy over the split vocabulary works on fp32 logits (arXiv:2104.04473 §4.2 and Megatron-LM of that time).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fivefold.job import Job, recipe
+from fivefold.model.spec import Model
+
+# Megatron-LM's fp16 with gradients summed in fp32 (Korthikanti et al. 2022 count 18 bytes of states per parameter).
+FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", compute="fp16", loss_scaling=True)
+
+
+@lru_cache(maxsize=256)
+def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> Model:
+    """A GPT of Megatron-LM's shape."""
+    return Model(
+        name=f"gpt-{layers}x{width}",
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        ffn=4 * width,
+        vocab=vocab,
+        positions=positions,
+        norm="layernorm",
+        mlp="plain",
+        activation="gelu",
+        mlp_bias=True,
+        position="learned",
+        qkv_bias=True,
+        out_bias=True,
+        tied_embeddings=True,
+        dropout=0.1,
+    )
+
+
+# Of Megatron-LM and Megatron-DeepSpeed until 2022: nothing runs beside compute, and the loss keeps fp32 logits.
+PLAIN_MEGATRON = Job(precision=recipe("fp16"), attention="unfused", loss="plain", kernels="fused", overlap=())

@@ -1,0 +1,102 @@
+"""KempnerForge on nodes of 4 H200: tokens/s and peak allocated GiB of torch FSDP2 and tensor parallelism.
+
+KempnerInstitute/KempnerForge@01b461a: kempnerforge/distributed/{parallel,tensor_parallel}.py, training/grad.py,
+scripts/train.py. Weights and both moments are bf16 without a master; with FSDP, gradients of all micro-batches are
+summed whole in fp32 and reduced with the last (set_requires_gradient_sync); the loss is PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.convert import (
+    NO_STEP,
+    Row,
+    in_nodes,
+    number,
+    read,
+    seconds_of_tokens,
+    spread,
+    whole,
+)
+from fivefold.job import Job, Recipe, recipe
+from fivefold.model.spec import Model, MoE
+from fivefold.units import GIB
+
+SOURCE = "kempnerforge"
+NO_WIDTH = "the source does not print the feed-forward width"
+WHOLE_EXPERTS = "every tensor-parallel rank computes all experts on the same tokens"
+SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-parallel ranks"
+
+STATES: Recipe = recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2))
+SUMMED: Recipe = STATES.replace(name="bf16-all-sum32", accumulated_bytes=4)
+
+
+def _rule(row: Row) -> str:
+    if not number(row, "step_s") and not number(row, "peak_allocated_gib"):
+        return NO_STEP
+    if not whole(row, "ffn"):
+        return NO_WIDTH
+    if whole(row, "experts") and whole(row, "tp") > 1:
+        return WHOLE_EXPERTS
+    return SAME_TOKENS if whole(row, "ep") > 1 else ""
+
+
+def _model(row: Row) -> Model:
+    heads, width, ffn = whole(row, "heads"), whole(row, "hidden"), whole(row, "ffn")
+    experts = whole(row, "experts")
+    return Model(
+        name=row["model"],
+        layers=whole(row, "layers"),
+        width=width,
+        heads=heads,
+        kv_heads=whole(row, "kv_heads"),
+        head_dim=width // heads,
+        ffn=ffn,
+        vocab=whole(row, "vocab"),
+        rope_theta=500_000.0,
+        moe=MoE(experts=experts, topk=whole(row, "topk"), ffn=whole(row, "moe_ffn")) if experts else None,
+    )
+
+
+def _case(row: Row) -> Case:
+    model, tokens = _model(row), whole(row, "seq")
+    layout = spread(row, zero=3 if whole(row, "dp") > 1 else 0, ac=row["recompute"])
+    # The mixture runs print no batch: 48521 and 50972 tokens/s for 2.7 and 2.57 s are 32 sequences.
+    batch = whole(row, "gbs") or layout.dp * layout.mbs
+    compiled = row["torch_compile"] == "true"
+    job = Job(
+        sequence=tokens,
+        global_batch=batch,
+        precision=SUMMED if layout.dp > 1 else STATES,
+        loss="plain",
+        kernels="fused" if compiled else "plain",
+        compile=compiled,
+        overlap=("dp",),
+    )
+    where = in_nodes(machine("h200", whole(row, "gpus")), 4)
+    # Experts run one after another in a Python loop, which a planner of kernels does not price.
+    seconds = (
+        None if model.moe else seconds_of_tokens(job, rate=number(row, "tokens_per_s") / where.ranks, ranks=where.ranks)
+    )
+    # With tp each rank holds the whole embedding and, for the loss, whole logits; without FSDP, torch.compile hands
+    # out all gradients of a micro-batch at once, beside their sums.
+    comparable = layout.dp > 1 and layout.tp == 1
+    return Case(
+        source=SOURCE,
+        row=row["row_id"],
+        regime=regime("torch", model, where, layout),
+        model=model,
+        machine=where,
+        layout=layout,
+        job=job,
+        step_seconds=seconds,
+        memory_bytes=number(row, "peak_allocated_gib") * GIB if comparable else None,
+        rivals=f"{model.name} on {where.ranks}, batch {batch}",
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read(SOURCE, rule=_rule, case=_case)

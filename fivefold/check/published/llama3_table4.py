@@ -1,0 +1,18 @@
+"""Llama 3 405B on 8192 H100 (arXiv:2407.21783, table 4).
+
+It cannot be scored: the table prints neither the micro-batch nor the virtual stages, nor the formula behind its MFU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, rows
+
+SOURCE = "llama3_table4"
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """The row, excluded."""
+    for row in rows(SOURCE):
+        yield Excluded(SOURCE, row["row_id"], "micro-batch and virtual stages are not printed")

@@ -1,0 +1,25 @@
+"""Which layers lie on which pipeline stage.
+
+    stage 0: embedding + layers   stage 1: layers   ...   last stage: layers + head
+
+Evenly; where the stages do not divide the layers, the middle ones take one more each, and the ends, which hold
+embedding and head besides, come last.
+"""
+
+from __future__ import annotations
+
+from fivefold.layout.spec import Layout
+
+
+def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
+    """The layers of each of the pp·v stages, in the order of the model."""
+    sizes = layout.stages or _even(layers, layout.pp * layout.v)
+    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    each, more = divmod(layers, stages)
+    takers = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
+    favoured = set(takers[:more])
+    return tuple(each + (stage in favoured) for stage in range(stages))

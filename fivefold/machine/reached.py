@@ -1,0 +1,85 @@
+"""What kernels reach of a chip's data sheet, by chip of the catalog: the best matmul that anyone measured, and shares.
+
+A best is the best of thousands of shapes, for a moment. Inside a long step a chip holds less, as its power is capped:
+
+    share of the peak that a step can count on = SUSTAINED · best measured ÷ peak
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fivefold.units import Dtype
+
+# In a loop the large matmuls of an H100 hold 681 to 743 TFLOP/s, 0.86 to 0.94 of its best
+# (microsoft/vidur@683364e:data/profiling/compute/h100/meta-llama/Llama-2-70b-hf/mlp.csv); those of an A100
+# 227 to 270, 0.84 to 0.99 of its best (microsoft/vidur@2bb7a08:data/profiling/compute/a100/meta-llama).
+SUSTAINED = 0.93
+
+MAMF = "best matmul: stas00/ml-engineering@744d01e, maximum achievable matmul FLOPS"
+TORCH = "best matmul: zzc0721/torch-performence-test-data:database.md"  # (its spelling)
+RECALLED = "multiprocessors from memory"
+FLASH3 = "attention: cuDNN, FlashAttention-3 and -2 in figures 5 and 6 of arXiv:2407.08608"
+SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
+UNKNOWN = "what its kernels reach is our assumption"
+
+
+class Reached(NamedTuple):
+    """The best matmul in TFLOP/s per number format; the shares are those of ``machine.spec.Chip``."""
+
+    multiprocessors: int
+    best: dict[Dtype, float]
+    source: str
+    bandwidth_share: float = 0.9
+    attention_share: float = 0.8
+    attention_backward_share: float = 0.73
+    flash2_share: float = 1.0
+
+
+A100 = Reached(
+    108, {"bf16": 271.2}, f"{MAMF}; additions reach 0.86 of HBM: microsoft/vidur@2bb7a08", bandwidth_share=0.86
+)
+H100 = Reached(132, {"bf16": 794.5, "fp8": 1402.6}, f"{MAMF}; {FLASH3}", bandwidth_share=0.92, flash2_share=0.66)
+B200 = Reached(
+    148, {"bf16": 1745, "fp8": 3432.5}, f"{MAMF}; {SIMUMAX}", attention_share=0.74, attention_backward_share=0.67
+)
+GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")
+
+REACHED: dict[str, Reached] = {
+    "v100": Reached(80, {"fp16": 97.36}, TORCH),
+    "a100-40": A100,
+    "a100": A100,
+    "h100": H100,
+    "h100-pcie": H100._replace(multiprocessors=114, best={"bf16": 495.9}, source=f"{TORCH}; {FLASH3}"),
+    "h200": H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}"),
+    "h800": H100,
+    "gh200": H100._replace(best={"bf16": 828.6, "fp8": 1535}),
+    "b200": B200,
+    "gb200": GB200,
+    "b300": B200._replace(best={"bf16": 1769, "fp8": 3353.3}),
+    "gb300": GB200,
+    "mi250x": Reached(110, {}, UNKNOWN),
+    "mi300x": Reached(304, {"bf16": 668.4}, MAMF),
+    "mi325x": Reached(304, {"bf16": 784.9}, MAMF),
+    "mi355x": Reached(256, {"bf16": 1565}, MAMF),
+    "l40s": Reached(142, {"bf16": 269.2}, TORCH),
+    "l4": Reached(58, {"bf16": 70.9}, TORCH),
+    "rtx4090": Reached(
+        128,
+        {"bf16": 165.1},
+        f"{TORCH}; attention: apache/tvm:tl_doc/flash_perf.md",
+        attention_share=1.2,  # its clock rises above the data sheet's
+        attention_backward_share=0.8,
+    ),
+    "rtx3090": Reached(82, {"bf16": 76.6}, TORCH),
+}
+
+
+def shares(name: str, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
+    """The fields of ``Chip`` that say what the kernels of ``name`` reach; none for a chip that nobody measured."""
+    if name not in REACHED:
+        return {}
+    fields = REACHED[name]._asdict()
+    best, source = fields.pop("best"), fields.pop("source")
+    matmul = {dtype: SUSTAINED * best[dtype] / tflops[dtype] for dtype in best}
+    return fields | {"matmul_share": matmul, "share_source": source}

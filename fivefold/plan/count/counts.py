@@ -1,0 +1,147 @@
+"""All that is counted of one model under one job, looked up by part and layout: each list is written and played once.
+
+Layers of one kind share their operations, profile and states; a stage is runs of layers equal in memory
+(``stage_runs``), or so many of each kind in work (``stage_work``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights, embedding_weights, head_weights
+from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of
+from fivefold.plan.count.part import Local, Part, part_of
+from fivefold.plan.count.recompute import Unit
+from fivefold.plan.count.states import UnitStates, unit_states
+from fivefold.plan.count.tape import Profile, play
+
+Name = Kind | str  # a kind of block, or "embed" or "head"
+
+
+class Run(NamedTuple):
+    """``times`` equal units in a row; ``first`` is the layer of the first of them, ``recomputed`` whether it is."""
+
+    name: Name
+    first: int
+    times: int
+    recomputed: bool = False
+
+    def called(self, last: bool = False) -> str:
+        """As people call it."""
+        return self.name if isinstance(self.name, str) else f"block {self.first + (self.times - 1 if last else 0)}"
+
+
+class Counts:
+    """Caches of a model and a job. Lists and numbers in it are never changed."""
+
+    def __init__(self, model: Model, job: Job) -> None:
+        self.model, self.job = model, job
+        self._locals: dict[Part, Local] = {}
+        self._units: dict[tuple[Part, Name], Unit] = {}
+        self._profiles: dict[tuple[Part, Name, int], Profile] = {}
+        self._states: dict[tuple[object, ...], UnitStates] = {}
+        self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
+        self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
+        kinds = [kind_of(model, layer) for layer in range(model.layers)]
+        self.kinds = tuple(kinds)
+        self.alike = {kind.moe: kind for kind in reversed(kinds)}  # a window changes work, not memory
+        self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+
+    def local(self, part: Part) -> Local:
+        """The model as one rank sees it."""
+        if part not in self._locals:
+            self._locals[part] = Local(self.model, self.job, part)
+        return self._locals[part]
+
+    def unit(self, part: Part, name: Name) -> Unit:
+        """The operations of a unit."""
+        key = part, name
+        if key not in self._units:
+            local = self.local(part)
+            if isinstance(name, str):
+                self._units[key] = Unit(tuple(embedding(local) if name == "embed" else head(local)))
+            else:
+                self._units[key] = block_unit(local, layer=self.example[name])
+        return self._units[key]
+
+    def profile(self, part: Part, name: Name, sums_bytes: int = 0) -> Profile:
+        """Live bytes of a unit; ``sums_bytes`` as in ``tape.play``."""
+        key = part, name, sums_bytes
+        if key not in self._profiles:
+            entry, size = ("ids", 0) if name == "embed" else ("x", self.local(part).stream_bytes)
+            width = self.job.precision.gradients_bytes
+            self._profiles[key] = play(
+                self.unit(part, name), entry=entry, entry_bytes=size, width=width, sums_bytes=sums_bytes
+            )
+        return self._profiles[key]
+
+    def states(self, layout: Layout, name: Name) -> UnitStates:
+        """States of a unit on one rank."""
+        key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
+               layout.dp * layout.cp)  # fmt: skip
+        if key not in self._states:
+            if name == "embed":
+                weights = list(embedding_weights(self.model))
+            elif name == "head":
+                weights = list(head_weights(self.model))
+                if self.model.tied_embeddings and layout.pp > 1:
+                    weights += list(embedding_weights(self.model))[:1]
+            else:
+                assert isinstance(name, Kind)
+                weights = list(block_weights(self.model, self.example[name]))
+            self._states[key] = unit_states(weights, model=self.model, layout=layout, job=self.job)
+        return self._states[key]
+
+    def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
+        """Per stage (pp·v of them, in the order of the model) its units as runs of equal ones."""
+        key = layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
+        if key not in self._runs:
+            stages = stage_layers(self.model.layers, layout)
+            self._runs[key] = tuple(
+                self._stage(layers, layout, first=index == 0, last=index == len(stages) - 1)
+                for index, layers in enumerate(stages)
+            )
+        return self._runs[key]
+
+    def stage_work(self, layout: Layout) -> tuple[tuple[tuple[Run, int], ...], ...]:
+        """Per stage its distinct units and how many there are of each; windows count as kinds of their own."""
+        key = "work", layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
+        if key not in self._work:
+            stages = stage_layers(self.model.layers, layout)
+            found = []
+            for index, layers in enumerate(stages):
+                again = [bool(layout.recomputed) and layer % layout.recompute_every == 0 for layer in layers]
+                tally = Counter(zip((self.kinds[layer] for layer in layers), again, strict=True))
+                work = [(Run(kind, self.example[kind], 1, each), times) for (kind, each), times in tally.items()]
+                ends = [(Run("embed", 0, 1), 1)] if index == 0 else []
+                work = [*ends, *work, *([(Run("head", 0, 1), 1)] if index == len(stages) - 1 else [])]
+                found.append(tuple(work))
+            self._work[key] = tuple(found)
+        return self._work[key]
+
+    def _stage(self, layers: range, layout: Layout, *, first: bool, last: bool) -> tuple[Run, ...]:
+        runs = [Run("embed", 0, 1)] if first else []
+        every = layout.recompute_every
+        for layer in layers:
+            again = bool(layout.recomputed) and layer % every == 0
+            kind = self.alike[self.kinds[layer].moe]
+            if runs and runs[-1].name == kind and runs[-1].recomputed == again:
+                runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
+            else:
+                runs.append(Run(kind, layer, 1, again))
+        return (*runs, Run("head", self.model.layers, 1)) if last else tuple(runs)
+
+
+def run_part(part: Part, run: Run) -> Part:
+    """The part with recomputation only where the run has it."""
+    return part if run.recomputed or not part.recomputed else part._replace(recomputed=frozenset())
+
+
+def part_and_runs(counts: Counts, layout: Layout) -> tuple[Part, tuple[tuple[Run, ...], ...]]:
+    """Both of a layout."""
+    return part_of(layout), counts.stage_runs(layout)

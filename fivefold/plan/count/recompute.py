@@ -1,0 +1,64 @@
+"""Recomputation: which operations of a layer run again in its backward, and what need not be kept for that.
+
+A run of chosen operations keeps what it reads from outside and lets go what it writes for its own use. What others
+keep of it stays kept, except for cheap groups (norm, act, rope, up), whose output is let go and made anew.
+Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.plan.count.ops import Op
+
+CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
+
+
+class Unit(NamedTuple):
+    """Operations that run in order, and the tensors that are let go between forward and backward."""
+
+    ops: tuple[Op, ...]
+    dropped: frozenset[str] = frozenset()
+
+
+def groups(op: Op) -> frozenset[str]:
+    """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
+    first, _, second = op.name.partition(".")
+    found = {"layer"}
+    if op.kind == "norm":
+        found.add("norm")
+    if first == "attention" and second.startswith("core"):
+        found.add("core")
+    elif first == "attention" and op.kind == "matmul":
+        found.add("out" if second == "out" else "qkv")
+        if second.endswith("_up"):
+            found.add("up")
+    if first in ("mlp", "moe", "rope"):
+        found.add(first)
+    if second.startswith("shared"):
+        found = (found - {"moe"}) | {"shared"}
+    if second == "router":
+        found.add("router")
+    if second.endswith("act"):
+        found.add("act")
+    return frozenset(found)
+
+
+def recompute(ops: Sequence[Op], wanted: frozenset[str]) -> Unit:
+    """``ops`` with what the ``wanted`` groups let go, and those that run again marked."""
+    chosen = [bool(groups(op) & wanted) for op in ops]
+    if not any(chosen):
+        return Unit(tuple(ops))
+    written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
+    cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
+             for name in op.writes}  # fmt: skip
+    kept_by_others = {name for op, again in zip(ops, chosen, strict=True) if not again for name in op.keeps}
+    dropped = written - (kept_by_others - cheap)
+    marked = [
+        op._replace(again=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written)))))
+        if again
+        else op
+        for op, again in zip(ops, chosen, strict=True)
+    ]
+    return Unit(tuple(marked), frozenset(dropped))

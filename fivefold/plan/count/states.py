@@ -1,0 +1,140 @@
+"""Bytes of weights, gradients and optimizer of one unit (embedding, block, head) on one rank.
+
+    states = weights + gradients + optimizer, each whole or 1/S by the ZeRO policy (docs/notation.md §2)
+
+Dense weights are cut over the shard group of dp·cp, experts over the ranks that hold the same experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fivefold.job import Job, Optimizer
+from fivefold.layout.sharding import Unit, local_weight, padded_numel, policy, shard_numel
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
+from fivefold.plan.count.part import padded_vocab
+from fivefold.units import ceil_div
+
+
+class UnitStates(NamedTuple):
+    """Bytes of one unit's states on the first rank, and of the buffers in which it travels."""
+
+    whole: int = 0  # gathered weights
+    apart: int = 0  # the optimizer's copy, where it is not within the gathered weights
+    sums: int = 0  # whole gradients
+    reduced: int = 0  # this rank's part of them, where it is a buffer of its own
+    moments: int = 0
+    travel: int = 0  # of a gather: the received weights, and the sent ones where they are a copy
+    updated: int = 0  # elements that this rank's optimizer updates
+    largest: int = 0  # elements of the largest matrix, which Muon needs whole
+
+    def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
+        added = [mine + theirs for mine, theirs in zip(self[:-1], other[:-1], strict=True)]
+        return UnitStates._make([*added, max(self.largest, other.largest)])
+
+
+def local_parts(
+    weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job
+) -> tuple[tuple[Unit, int, int], ...]:
+    """Dense and expert weights of one rank, each with its shards and with the replicas of its shard group."""
+    vocab = padded_vocab(model, job, tp=layout.tp)
+    local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
+    dense = Unit("dense", tuple(weight for weight in local if not weight.kind.startswith("expert")))
+    experts = Unit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
+    found = [(dense, layout.shards, layout.dp * layout.cp // layout.shards)] if dense.weights else []
+    if experts.weights:
+        found.append((experts, layout.expert_shards, layout.expert_replicas // layout.expert_shards))
+    return tuple(found)
+
+
+def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> UnitStates:
+    """What a unit of ``weights`` holds on the rank with the largest shards."""
+    total = UnitStates()
+    for unit, shards, _ in local_parts(weights, model=model, layout=layout, job=job):
+        total += _states(unit, shards=shards, layout=layout, job=job)
+    return total
+
+
+def _states(unit: Unit, *, shards: int, layout: Layout, job: Job) -> UnitStates:
+    recipe, keeps = job.precision, policy(layout)
+    padded = padded_numel(unit, shards=shards)
+    own = padded // shards
+    apart = recipe.updated_bytes != recipe.weights_bytes or not keeps.weights_stay
+    sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
+    travel = 0 if shards == 1 else (padded + (own if sent_is_copy else 0)) * recipe.weights_bytes
+    moments = MOMENTS[job.optimizer.kind](unit, shards, job)
+    offloaded = "optimizer" in job.offload
+    matrices = [weight.numel for weight in unit.weights if weight.kind in MATRICES]
+    return UnitStates(
+        whole=padded * recipe.weights_bytes,
+        apart=own * recipe.updated_bytes if apart and not offloaded else 0,
+        sums=padded * recipe.summed_bytes,
+        reduced=0 if keeps.gradients_stay else own * recipe.summed_bytes,
+        moments=0 if offloaded else moments,
+        travel=travel,
+        updated=own,
+        largest=max(matrices, default=0),
+    )
+
+
+MATRICES = ("column", "row", "router", "expert_column", "expert_row")
+
+
+def _own(weight: Weight, shards: int) -> int:
+    return min(shard_numel(weight, shards=shards), weight.numel)
+
+
+def _adamw(unit: Unit, shards: int, job: Job) -> int:
+    """Two moments, and a step count per weight."""
+    local = sum(_own(weight, shards) for weight in unit.weights)
+    return local * sum(job.precision.moments_bytes) + 4 * len(unit.weights)
+
+
+def _adamw8bit(unit: Unit, shards: int, _: Job) -> int:
+    """Two moments of a byte with an fp32 scale per 256 elements each (torchao, bitsandbytes: arXiv:2110.02861)."""
+    local = [_own(weight, shards) for weight in unit.weights]
+    return sum(2 * numel + 8 * ceil_div(numel, 256) for numel in local) + 4 * len(unit.weights)
+
+
+def _muon(unit: Unit, shards: int, job: Job) -> int:
+    """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
+    matrices = sum(_own(weight, shards) for weight in unit.weights if weight.kind in MATRICES)
+    rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight.kind not in MATRICES))
+    return matrices * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
+
+
+def _adafactor(unit: Unit, shards: int, _: Job) -> int:
+    """fp32 means of rows and columns instead of a second moment, no first one (arXiv:1804.04235)."""
+    total = 0
+    for weight in unit.weights:
+        if len(weight.shape) == 1:
+            total += 4 * _own(weight, shards)
+        else:
+            *stacked, rows, columns = weight.shape
+            each = ceil_div(rows, shards) + columns
+            total += 4 * each * (stacked[0] if stacked else 1)
+    return total + 4 * len(unit.weights)
+
+
+def _sgd(_: Unit, __: int, ___: Job) -> int:
+    """Nothing."""
+    return 0
+
+
+MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
+    "adamw": _adamw,
+    "adamw8bit": _adamw8bit,
+    "muon": _muon,
+    "adafactor": _adafactor,
+    "sgd": _sgd,
+}
+
+
+def moments_per_element(optimizer: Optimizer, job: Job) -> float:
+    """Bytes of optimizer state that one update reads and writes per element, roughly: for pricing only."""
+    return {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": job.precision.moments_bytes[0]}.get(
+        optimizer.kind, 0.0
+    )

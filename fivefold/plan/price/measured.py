@@ -1,0 +1,79 @@
+"""What a calibrated machine measured, read between the nearest shapes in the logarithm.
+
+The rate at a place is the geometric mean of the nearest measured ones, weighted by inverse squared distance; a shape
+that was measured gives its own time back. Curves are those of as many processes side by side as the layout has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fivefold.machine.spec import Machine
+from fivefold.units import Dtype
+
+Place = tuple[float, ...]
+
+
+class Measured:
+    """The curves of ``machine`` while ``ranks`` of its processes work side by side in ``dtype``."""
+
+    def __init__(self, machine: Machine, *, ranks: int, dtype: Dtype) -> None:
+        calibration = machine.calibration
+        assert calibration is not None
+        self.dtype = dtype
+        counts = sorted({point.ranks for point in calibration.matmuls})
+        ranks = next((n for n in counts if n >= ranks), counts[-1] if counts else ranks)
+        self.matmuls: dict[Place, float] = {}
+        self.attentions: tuple[dict[Place, float], dict[Place, float]] = ({}, {})
+        self.bandwidths: dict[str, dict[Place, float]] = {}
+        for m in calibration.matmuls:
+            if (m.ranks, m.dtype) == (ranks, dtype):
+                self.matmuls[_log(m.m, m.n, m.k)] = 2 * m.m * m.n * m.k / m.seconds
+        for a in calibration.attentions:
+            if (a.ranks, a.dtype) == (ranks, dtype):
+                place = _log(a.sequences * a.heads, a.tokens, a.head_dim)
+                flops = 2 * a.sequences * a.heads * a.head_dim * a.tokens**2
+                self.attentions[0][place] = flops / a.forward_seconds
+                self.attentions[1][place] = 2 * flops / a.backward_seconds
+        for k in calibration.kernels:
+            if k.ranks == ranks and k.dtype in (dtype, "fp32"):
+                curve = self.bandwidths.setdefault(f"{k.kernel} {k.dtype}", {})
+                curve[_log(k.moved_bytes)] = k.moved_bytes / k.seconds
+
+    def matmul(self, m: int, n: int, k: int) -> float:
+        """``(m, k) @ (k, n)``."""
+        return 2 * m * n * k / _between(self.matmuls, _log(m, n, k))
+
+    def attention(self, causal_flops: int, *, shape: tuple[int, int, int], heads: int) -> tuple[float, float]:
+        """Forward and backward."""
+        sequences, tokens, dim = shape
+        place = _log(sequences * heads, tokens, dim)
+        forward, backward = self.attentions
+        return causal_flops / _between(forward, place), 2 * causal_flops / _between(backward, place)
+
+    def moving(self, moved: int, *, kernel: str) -> float:
+        """A kernel that reads and writes ``moved`` bytes: its own curve, or that of a copy."""
+        for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
+            if name in self.bandwidths and moved:
+                return moved / _between(self.bandwidths[name], _log(moved))
+        return 0.0
+
+
+def _log(*sizes: int) -> Place:
+    return tuple(math.log2(size) for size in sizes)
+
+
+def _between(rates: dict[Place, float], place: Sequence[float]) -> float:
+    """The rate at ``place``: of the nearest measured ones, weighted by inverse squared distance in the logarithm."""
+    nearest = sorted((math.dist(place, known), rate) for known, rate in rates.items())[: 2 * len(place)]
+    if nearest[0][0] < 1e-9:
+        return nearest[0][1]
+    return _mean((rate, distance**-2) for distance, rate in nearest)
+
+
+def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+    """Geometric mean, which is the straight line in the logarithm."""
+    pairs = list(weighted)
+    total = sum(weight for _, weight in pairs)
+    return math.exp(sum(weight * math.log(rate) for rate, weight in pairs) / total)

@@ -1,0 +1,86 @@
+"""How long one GPU kernel takes on a chip that nobody calibrated: seconds on the device, without the host's launch.
+
+    matmul      max(waves · (one tile's FLOPs ÷ one multiprocessor's rate + fill) + last write, bytes ÷ bandwidth)
+    attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + the last rows, alone on their multiprocessors
+    moving      bytes ÷ bandwidth
+
+each plus what the smallest kernel costs. Method: roofline with the quantisation of tiles and waves that NVIDIA's
+"Matrix Multiplication Background" describes. The constants hold for every chip; the tests show measured kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fivefold.machine.spec import Chip
+from fivefold.units import Dtype
+
+KERNEL_SECONDS = 3e-6  # the smallest kernel; a 256 x 256 x 256 matmul takes 5 us on H100 and on B200
+FILL_SECONDS = 1e-6  # a tile's first operands arrive and its last results leave while its tensor core waits
+TILES = (  # rows, columns, parts that k is divided into to fill the chip, speed (small tiles read operands more often)
+    (128, 256, 1, 1.0),
+    (128, 128, 1, 0.9),
+    (64, 128, 1, 0.6),
+    (128, 128, 4, 0.9),
+)
+UNEVEN = 0.3  # of an uneven last wave is lost; the choice among tiles mends the rest
+WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
+ROWS = 64.0  # of queries whose attention is still running when the other multiprocessors have finished
+DIAGONAL, DIAGONAL_BACKWARD = 400.0, 500.0  # keys' worth of lost time per query: masked tiles, start of the pipeline
+SOFTMAX_DIM = 40.0  # the softmax of one score takes the time of this much of head_dim
+
+
+def matmul(chip: Chip, *, m: int, n: int, k: int, dtype: Dtype, batch: int = 1) -> float:
+    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are paid elsewhere."""
+    if m < 1 or n < 1 or k < 1 or batch < 1:
+        return 0.0
+    bandwidth = chip.memory_bandwidth * chip.bandwidth_share
+    multiprocessors = chip.multiprocessors
+    rate = chip.sustained(dtype) / multiprocessors
+    best = float("inf")
+    for rows, columns, parts, speed in TILES:
+        waves = parts * batch * -(-m // rows) * -(-n // columns) / multiprocessors
+        rounds, busy = (waves + UNEVEN * (-(-waves // 1) - waves), 1.0) if waves > 1 else (1.0, waves)
+        one = 2 * rows * columns * k / (parts * speed * rate) + FILL_SECONDS
+        written = busy * multiprocessors * rows * columns * (2 if parts == 1 else 6)  # bytes; parts of k are fp32
+        seconds = rounds * one + written / bandwidth
+        if seconds < best:
+            best = seconds
+    moved = batch * ((m + n) * k * WIDTH.get(dtype, 2) + 2 * m * n)
+    # max: a matmul streams its operands while it computes, and all writes but the last wave's
+    return max(best, moved / bandwidth) + KERNEL_SECONDS
+
+
+def attention(
+    chip: Chip,
+    *,
+    flops: float,
+    tokens: int,
+    keys: int,
+    head_dim: int,
+    dtype: Dtype,
+    kind: Literal["flash", "flash2"] = "flash",
+    backward: bool = False,
+) -> float:
+    """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries to each of ``keys``.
+
+    Backward computes the scores once more, 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
+    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` is FlashAttention-2. The matrix units take 16 bits or more.
+    """
+    if flops <= 0 or tokens < 1 or keys < 1:
+        return 0.0
+    wide: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
+    share = chip.attention_backward_share if backward else chip.attention_share
+    rate = chip.sustained(wide) * share * (chip.flash2_share if kind == "flash2" else 1.0)
+    work = 2.5 if backward else 1.0
+    diagonal = (DIAGONAL_BACKWARD if backward else DIAGONAL) / keys
+    softmax = (1 + SOFTMAX_DIM / head_dim) / (1 + SOFTMAX_DIM / 128)  # shares were measured at head_dim 128
+    rows = 4 * min(ROWS, tokens) * keys * head_dim * chip.multiprocessors
+    return work * (flops * (1 + diagonal) * softmax + rows) / rate + KERNEL_SECONDS
+
+
+def moving(chip: Chip, *, moved_bytes: float) -> float:
+    """Seconds of a memory-bound kernel that reads and writes ``moved_bytes``; small ones are mostly start and end."""
+    if moved_bytes <= 0:
+        return 0.0
+    return moved_bytes / (chip.memory_bandwidth * chip.bandwidth_share) + KERNEL_SECONDS

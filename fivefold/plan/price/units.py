@@ -1,0 +1,165 @@
+"""Seconds of a unit (embedding, block, head): its kernels, and of its messages what nothing hides.
+
+    tp    cut into tp parts that run beside the matmul they feed or drain: the first part, and what exceeds the matmul
+    cp    each hop of the ring runs beside the attention on the keys at hand
+    ep    tokens travel while the shared experts compute
+Without overlap a message is all exposed. The host launches kernels one by one: a unit of small ones takes as long as
+their launches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.plan.count.counts import Counts, Run, run_part
+from fivefold.plan.count.ops import Op
+from fivefold.plan.count.part import part_of
+from fivefold.plan.price.compute import OpTime, Prices
+from fivefold.plan.price.network import Network
+
+AXES = ("tp", "cp", "ep", "etp")
+HOST_SECONDS = 6e-6  # of Python and PyTorch to launch one kernel ahead of the chip
+CONTENTION = 0.1  # of a hidden message's time is lost to the compute beside it: it takes multiprocessors and bandwidth
+
+
+class UnitTime(NamedTuple):
+    """Seconds of one micro-batch through one unit; ``exposed`` by ``AXES``, of the forward and of the backward."""
+
+    forward: float
+    backward: float  # gradient of the input, with what is recomputed for it
+    weight: float
+    forward_exposed: tuple[float, ...]
+    backward_exposed: tuple[float, ...]
+    longest: str  # the operation or message that takes most
+
+
+class Units:
+    """The units of one model, job and machine with their seconds, looked up by layout."""
+
+    def __init__(self, counts: Counts, machine: Machine) -> None:
+        self.counts, self.machine = counts, machine
+        self.network = Network(machine)
+        self._prices: dict[int, Prices] = {}
+        self._units: dict[tuple[object, ...], UnitTime] = {}
+
+    def prices(self, layout: Layout) -> Prices:
+        """Calibrated machines cost by how many processes share them."""
+        ranks = layout.world if self.machine.calibration else 1
+        if ranks not in self._prices:
+            self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.counts.job)
+        return self._prices[ranks]
+
+    def unit(self, layout: Layout, run: Run) -> UnitTime:
+        """Of one unit of a run."""
+        part = run_part(part_of(layout), run)
+        places = tuple(group(layout, axis) for axis in AXES)
+        ranks = layout.world if self.machine.calibration else 1
+        key = part, run.name, places, ranks
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._time(layout, run)
+        return found
+
+    def _time(self, layout: Layout, run: Run) -> UnitTime:
+        part, prices = run_part(part_of(layout), run), self.prices(layout)
+        ops = self.counts.unit(part, run.name).ops
+        times = [prices.operation(op, heads=self.counts.local(part).heads) for op in ops]
+        clock = _Clock(self, layout, ops, times)
+        for index in range(len(ops)):
+            clock.add(index)
+        return clock.read()
+
+
+class _Clock:
+    """Adds up one unit."""
+
+    def __init__(self, units: Units, layout: Layout, ops: tuple[Op, ...], times: list[OpTime]) -> None:
+        self.units, self.layout, self.ops, self.times = units, layout, ops, times
+        self.job = units.counts.job
+        self.nccl = units.machine.backend == "nccl"
+        self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        self.hidden = [0.0, 0.0]
+        self.spans: dict[str, float] = {}
+        # what the shared experts leave to hide: tokens travel beside them
+        shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
+        self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
+
+    def add(self, index: int) -> None:
+        """One operation's messages, and the operation to the longest."""
+        op, time = self.ops[index], self.times[index]
+        total = time.forward * (2 if op.again else 1) + time.backward + time.weight
+        self.spans[op.name] = self.spans.get(op.name, 0.0) + total
+        message = op.message
+        if message is None:
+            return
+        place = group(self.layout, message.axis)
+        if place.ranks == 1:
+            return
+        seconds = self.units.network.seconds
+        backward_payload = message.payload if message.backward_payload is None else message.backward_payload
+        forward = seconds(message.forward, message.payload, place) if message.forward else 0.0
+        again = seconds(message.again, message.payload, place) if message.again else 0.0
+        backward = seconds(message.backward, backward_payload, place) if message.backward else 0.0
+        forward, backward, again = (message.times * each for each in (forward, backward, again))
+        if op.again:
+            again = forward
+        self.spans[f"{message.axis} {op.name}"] = forward + backward + again
+        ahead = self._beside(index)
+        exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
+        back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
+        back += self._exposed(index, again, side=1, beside=ahead.forward)
+        self.forward_exposed[message.axis] += exposed
+        self.backward_exposed[message.axis] += back
+
+    def _beside(self, index: int) -> OpTime:
+        """The matmul that a message feeds, or else the one that it drains; a ring's own attention."""
+        op = self.ops[index]
+        if op.kind == "attention":
+            return self.times[index]
+        for other in (index + 1, index - 1):
+            if 0 <= other < len(self.ops) and self.ops[other].kind == "matmul":
+                return self.times[other]
+        return OpTime(0.0, 0.0)
+
+    def _exposed(self, index: int, seconds: float, *, side: int, beside: float) -> float:
+        """What of a message of ``seconds`` is not hidden ``beside`` compute, forward (0) or backward (1)."""
+        if not seconds:
+            return 0.0
+        message = self.ops[index].message
+        assert message is not None
+        axis, times = message.axis, max(1, message.times)
+        if not self.nccl or axis not in self.job.overlap:
+            return seconds
+        if axis == "tp":
+            parts = group(self.layout, "tp").ranks
+            exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
+        elif axis == "cp" and message.forward == "p2p":
+            exposed = max(0.0, seconds - beside * times / (times + 1))
+        elif axis in ("ep", "etp"):
+            exposed = max(0.0, seconds - self.room[side])
+            self.room[side] = max(0.0, self.room[side] - seconds)
+        else:
+            exposed = seconds
+        self.hidden[side] += seconds - exposed
+        return exposed
+
+    def read(self) -> UnitTime:
+        """The sums."""
+        pairs = list(zip(self.ops, self.times, strict=True))
+        again = sum(time.forward for op, time in pairs if op.again)
+        forward = sum(time.forward for _, time in pairs) + CONTENTION * self.hidden[0]
+        backward = sum(time.backward for _, time in pairs) + again + CONTENTION * self.hidden[1]
+        weight = sum(time.weight for _, time in pairs)
+        if self.nccl and not self.job.compile:
+            launches = sum(time.kernels for _, time in pairs) * HOST_SECONDS
+            later = sum(time.backward_kernels + (time.kernels if op.again else 0) for op, time in pairs) * HOST_SECONDS
+            forward = max(forward, launches)
+            backward += max(0.0, later - backward - weight)
+        return UnitTime(
+            forward, backward, weight,
+            tuple(self.forward_exposed.values()), tuple(self.backward_exposed.values()),
+            max(self.spans, key=lambda name: self.spans[name]),
+        )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Predictions against published runs: one line per source and quantity, for a terminal and for the README.
+
+source  of    cases   bias  median  mean  worst     τ  regret
+vtrain  time    938  +3.1%    6.0%  7.9%   +41%  0.81    1.2%
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from pydantic import PositiveInt
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.record import Record
+from fivefold.show.grid import Grid
+
+HEADINGS = ("source", "of", "cases", "bias", "median", "mean", "worst", "τ", "regret")
+
+
+class Summary(Record):
+    """The relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` not.
+
+    ``tau`` and ``regret`` are means over ``groups`` of rivals, None where there is no group.
+    """
+
+    source: str
+    quantity: str
+    cases: PositiveInt
+    bias: float
+    median: float
+    mean: float
+    worst: float
+    groups: int = 0
+    tau: float | None = None
+    regret: float | None = None
+
+
+def table(summaries: Iterable[Summary], *, excluded: Iterable[tuple[str, str]] = ()) -> RenderableType:
+    """The errors, then how many rows of each source were left out; ``excluded`` are (source, rule)."""
+    page: list[RenderableType] = [Grid(HEADINGS, tuple(_cells(summaries)), words=("source", "of"))]
+    counts = Counter(excluded)
+    if counts:
+        rows = tuple((source, str(count), rule) for (source, rule), count in counts.items())
+        page += [Text(), Grid(("left out", "rows", "rule"), rows, words=("left out", "rule"))]
+    return Group(*page)
+
+
+def markdown(summaries: Iterable[Summary]) -> str:
+    """The errors as a Markdown table."""
+    rule = tuple("---" if heading in ("source", "of") else "---:" for heading in HEADINGS)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (HEADINGS, rule, *_cells(summaries)))
+
+
+def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
+    for row in summaries:
+        yield (
+            row.source,
+            row.quantity,
+            str(row.cases),
+            f"{row.bias:+.1%}",
+            f"{row.median:.1%}",
+            f"{row.mean:.1%}",
+            f"{row.worst:+.0%}",
+            "–" if row.tau is None else f"{row.tau:.2f}",
+            "–" if row.regret is None else f"{row.regret:.1%}",
+        )

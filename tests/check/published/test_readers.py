@@ -1,0 +1,47 @@
+"""What every reader owes: rows become cases or exclusions, each once, and no case is one that we would refuse."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from fivefold.check.published import SOURCES, reader
+from fivefold.check.published.case import Case, Excluded, rows
+from fivefold.layout.spec import Layout, refuse
+from fivefold.record import Mistake
+
+WRITTEN = [source for source in SOURCES if find_spec(f"fivefold.check.published.{source}")]
+
+
+@pytest.mark.parametrize("source", WRITTEN)
+def test_every_case_is_a_run_that_can_be(source: str) -> None:
+    found = list(reader(source)())
+    names = {row["row_id"] for row in rows(source)}
+    assert {case.source for case in found} == {source}
+    assert all(case.row.partition(" ")[0] in names for case in found)
+    assert len({case.row for case in found}) == len(found)
+    for case in found:
+        if isinstance(case, Excluded):
+            assert case.rule
+        else:
+            assert case.step_seconds or case.memory_bytes
+            assert case.layout.world == case.machine.ranks
+            refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
+            assert Layout.parse(str(case.layout)) == case.layout
+
+
+@pytest.mark.parametrize("source", ["korthikanti2022", "megatron2021", "bloom_prequel", "vtrain", "zero_bubble"])
+def test_parameters_are_those_that_the_row_prints(source: str) -> None:
+    """To the two or three digits printed; what BLOOM's notes call 20B leaves out 3.6B of embedding."""
+    printed = {row["row_id"]: row["params_b"] for row in rows(source) if row["params_b"] != "20"}
+    cases = [case for case in reader(source)() if isinstance(case, Case) and printed.get(case.row.partition(" ")[0])]
+    assert cases
+    for case in cases:
+        billions = float(printed[case.row.partition(" ")[0]])
+        assert case.model.parameters / 1e9 == pytest.approx(billions, rel=0.025), case.row
+
+
+def test_an_unknown_source_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match=r"unknown source 'vtrian'; did you mean vtrain"):
+        reader("vtrian")

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from fivefold.show.compare import to_text
+from fivefold.show.published import Summary, markdown, table
+
+ROWS = [
+    Summary(
+        source="vtrain",
+        quantity="time",
+        cases=938,
+        bias=0.031,
+        median=0.06,
+        mean=0.079,
+        worst=-0.41,
+        groups=9,
+        tau=0.81,
+        regret=0.012,
+    ),
+    Summary(source="bloom_prequel", quantity="peak", cases=28, bias=-0.05, median=0.04, mean=0.05, worst=0.2),
+]
+
+
+def test_a_line_per_source_and_quantity() -> None:
+    lines = to_text(table(ROWS), width=100).splitlines()
+    assert lines[0].split() == ["source", "of", "cases", "bias", "median", "mean", "worst", "τ", "regret"]
+    assert lines[2].split() == ["vtrain", "time", "938", "+3.1%", "6.0%", "7.9%", "-41%", "0.81", "1.2%"]
+    assert lines[3].split()[-2:] == ["–", "–"]
+
+
+def test_rules_are_counted() -> None:
+    text = to_text(table(ROWS, excluded=[("vtrain", "no mbs"), ("vtrain", "no mbs"), ("nemo", "oom")]), width=100)
+    assert ["vtrain", "2", "no", "mbs"] in [line.split() for line in text.splitlines()]
+    assert ["nemo", "1", "oom"] in [line.split() for line in text.splitlines()]
+
+
+def test_markdown_is_a_table() -> None:
+    lines = markdown(ROWS).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[1].startswith("| --- | --- | ---: |")
+    assert lines[2] == "| vtrain | time | 938 | +3.1% | 6.0% | 7.9% | -41% | 0.81 | 1.2% |"
