@@ -34,14 +34,38 @@ class Reached(NamedTuple):
     attention_share: float = 0.8
     attention_backward_share: float = 0.73
     flash2_share: float = 1.0
+    flops_per_joule: dict[Dtype, float] = {}
 
+
+# What large matmuls do with a joule inside long training steps, in TFLOP: a chip that is allowed more watts holds a
+# higher clock. From the flat dense runs of NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of
+# NVIDIA-NeMo/Megatron-Bridge on B200, GB200 and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
+AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.62e12}
+HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.92e12, "fp8": 1.62e12}
+BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.2e12, "fp8": 2.4e12, "fp4": 4.5e12}
 
 A100 = Reached(
-    108, {"bf16": 271.2}, f"{MAMF}; additions reach 0.86 of HBM: microsoft/vidur@2bb7a08", bandwidth_share=0.86
+    108,
+    {"bf16": 271.2},
+    f"{MAMF}; additions reach 0.86 of HBM: microsoft/vidur@2bb7a08",
+    bandwidth_share=0.86,
+    flops_per_joule=AMPERE_JOULE,
 )
-H100 = Reached(132, {"bf16": 794.5, "fp8": 1402.6}, f"{MAMF}; {FLASH3}", bandwidth_share=0.92, flash2_share=0.66)
+H100 = Reached(
+    132,
+    {"bf16": 794.5, "fp8": 1402.6},
+    f"{MAMF}; {FLASH3}",
+    bandwidth_share=0.92,
+    flash2_share=0.66,
+    flops_per_joule=HOPPER_JOULE,
+)
 B200 = Reached(
-    148, {"bf16": 1745, "fp8": 3432.5}, f"{MAMF}; {SIMUMAX}", attention_share=0.74, attention_backward_share=0.67
+    148,
+    {"bf16": 1745, "fp8": 3432.5},
+    f"{MAMF}; {SIMUMAX}",
+    attention_share=0.74,
+    attention_backward_share=0.67,
+    flops_per_joule=BLACKWELL_JOULE,
 )
 GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")
 

@@ -28,6 +28,7 @@ class Chip(Record):
     power_watts: PositiveFloat | None = None
     multiprocessors: PositiveInt = 108
     matmul_share: dict[Dtype, PositiveFloat] = {}  # of the peak, that large matmuls sustain inside a training step
+    flops_per_joule: dict[Dtype, PositiveFloat] = {}  # of large matmuls on real numbers: caps them by power_watts
     attention_share: PositiveFloat = 0.8  # of what matmuls sustain: flash attention, forward
     attention_backward_share: PositiveFloat = 0.73
     flash2_share: PositiveFloat = 1.0  # of the chip's own attention kernels, that FlashAttention-2 reaches
@@ -42,9 +43,16 @@ class Chip(Record):
         return self.peak_flops[found] if found else max(self.peak_flops.values())
 
     def sustained(self, dtype: Dtype) -> float:
-        """FLOP/s that a long matmul in ``dtype`` holds; a share that nobody measured is that of a wider format."""
+        """FLOP/s that large matmuls in ``dtype`` hold through a step: the share of the peak, or what the power allows.
+
+        A figure that nobody measured is that of a wider format.
+        """
         found = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
-        return self.peak(dtype) * (self.matmul_share[found] if found else MATMUL_SHARE)
+        rate = self.peak(dtype) * (self.matmul_share[found] if found else MATMUL_SHARE)
+        cap = dtype if dtype in self.flops_per_joule else _nearest_wider(dtype, self.flops_per_joule)
+        if cap is None or self.power_watts is None:
+            return rate
+        return min(rate, self.power_watts * self.flops_per_joule[cap])
 
 
 def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:

@@ -3,7 +3,7 @@
     step seconds = tokens of a step / (tokens/s/GPU · GPUs) = FLOPs of a step / (FLOP/s/GPU · GPUs)
 
 Which FLOPs a source counts differs: attention as the full square (``full``) or only what the mask lets
-through (``causal``); hardware FLOPs count the recomputed forward as well.
+through (``causal``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ CHECK = "the source contradicts itself"
 OUT_OF_MEMORY = "the run ended out of memory"
 ADAPTERS = "trains adapters on frozen weights; our jobs train every weight"
 PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
-NO_STEP = "the source prints no time and no memory of a step"
 
 
 def read(source: str, *, rule: Callable[[Row], str], case: Callable[[Row], Case]) -> Iterator[Case | Excluded]:
@@ -90,10 +89,8 @@ def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:
     return job.tokens_per_step / (rate * ranks)
 
 
-def seconds_of_flops(
-    model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"], forwards: int = 3
-) -> float:
-    """Seconds of a step at ``rate`` FLOP/s per rank; ``forwards``: 3, or 4 where the recomputed one is counted."""
+def seconds_of_flops(model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"]) -> float:
+    """Seconds of a step at ``rate`` FLOP/s per rank, counted as the source does."""
     done = work(model, layout=Layout(), job=job)
     flops = done.model_flops_full if count == "full" else done.model_flops_causal
-    return flops * forwards / 3 / (rate * ranks)
+    return flops / (rate * ranks)

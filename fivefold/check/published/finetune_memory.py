@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import Row, number, read, spread, whole
+from fivefold.check.published.convert import ADAPTERS, Row, number, read, spread, whole
 from fivefold.job import Job, recipe
 from fivefold.model.catalog import resolve
 from fivefold.units import GIB
 
-ADAPTERS = "trains adapters on frozen weights, or quantized ones; our jobs train every weight"
 SHORT = "samples are shorter than the printed length"
 NOT_STATED = "optimizer, offloading and recomputation of the run are not printed"
 EARLY_UPDATE = "the optimizer runs within the backward, so that gradients never live together"

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
-    NO_STEP,
     Row,
     in_nodes,
     number,
@@ -25,6 +24,7 @@ from fivefold.model.spec import Model, MoE
 from fivefold.units import GIB
 
 SOURCE = "kempnerforge"
+NO_STEP = "the source prints no time and no memory of a step"
 NO_WIDTH = "the source does not print the feed-forward width"
 WHOLE_EXPERTS = "every tensor-parallel rank computes all experts on the same tokens"
 SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-parallel ranks"

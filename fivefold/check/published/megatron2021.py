@@ -1,6 +1,6 @@
 """Narayanan et al. 2021, arXiv:2104.04473, table 2: PTD-P against DeepSpeed ZeRO-3 on 384 to 2240 A100.
 
-Printed is TFLOP/s per GPU, of hardware FLOPs with the repeated forward: 96·B·s·l·h²·(1 + s/6h + V/16lh), their eq. 3.
+Printed is TFLOP/s per GPU, of hardware FLOPs with the repeated forward: 96·B·s·l·h²·(1 + s/6h + V/16lh).
 Model-parallel size 96 is tp8 pp12, 280 is tp8 pp35 (§5.1: tp8 and the layers of 105/35). Table 1 prints no micro-batch.
 """
 

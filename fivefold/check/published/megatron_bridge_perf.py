@@ -126,14 +126,12 @@ def _case(row: Row) -> Case:
     layout = spread(row, zero=1, ac=recomputed(model, chip=chip, precision=precision), stages=stages)
     job = job_of(model, layout, sequence=whole(row, "seq"), batch=whole(row, "gbs"), precision=precision, chip=chip)
     where = cluster(chip, whole(row, "gpus"))
-    # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are exact, and dense models counted alike.
-    seconds = (
-        seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)
-        if model.moe
-        else seconds_of_flops(
-            model, job, rate=number(row, "model_tflops_per_gpu") * 1e12, ranks=where.ranks, count="causal"
-        )
-    )
+    # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed.
+    if model.name == "gpt-oss-120b":
+        seconds = seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)
+    else:
+        rate = number(row, "model_tflops_per_gpu") * 1e12
+        seconds = seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="causal")
     return Case(
         source="megatron_bridge_perf",
         row=row["row_id"],

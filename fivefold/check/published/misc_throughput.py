@@ -2,7 +2,7 @@
 
 InternLM/InternEvo@c628a8c:doc/en/train_performance.md, configs/7B_sft.py: Adam with fp32 master, sharded over all
 ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone is hidden (overlap_sync_param off),
-fused kernels, tensor parallel without sequence parallel (mtp), 4 x 100 Gbit/s per node. foundation-model-stack/fms-fsdp@5a296af: compile, bf16 FSDP.
+fused kernels, tensor parallel without sequence parallel (mtp). fms-fsdp@5a296af: compile, HSDP in bf16.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _internevo(row: Row) -> Case:
         precision=recipe("bf16-grad16"),
         overlap=("dp",),
     )
-    where = machine("a100", ranks, nic_gigabits=400 / 8)
+    where = machine("a100", ranks, nic_gigabits=400 / 8, source="4 x 100 Gbit/s RoCE per node")
     return Case(
         source=SOURCE,
         row=row["row_id"],
@@ -84,7 +84,8 @@ def _fms(row: Row) -> Case:
         overlap=("dp",),
         reduce="micro_batch",
     )
-    where = machine("a100" if a100 else "h100", whole(row, "gpus"), nic_gigabits=(400 if a100 else 800) / 8)
+    chip, node_gigabits = ("a100", 400) if a100 else ("h100", 800)
+    where = machine(chip, whole(row, "gpus"), nic_gigabits=node_gigabits / 8, source=row["network"])
     return Case(
         source=SOURCE,
         row=row["row_id"],

@@ -1,8 +1,9 @@
 """Zero Bubble (Qi et al. 2023, arXiv:2401.10241, table 4): 1F1B against ZB-1p and ZB-2p on 8 and 32 A100.
 
-Megatron-LM, fp16, dropout 0.1, sequences of 1024 (sail-sg/zero-bubble-pipeline-parallelism@475e062:examples). Their
-table 1 keeps sb(34h + 5as) bytes per layer: nothing is recomputed and attention writes its scores. The sizes that they
-print fit a vocabulary of 32 000. First and last stage hold a layer less. Memory: "GB" of Megatron's log as GiB (±7 %).
+Megatron-LM, fp16, dropout 0.1, sequences of 1024 (sail-sg/zero-bubble-pipeline-parallelism@475e062:examples, whose
+example recomputes selectively). The paper's table 1 keeps sb(34h + 5as) bytes per layer instead: nothing is recomputed
+and attention writes its scores; so does its printed memory. Its sizes fit a vocabulary of 32 000. First and last stage
+hold a layer less. Memory: "GB" of Megatron's log as GiB (±7 %).
 """
 
 from __future__ import annotations
