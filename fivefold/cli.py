@@ -35,7 +35,9 @@ JobFile = Annotated[Path | None, typer.Option("--job", help="A .toml file of job
 Sequence = Annotated[int | None, typer.Option("--seq", help="Tokens per sequence.")]
 GlobalBatch = Annotated[int | None, typer.Option("--gbs", help="Sequences per optimizer step.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, bf16, bf16-grad16, bf16-pure, fp16, fp8-…")]
-Attention = Annotated[Literal["flash", "unfused"] | None, typer.Option("--attention", help="Attention kernel.")]
+Attention = Annotated[
+    Literal["flash", "flash2", "flash1", "unfused"] | None, typer.Option("--attention", help="Attention kernel.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 
 

@@ -172,7 +172,8 @@ class Job(Record):
     sequence: PositiveInt = 4096  # tokens per sequence (T)
     global_batch: PositiveInt = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
-    attention: Literal["flash", "unfused"] = "flash"
+    # flash: the chip's fastest kernel; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written
+    attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies
     loss: Literal["plain", "chunked", "fused"] = "fused"
     kernels: Literal["fused", "plain"] = "fused"  # plain: norms, rotary and activation as PyTorch's separate kernels

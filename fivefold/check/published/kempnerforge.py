@@ -71,6 +71,7 @@ def _case(row: Row) -> Case:
         global_batch=batch,
         precision=SUMMED if layout.dp > 1 else STATES,
         loss="plain",
+        attention="flash2",
         kernels="fused" if compiled else "plain",
         compile=compiled,
         overlap=("dp",),

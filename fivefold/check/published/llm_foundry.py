@@ -50,6 +50,7 @@ def _case(row: Row) -> Case:
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe(precision),
+        attention="flash1",
         kernels="plain",
         overlap=("dp",),
         reduce="micro_batch",

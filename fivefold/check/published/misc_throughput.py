@@ -56,6 +56,7 @@ def _internevo(row: Row) -> Case:
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16-grad16"),
+        attention="flash2",
         overlap=("dp",),
     )
     where = machine("a100", ranks, nic_gigabits=400 / 8, source="4 x 100 Gbit/s RoCE per node")
@@ -80,6 +81,7 @@ def _fms(row: Row) -> Case:
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16-grad16"),
         loss="plain",
+        attention="flash2",
         compile=True,
         overlap=("dp",),
         reduce="micro_batch",

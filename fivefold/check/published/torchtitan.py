@@ -72,6 +72,7 @@ def _case(row: Row) -> Case:
         global_batch=whole(row, "gbs"),
         precision=_precision(row["precision"]),
         loss="plain",
+        attention="flash2",
         kernels="plain" if eager else "fused",
         compile=not eager,
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").

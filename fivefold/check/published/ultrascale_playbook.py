@@ -47,6 +47,7 @@ def _case(row: Row) -> Case:
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16"),
         loss="plain",
+        attention="flash2",
         overlap=("dp", "tp"),
     )
     where = machine("h100", whole(row, "gpus"))

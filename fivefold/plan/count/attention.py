@@ -88,7 +88,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
         forward_scratch=2 * own if message else 0, backward_scratch=4 * own if message else 0,
         message=message,
     )  # fmt: skip
-    ops += [core] if job.attention == "flash" else _unfused(local, core)
+    ops += _unfused(local, core) if job.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops

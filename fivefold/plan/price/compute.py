@@ -106,12 +106,13 @@ class Prices:
         if self.job.attention == "unfused":
             return self._batched(op, heads=heads)
         _, tokens, dim = op.shape
-        forward = roofline.attention(
-            self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide
-        )
-        backward = roofline.attention(
-            self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide, backward=True
-        )
+        forward, backward = (
+            roofline.attention(
+                self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide,
+                kind=self.job.attention, backward=back,
+            )
+            for back in (False, True)
+        )  # fmt: skip
         return forward, backward
 
     def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:

@@ -27,6 +27,7 @@ UNEVEN = 0.3  # of an uneven last wave is lost; the choice among tiles mends the
 WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
 ROWS = 64.0  # of queries whose attention is still running when the other multiprocessors have finished
 DIAGONAL, DIAGONAL_BACKWARD = 400.0, 500.0  # keys' worth of lost time per query: masked tiles, start of the pipeline
+FLASH1_SHARE = 0.65  # of FlashAttention-2's rate; its paper says half to 0.77 (Triton's): arXiv:2307.08691 §4.1
 SOFTMAX_DIM = 40.0  # the softmax of one score takes the time of this much of head_dim
 
 
@@ -59,19 +60,20 @@ def attention(
     keys: int,
     head_dim: int,
     dtype: Dtype,
-    kind: Literal["flash", "flash2"] = "flash",
+    kind: Literal["flash", "flash2", "flash1"] = "flash",
     backward: bool = False,
 ) -> float:
     """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries to each of ``keys``.
 
     Backward computes the scores once more, 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
-    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` is FlashAttention-2. The matrix units take 16 bits or more.
+    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` and ``flash1`` are FlashAttention-2 and -1. The matrix units take 16 bits or more.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
     wide: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
     share = chip.attention_backward_share if backward else chip.attention_share
-    rate = chip.sustained(wide) * share * (chip.flash2_share if kind == "flash2" else 1.0)
+    older = {"flash": 1.0, "flash2": chip.flash2_share, "flash1": chip.flash2_share * FLASH1_SHARE}[kind]
+    rate = chip.sustained(wide) * share * older
     work = 2.5 if backward else 1.0
     diagonal = (DIAGONAL_BACKWARD if backward else DIAGONAL) / keys
     softmax = (1 + SOFTMAX_DIM / head_dim) / (1 + SOFTMAX_DIM / 128)  # shares were measured at head_dim 128
