@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fivefold.record import Record
 from fivefold.show.grid import Grid
+from fivefold.units import show_bytes, show_seconds
 
 HEADINGS = ("source", "of", "cases", "bias", "median", "mean", "worst", "τ", "regret")
 
@@ -66,3 +67,18 @@ def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
             "–" if row.tau is None else f"{row.tau:.2f}",
             "–" if row.regret is None else f"{row.regret:.1%}",
         )
+
+
+def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> RenderableType:
+    """Every run: source, row, layout, quantity, predicted and measured in seconds or bytes."""
+    rows = tuple(
+        (source, row, layout, quantity, *(_amount(quantity, number) for number in (predicted, measured)),
+         f"{predicted / measured - 1:+.1%}")
+        for source, row, layout, quantity, predicted, measured in scores
+    )  # fmt: skip
+    headings = ("source", "row", "layout", "of", "predicted", "measured", "error")
+    return Grid(headings, rows, words=("source", "row", "layout", "of"))
+
+
+def _amount(quantity: str, number: float) -> str:
+    return show_seconds(number) if quantity == "time" else show_bytes(number)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).with_name("cli.txt")
 PREDICT = ["predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1", "--gbs", "64", "--seq", "4096"]
 
-pytestmark = pytest.mark.skipif(not (ROOT / "fivefold" / "cli.py").exists(), reason="there is no CLI yet")
+pytestmark = pytest.mark.skipif(not (ROOT / "fivefold" / "cli").exists(), reason="there is no CLI yet")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,59 @@
+"""The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
+
+A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from fivefold.cli import plan, run
+from fivefold.cli.run import launcher
+from fivefold.cli.words import say
+from fivefold.record import Fault, Mistake
+from fivefold.train.ending import Stopped, heed_signals, tell
+
+app = typer.Typer(
+    name="fivefold", add_completion=False, pretty_exceptions_enable=False,
+    help="Plans, rehearses, trains and proves the training step of a large language model.",
+)  # fmt: skip
+for command in (plan.predict, plan.search, plan.ratios, plan.published, run.train, run.data, run.calibrate):
+    app.command()(command)
+app.command("show")(run.show_run)
+
+_UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
+
+
+def main() -> None:
+    """Run the command line; every foreseen failure is one line on stderr."""
+    heed_signals(launcher=launcher())
+    try:
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except _UsageError as error:
+        _fail(error.format_message().replace("Value error, ", ""), code=2)  # pydantic's preface
+    except Mistake as error:
+        _fail(str(error), code=2)
+    except Fault as error:
+        _fail(str(error), code=1)
+    except Stopped as stop:
+        _fail(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
+
+
+def _fail(line: str, *, code: int) -> NoReturn:
+    """Say why and exit; a process of ours says it to its launcher, which says one line for all."""
+    line = " ".join(line.split())
+    if line and launcher() is not None and tell(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"])):
+        os._exit(code)  # a peer may be gone: libraries that take leave of it in an orderly exit can abort
+    if line:
+        say(f"fivefold: {line}")
+    sys.exit(code)

@@ -1,0 +1,174 @@
+"""The commands that run: train, data, calibrate, show."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fivefold.cli.words import AsJson, load_machine, local_file, say, show
+from fivefold.record import Mistake
+from fivefold.train.ending import LAUNCHER, one_line
+
+if TYPE_CHECKING:
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+    from fivefold.train.run import Run
+    from fivefold.train.shards import Index
+
+
+def train(
+    run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
+    layout: Annotated[str | None, typer.Option(help="Instead of the run file's layout.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
+    from fivefold.layout.spec import Layout, refuse
+    from fivefold.model.catalog import resolve
+    from fivefold.train.run import Run
+    from fivefold.train.supported import check_supported
+
+    settings = Run.load(run)
+    model, machine = resolve(settings.model), load_machine(settings.machine)
+    chosen = Layout.parse(layout or _layout(settings, machine))
+    refuse(chosen, model=model, job=settings.job, machine=machine)
+    check_supported(chosen, settings.job)
+    if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
+        _prepare(settings, model)
+    if chosen.world > 1 and "RANK" not in os.environ:
+        from fivefold.train.process import launch
+
+        arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
+        launch(arguments, ranks=chosen.world, folder=settings.folder)
+        return
+    with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), launched=launcher() is not None):
+        from fivefold.check.prove import prove
+        from fivefold.show.progress import TrainingLine
+        from fivefold.train.process import Process
+
+        process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
+        with line:
+            proof = prove(settings, model=model, machine=machine, layout=chosen, process=process, report=line.report)
+        if process.rank == 0:
+            _print_proof(settings, proof, json=json)
+
+
+def data(
+    run: Annotated[Path, typer.Argument(help="The run file (.toml) whose [data] is prepared.")],
+    json: AsJson = False,
+) -> None:
+    """Read, tokenize and pack a corpus into the run's folder (train does it too, if it is not done)."""
+    from fivefold.model.catalog import resolve
+    from fivefold.train.run import Run
+
+    settings = Run.load(run)
+    index = _prepare(settings, resolve(settings.model))
+    if json:
+        show(index.model_dump_json(indent=2))
+        return
+    for split in ("train", "heldout"):
+        part = index.part(split)
+        show(f"{split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens")
+
+
+def calibrate(
+    ranks: Annotated[str, typer.Option(help="Process counts to measure, such as 1,2.")] = "1,2",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Machine file to write; without it, what 'local' means.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'."""
+    from fivefold.check.calibrate import calibrate as run
+    from fivefold.machine.toml import write
+    from fivefold.show import table
+    from fivefold.show.progress import bar
+
+    counts = tuple(int(word) for word in ranks.split(",") if word.strip().isdigit())
+    if not counts or len(counts) != len(ranks.split(",")):
+        raise Mistake(f"--ranks {ranks!r} is not a list of process counts; write 1,2")
+    with bar("calibrating") as progress:
+        machine = run(ranks=counts, quick=quick, progress=progress)
+    path = out or local_file()
+    write(machine, path)
+    say(f"wrote {path}")
+    show(machine.model_dump_json(indent=2) if json else table.machine(machine))
+
+
+def show_run(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    charts: Annotated[bool, typer.Option("--charts", help="Also draw loss, memory and compare (.svg).")] = False,
+    json: AsJson = False,
+) -> None:
+    """Predicted beside measured of a finished run, and its pictures."""
+    from fivefold.record import read_lines
+    from fivefold.show import charts as draw
+    from fivefold.show.compare import compare, read_pair, table
+
+    predicted, measured = read_pair(folder / "step.json")
+    rows = compare(predicted, measured)
+    if json:
+        import json as json_module
+
+        show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
+    else:
+        show(table(rows))
+    if charts:
+        title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
+        for name, chart in (
+            ("loss", draw.loss_curve(lines, subtitle=title)),
+            ("memory", draw.memory_bars([predicted, measured])),
+            ("compare", draw.compare_bars(rows)),
+        ):
+            draw.save(chart, folder / f"{name}.svg")
+            say(f"drew {folder / name}.svg")
+
+
+def _layout(run: Run, machine: Machine) -> str:
+    """The run's layout; ``auto`` is the fastest that fits."""
+    if run.layout != "auto":
+        return run.layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.search import search as find
+
+    found = find(model=resolve(run.model), machine=machine, job=run.job)
+    if not found.steps:
+        raise Mistake(f"no layout of {run.model} fits {machine.name}: {found.refused[0][0]} {found.refused[0][1]}")
+    say(f"layout {found.steps[0].layout}: the fastest of {len(found.steps)} that fit {machine.name}")
+    return found.steps[0].layout
+
+
+def launcher() -> int | None:
+    """The process that started this one to be one of several; None if the user or torchrun did."""
+    return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
+
+
+def _prepare(run: Run, model: Model) -> Index:
+    """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
+    from fivefold.train.prepare import prepare, terminal_progress
+
+    with terminal_progress() as progress:
+        index = prepare(
+            run.data.corpus, tokenizer=run.data.tokenizer, directory=run.folder / "data",
+            holdout=run.data.heldout, key=run.data.key, progress=progress,
+        )  # fmt: skip
+    run.shards(model)
+    return index
+
+
+def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
+    from fivefold.show.compare import compare, table
+
+    outcome = proof.outcome
+    if outcome.stopped:
+        say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
+             f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
+        raise SystemExit(1)
+    say(f"finished {outcome.step} steps; saved {outcome.checkpoint}")
+    if proof.text:
+        say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
+    if proof.measured is None:
+        say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
+        return
+    show((run.folder / "step.json").read_text() if json else table(compare(proof.predicted, proof.measured)))
