@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -43,6 +44,9 @@ def signals() -> object:
         ((*PREDICT, "--gbs", "12"), r"layout 'dp8 .*': global batch 12 is not divisible by .*; try gbs 16 or dp6 mbs1"),
         (("predict", "nano", "h100:8", "dp16"), r"layout 'dp16 .*': needs 16 ranks, but h100 has 8; .*"),
         ((*PREDICT, "--precision", "fp7"), r"job: unknown precision 'fp7'; did you mean fp8 or fp32 or fp16\?"),
+        ((*PREDICT, "--set", "loss"), r"--set 'loss' is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon"),
+        ((*PREDICT, "--set", "los=chunked"), r"job: unknown key 'los'; did you mean 'loss'\?"),
+        (("predict", "nano", "h100:8", "dp8 ac=nrom"), r"layout 'dp8 ac=nrom': unknown recomputation .*ac=norm.*"),
         ((*PREDICT, "--seq", "0"), r"job: sequence: Input should be greater than 0, not 0"),
         ((*PREDICT, "--job", "nowhere.toml"), r"nowhere.toml: no such file"),
         ((*PREDICT, "--job", "bad.toml"), r"bad.toml: not valid TOML: .*line 2.*"),
@@ -106,3 +110,12 @@ def test_a_full_disk_is_one_line(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code, capfd.readouterr().err) == (1, f"fivefold: {tmp_path}/a/b: No such file or directory\n")
+
+
+def test_any_job_field_can_be_set(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = ("--set", "loss=chunked", "--set", "optimizer.kind=muon", "--set", "overlap=dp,pp", "--json")
+    monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT, *settings])
+    with pytest.raises(SystemExit):
+        cli.main()
+    job = json.loads(capfd.readouterr().out)["job"]
+    assert (job["loss"], job["optimizer"]["kind"], job["overlap"]) == ("chunked", "muon", ["dp", "pp"])
