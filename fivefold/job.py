@@ -172,16 +172,42 @@ class Job(Record):
     sequence: PositiveInt = 4096  # tokens per sequence (T)
     global_batch: PositiveInt = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
-    # flash: the chip's fastest kernel; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written
+    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written out
     attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
-    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies
-    loss: Literal["plain", "chunked", "fused"] = "fused"
+    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
+    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron)
+    loss: Literal["plain", "narrow", "widened", "chunked", "fused"] = "fused"
     kernels: Literal["fused", "plain"] = "fused"  # plain: norms, rotary and activation as PyTorch's separate kernels
     compile: bool = False
+    joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
+    # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
+    # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer Engine,
+    # NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad)
+    weight_gradients: Literal["apart", "summed", "placeholders"] = "apart"
+    # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
+    # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
+    graphs: Literal["none", "router", "partial", "full"] = "none"
+    # fused: a token goes once to each rank that wants it, sorted by expert underway (DeepEP, HybridEP)
+    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    pairs: bool = False  # one micro-batch's forward beside another's backward: each hides the other's ep messages
     overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
     reduce: Literal["step", "micro_batch"] = "step"  # gradients across ranks: once, or after every backward
+    # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
+    # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)
+    weights: Literal["ahead", "at_once", "broadcast"] = "ahead"
+    # the input of a column-parallel layer, gathered once more for the gradient of its weight, travels beside the
+    # product that makes the gradient of the input (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
+    async_tp: bool = False
+    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its time adds to theirs
+    # without sequence parallelism, each tensor-parallel rank sends its part of the stream to the next pipeline stage,
+    # which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends the whole
+    scatter_hops: bool = False
+    # recomputation ends with the last operation whose result the backward asks for (PyTorch's non-reentrant
+    # checkpoints); else the whole layer runs again (Megatron)
+    early_stop: bool = False
     vocab_multiple: PositiveInt = 1  # the vocabulary is padded to a multiple of this times tp
     imbalance: float = Field(1.0, ge=1)  # tokens of the fullest expert rank over the even share
+    expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
     offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()

@@ -34,10 +34,14 @@ class StageMemory(Record):
 
 
 class Memory(Record):
-    """Of the fullest rank; ``reserved_bytes`` is what the allocator (on CPU: the process) holds in all."""
+    """Of the fullest rank; ``reserved_bytes`` is what the allocator (on CPU: the process) holds in all.
+
+    ``driver_bytes``, as nvidia-smi shows: with the CUDA context and what NCCL holds.
+    """
 
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
+    driver_bytes: NonNegativeInt | None = None
     fits: bool | None = None
     stages: tuple[StageMemory, ...]
 

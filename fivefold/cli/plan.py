@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.cli.words import (
     AsJson,
     Attention,
@@ -36,21 +37,30 @@ def predict(
     attention: Attention = None,
     settings: Settings = None,
     operations: Annotated[bool, typer.Option("--operations", help="Also list every operation.")] = False,
+    over_time: OverTime = False,
+    charts: ChartFolder = None,
+    trace: TraceFile = None,
     json: AsJson = False,
 ) -> None:
     """Memory, work, traffic and time of one training step, without a GPU."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import planner
     from fivefold.plan.predict import predict as run
     from fivefold.show import table
 
-    step = run(
-        model=resolve(model), machine=load_machine(machine), layout=Layout.parse(layout),
-        job=load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention),
-    )  # fmt: skip
+    chosen, spec, ranks = Layout.parse(layout), resolve(model), load_machine(machine)
+    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
+    step = run(model=spec, machine=ranks, layout=chosen, job=task)
     show(step.model_dump_json(indent=2) if json else table.step(step))
     if operations and not json:
         show(table.operations(step))
+    if over_time and not json:
+        draw(planner(spec, ranks, task), chosen, step)
+    if charts:
+        save_charts(planner(spec, ranks, task), chosen, step, folder=charts)
+    if trace:
+        save_trace(planner(spec, ranks, task), chosen, step, path=trace)
 
 
 def search(

@@ -32,6 +32,7 @@ class Fabric(NamedTuple):
     reduction_bandwidth: float | None
     latency_seconds: float
     source: str
+    direct: bool = False
 
 
 def _scale_up(name: str, gigabytes: float, source: str, *, ring: float, switch: float | None = None) -> Fabric:
@@ -74,7 +75,7 @@ NVLINK2 = _scale_up("NVLink 2", 150, f"{NETWORK}; 120 in a ring is our assumptio
 NVLINK3 = _scale_up("NVLink 3", 300, f"{SHEET}; 235 in a ring, {NETWORK}#L1241", ring=235)
 RING4 = f"362 in a ring, {NETWORK}#L980"
 NVLINK4 = _scale_up("NVLink 4", 450, f"{SHEET}; {RING4}; 305 in the switch, #L926", ring=362, switch=305)
-NVLINK4_DIRECT = _scale_up("NVLink 4, no switch", 450, f"{SHEET}; {RING4} of H200", ring=362)
+NVLINK4_DIRECT = _scale_up("NVLink 4, no switch", 450, f"{SHEET}; {RING4} of H200", ring=362)._replace(direct=True)
 NVLINK4_H800 = _scale_up(
     "NVLink 4, H800", 200, f"{RECALLED}; deepseek-ai/DeepEP@b57e5e2:README.md reaches 158 GB/s", ring=158
 )
@@ -84,10 +85,10 @@ XGMI_RING = "three quarters of it in a ring is our assumption"
 XGMI_MI250 = _scale_up("Infinity Fabric", 175, f"half a module's 350, {SHEET}; {XGMI_RING}", ring=131)
 XGMI_MI300 = _scale_up(
     "Infinity Fabric", 448, f"{SHEET}; to all 7 neighbours at once, 64 to one, {NETWORK}; {XGMI_RING}", ring=336
-)
+)._replace(direct=True)
 XGMI_MI355 = _scale_up(
     "Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 to one; {XGMI_RING}", ring=402
-)
+)._replace(direct=True)
 PCIE4, PCIE5 = _pcie(4, 31), _pcie(5, 63)
 
 NIC_50 = _nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")

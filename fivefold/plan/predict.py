@@ -15,6 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.plan.count.allocator import held
 from fivefold.plan.count.counts import Counts, run_part
 from fivefold.plan.count.memory import RankMemory, memory
 from fivefold.plan.count.part import part_of
@@ -64,6 +65,7 @@ class Planner:
         done = work(model, layout=layout, job=job)
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
+        device = held(self.counts, layout, ranks) if machine.backend == "nccl" else None
         return Step(
             kind="predicted",
             model=model.name,
@@ -71,7 +73,13 @@ class Planner:
             layout=str(layout),
             job=job.model_dump(mode="json"),
             world=layout.world,
-            memory=Memory(peak_bytes=peak, fits=peak <= machine.chip.memory_bytes, stages=stages),
+            memory=Memory(
+                peak_bytes=peak,
+                reserved_bytes=device.reserved_bytes if device else None,
+                driver_bytes=device.driver_bytes if device else None,
+                fits=peak <= machine.chip.memory_bytes,
+                stages=stages,
+            ),
             work=done,
             traffic=traffic(self.counts, layout),
             time=Time(

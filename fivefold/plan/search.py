@@ -1,50 +1,111 @@
-"""The best layouts first, and why the others lost. For now: every ZeRO stage and micro-batch of dp over all ranks."""
+"""The best layouts first, and why the others lost: every legal layout, pruned by bounds that cannot be wrong.
+
+The answer is that of trying them all (``hunt.py``). Equal times are ranked by memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from fivefold.job import Job
-from fivefold.layout.spec import Layout
+from fivefold.job import Job, Recipe
+from fivefold.layout.found import By, Found, Miss, Point, Ranked
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.predict import predict
+from fivefold.plan.bounds import Bounds
+from fivefold.plan.hunt import Candidate, Hunt, Report
+from fivefold.plan.losses import miss
+from fivefold.plan.predict import Planner
+from fivefold.plan.space import Space, divisors
 from fivefold.record import Mistake
-from fivefold.step import Step
-from fivefold.units import ceil_div, show_bytes
+
+MISSES = 3  # that are shown where nothing fits
 
 
-class Found(NamedTuple):
-    """``steps`` fit and are ranked by time, then memory; ``refused`` pairs a layout with its reason."""
+def search(
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    by: By = "time",
+    top: int = 10,
+    recipes: Sequence[Recipe] = (),
+    worlds: Sequence[int] = (),
+    levels: int = 1,
+    report: Report | None = None,
+    **narrowed: Any,
+) -> Found:
+    """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` shares of the memory.
 
-    steps: list[Step]
-    refused: list[tuple[str, str]]
+    ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; all of the machine, and by cost
+    every number that divides it. ``narrowed``: as ``Space`` takes them.
+    """
+    begin = time.perf_counter()
+    jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
+    worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
+    spaces = [(each, Space(model, each, world=world, **narrowed)) for each in jobs for world in worlds]
+    if not any(len(space.stems.dp) for _, space in spaces):
+        raise Mistake(_no_layout(model, machine, job))
+    hunt = Hunt(machine, by=by, top=top, levels=levels, report=report)
+    hunt.total = sum(int(space.leaves_of(space.stems).sum()) for _, space in spaces)
+    _through(hunt, spaces, model=model, machine=machine)
+    best = sorted(hunt.best, key=lambda found: found[:4])
+    return Found(
+        by=by,
+        best=tuple(_ranked(found, machine) for found in best),
+        front=tuple(_front(hunt.fitting)),
+        reasons=hunt.losses.reasons(machine, best[0].estimate if best else None),
+        misses=() if best else tuple(_misses(spaces, model=model, machine=machine)),
+        tried=hunt.total,
+        evaluated=hunt.evaluated,
+        seconds=time.perf_counter() - begin,
+    )
 
 
-def search(*, model: Model, machine: Machine, job: Job) -> Found:
-    """Try every layout of ``space`` and rank those that fit."""
-    steps: list[Step] = []
-    refused: list[tuple[str, str]] = []
-    for layout in space(machine=machine, job=job):
-        step = predict(model=model, machine=machine, layout=layout, job=job)
-        if step.memory.fits:
-            steps.append(step)
-        else:
-            need, have = show_bytes(step.memory.peak_bytes), show_bytes(machine.chip.memory_bytes)
-            refused.append((str(layout), f"needs {need} of {have}: {step.memory.stages[0].peak_cause}"))
-    return Found(sorted(steps, key=lambda step: (step.time.step_seconds, step.memory.peak_bytes)), refused)
+def _through(hunt: Hunt, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine) -> None:
+    planners: dict[Job, Planner] = {}
+    for job, space in spaces:
+        if len(space.stems.dp):
+            planner = planners.setdefault(job, Planner(model=model, machine=machine, job=job))
+            hunt.sweep(Bounds(planner, space))
 
 
-def space(*, machine: Machine, job: Job) -> Iterator[Layout]:
-    """Every legal layout that uses all of the machine's ranks."""
-    dp = machine.ranks
-    if job.global_batch % dp:
-        near = ceil_div(job.global_batch, dp) * dp
-        raise Mistake(
-            f"global batch {job.global_batch} is not divisible by the {dp} ranks of {machine.name}; try gbs {near}"
-        )
-    per_rank = job.global_batch // dp
-    for mbs in (m for m in range(1, per_rank + 1) if per_rank % m == 0):
-        for zero in range(4 if dp > 1 else 1):
-            yield Layout(dp=dp, zero=zero, mbs=mbs)
+def _misses(spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine) -> Iterator[Miss]:
+    """The smallest layouts, as if there were memory enough."""
+    endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
+    hunt = Hunt(endless, by="memory", top=MISSES, levels=1)
+    _through(hunt, spaces, model=model, machine=endless)
+    for found in hunt.best:
+        yield miss(found.estimate, model=model, machine=machine, job=found.planner.job)
+
+
+def _front(found: Sequence[Candidate]) -> Iterator[Point]:
+    """From the fastest to the smallest."""
+    smallest = None
+    for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
+        if smallest is None or each.peak_bytes < smallest:
+            smallest = each.peak_bytes
+            yield Point(
+                layout=each.text,
+                precision=each.planner.job.precision.name,
+                world=each.estimate.layout.world,
+                memory_bytes=each.peak_bytes,
+                step_seconds=each.seconds,
+            )
+
+
+def _ranked(found: Candidate, machine: Machine) -> Ranked:
+    step = found.planner.step(found.estimate.layout)
+    hours = step.time.step_seconds * step.world / 3600
+    price = machine.dollars_per_rank_hour
+    return Ranked(step=step, gpu_hours=hours, dollars=None if price is None else hours * price)
+
+
+def _no_layout(model: Model, machine: Machine, job: Job) -> str:
+    ranks = machine.ranks
+    near = -(-job.global_batch // ranks) * ranks
+    return (
+        f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "
+        f"{machine.name}; try gbs {near}, or fewer ranks"
+    )

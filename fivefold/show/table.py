@@ -16,8 +16,9 @@ from rich.text import Text
 
 from fivefold.machine.spec import Machine
 from fivefold.show.grid import Grid
-from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
-from fivefold.units import GIB, MIB, show_bytes, show_count, show_seconds
+from fivefold.show.stages import Stages
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time
+from fivefold.units import show_bytes, show_count, show_seconds
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")  # of a stage's peak, ``<part>_bytes``
 
@@ -31,12 +32,13 @@ def step(step: Step) -> RenderableType:
     page: list[RenderableType] = [_headline(step)]
     if fullest is not None:
         where = f" of stage {fullest.stage}" if len(stages) > 1 else ""
-        page += [_heading(f"Memory of the fullest rank{where}", fullest.peak_cause), _memory_bars(fullest)]
+        page += [heading(f"Memory of the fullest rank{where}", fullest.peak_cause), _memory_bars(fullest)]
     if len(stages) > 1:
-        page += _stage_table(stages)
-    page += [_heading("Time", f"bound by {step.time.bound_by}" if step.time.bound_by else ""), _time_bars(step.time)]
-    page += [_heading("Traffic", "what one rank sends per step"), _traffic_table(step)]
-    page += [_heading("Work", "of the whole step over all ranks"), _work(step.work)]
+        by_stage = Stages(stages)
+        page += [heading("Memory by pipeline stage", by_stage.unit), by_stage]
+    page += [heading("Time", f"bound by {step.time.bound_by}" if step.time.bound_by else ""), _time_bars(step.time)]
+    page += [heading("Traffic", "what one rank sends per step"), _traffic_table(step)]
+    page += [heading("Work", "of the whole step over all ranks"), _work(step)]
     return Group(*page)
 
 
@@ -54,9 +56,7 @@ def operations(step: Step) -> RenderableType:
         )
         for op in step.operations
     )
-    return Group(
-        _heading("Operations", "each, on one rank and micro-batch"), Grid(headings, rows, words=("operation",))
-    )
+    return Group(heading("Operations", "each, on one rank and micro-batch"), Grid(headings, rows, words=("operation",)))
 
 
 def machine(machine: Machine) -> str:
@@ -88,7 +88,7 @@ def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), l
     page: list[RenderableType] = [grid if rows else Text("No layout is left.", style="bold")]
     reasons = list(refused)
     if reasons:
-        page.append(_heading("Refused"))
+        page.append(heading("Refused"))
         page += [Text.assemble((layout, "dim"), "  ", reason, overflow="fold") for layout, reason in reasons[:limit]]
     if len(reasons) > limit:
         page.append(Text(f"and {len(reasons) - limit} more", style="dim"))
@@ -114,8 +114,11 @@ def _mfu(mfu: Mfu) -> str:
 
 def _verdict(memory: Memory) -> Text:
     reserved = f", {show_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes is not None else ""
+    driver = f", {show_bytes(memory.driver_bytes)} with the driver" if memory.driver_bytes is not None else ""
     fits = {True: ("fits", "green"), False: ("does not fit", "bold red"), None: ("", "")}[memory.fits]
-    return Text.assemble(f"{show_bytes(memory.peak_bytes)} at the peak{reserved}", ("  ·  " if fits[0] else ""), fits)
+    return Text.assemble(
+        f"{show_bytes(memory.peak_bytes)} at the peak{reserved}{driver}", ("  ·  " if fits[0] else ""), fits
+    )
 
 
 def _peak(memory: Memory) -> Text:
@@ -123,7 +126,8 @@ def _peak(memory: Memory) -> Text:
     return Text(f"{size} too big", style="red") if memory.fits is False else Text(size)
 
 
-def _heading(title: str, remark: str = "") -> Text:
+def heading(title: str, remark: str = "") -> Text:
+    """What comes next on a page."""
     return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
 
 
@@ -152,17 +156,6 @@ def _bars(parts: dict[str, float], *, whole: float, show: Callable[[float], str]
     return grid
 
 
-def _stage_table(stages: Sequence[StageMemory]) -> tuple[Text, Grid]:
-    unit, name = (GIB, "GiB") if max(stage.peak_bytes for stage in stages) >= GIB else (MIB, "MiB")
-    rows = []
-    for stage in stages:
-        sizes = (getattr(stage, f"{part}_bytes") for part in (*PARTS, "peak"))
-        rows.append((str(stage.stage), *(f"{size / unit:.2f}" for size in sizes), stage.peak_cause or "–"))
-    return _heading("Memory by pipeline stage", name), Grid(
-        ("stage", *PARTS, "peak", "cause"), tuple(rows), words=("cause",)
-    )
-
-
 def _traffic_table(step: Step) -> RenderableType:
     if not any(item.messages or item.bytes for item in step.traffic):
         return Text("none")
@@ -170,7 +163,8 @@ def _traffic_table(step: Step) -> RenderableType:
     return Grid(("axis", "collective", "messages", "sent"), tuple(rows), words=("axis", "collective"))
 
 
-def _work(work: Work) -> Table:
+def _work(step: Step) -> Table:
+    work = step.work
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(overflow="fold")
     grid.add_column(justify="right", overflow="fold")
@@ -179,4 +173,6 @@ def _work(work: Work) -> Table:
     grid.add_row("model FLOPs, causal", show_count(work.model_flops_causal))
     grid.add_row("model FLOPs, full", show_count(work.model_flops_full))
     grid.add_row("hardware FLOPs", show_count(work.hardware_flops))
+    if step.tokens_per_second_per_gpu:
+        grid.add_row("GPU-hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600))
     return grid

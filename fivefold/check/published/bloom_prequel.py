@@ -3,7 +3,7 @@
 Facts of bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md: full recomputation, no
 sequence parallelism, fp16 whose gradients stay in 16 bits; a stage takes layers/pp, rounded up, and the last the rest;
 the 106-layer runs give each embedding a layer's place. nvidia-smi of the first and last node; second iteration.
-Jean Zay has four 100 Gbit/s links per node of 8 (BLOOM, arXiv:2211.05100 §3.3).
+CUDA_LAUNCH_BLOCKING=1, as the larger runs hung without it. Four 100 Gbit/s links per node (arXiv:2211.05100 §3.3).
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ def _case(row: dict[str, str]) -> Case:
     )
     precision = recipe("fp16" if row["precision"] == "fp16" else "bf16-grad16")
     job = PLAIN_MEGATRON.replace(
-        sequence=int(row["seq"]), global_batch=int(row["gbs"]), precision=precision, vocab_multiple=128
+        sequence=int(row["seq"]),
+        global_batch=int(row["gbs"]),
+        precision=precision,
+        vocab_multiple=128,
+        blocking=True,
     )
     machines = machine("a100", gpus, nic_gigabits=50, source=NETWORK)
     tuned = "tuned" if "tuning" in row["note"] else "untuned"

@@ -104,6 +104,8 @@ def _case(row: Row) -> Case:
         precision=_precision(row, model),
         overlap=megatron_overlap(layout, tensor=not model.moe),  # grok1_314b.yaml: ub_tp_comm_overlap false
         vocab_multiple=128,
+        joint=True,
+        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     return Case(

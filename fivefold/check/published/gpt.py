@@ -40,5 +40,14 @@ def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> M
     )
 
 
-# Of Megatron-LM and Megatron-DeepSpeed until 2022: nothing runs beside compute, and the loss keeps fp32 logits.
-PLAIN_MEGATRON = Job(precision=recipe("fp16"), attention="unfused", loss="plain", kernels="fused", overlap=())
+# Of Megatron-LM and Megatron-DeepSpeed until 2022: nothing runs beside compute, the loss works on fp32 logits, q, k and
+# v are one matmul, and hops carry parts of the stream (arXiv:2104.04473 §4.1; DeepSpeed's runtime/pipe/engine.py).
+PLAIN_MEGATRON = Job(
+    precision=recipe("fp16"),
+    attention="unfused",
+    loss="widened",
+    kernels="fused",
+    overlap=(),
+    joint=True,
+    scatter_hops=True,
+)

@@ -66,7 +66,11 @@ def _case(row: dict[str, str], name: str, *, ac: str, sp: bool, seconds: float |
         sp=sp,
     )
     job = PLAIN_MEGATRON.replace(
-        sequence=int(row["seq"]), global_batch=int(row["gbs"]), precision=FP16_FP32_GRADIENTS, vocab_multiple=128
+        sequence=int(row["seq"]),
+        global_batch=int(row["gbs"]),
+        precision=FP16_FP32_GRADIENTS,
+        vocab_multiple=128,
+        async_tp=True,
     )
     machines = machine("a100", int(row["gpus"]))
     return Case(SOURCE, name, regime("megatron", model, machines, layout), model, machines, layout, job, seconds)

@@ -55,7 +55,6 @@ def _case(row: dict[str, str]) -> Case:
     job = PLAIN_MEGATRON.replace(
         sequence=int(row["seq"]),
         global_batch=int(row["gbs"]),
-        overlap=("dp",) if sharded else (),  # DeepSpeed prefetches the next layer and reduces beside the backward
         reduce="micro_batch" if sharded else "step",
     )
     machines = machine("a100", gpus)

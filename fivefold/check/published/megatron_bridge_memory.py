@@ -103,6 +103,8 @@ def _moonlight(row: Row) -> Case:
         precision=half,
         overlap=megatron_overlap(layout),
         vocab_multiple=128,
+        joint=True,
+        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     made = _made(row, model=model, layout=layout, job=job, where=where)

@@ -1,13 +1,15 @@
 """Megatron-Bridge release tables 25.09 to 26.08: tokens/s and model TFLOP/s (causal attention) per GPU.
 
 Configurations: NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, read at 00919dc (llama3), 0013c9a (llama31),
-01b2977 (qwen3), 07eea52 (gpt_oss), 0fa501a and 0132842 (deepseek), and utils/overrides.py at 00538e2: distributed
-optimizer, grad_reduce_in_fp32 off, fused cross-entropy, experts forced into balance, recomputation only as below.
+01b2977 (qwen3; 25.09: 4054233), 07eea52 (gpt_oss), 0fa501a and 0132842 (deepseek), and utils/overrides.py at 00538e2:
+distributed optimizer, grad_reduce_in_fp32 off, fused cross-entropy, experts in balance, recomputation only as below.
+From 26.06 on src/megatron/bridge/perf_recipes at 007282e, qwen/common.py and gpt_oss/common.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
@@ -31,6 +33,7 @@ from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 
 REGRESSION = "a known regression of that release"
+MENDED = "the patch release 26.02.01 runs the same layout in 0.57 of the time"
 HYBRID = "state-space layers are no part of our models"
 PREDICTS_MORE = "trains a multi-token prediction module, 4 % of its FLOPs, which our models lack"
 UNKNOWN_RECOMPUTE = "which modules this layout recomputes is not established"
@@ -82,21 +85,60 @@ def recomputed(model: Model, *, chip: str, precision: str) -> str:
     return "up+rope" if model.mla else "none"  # ["mla_up_proj"]
 
 
-def job_of(model: Model, layout: Layout, *, sequence: int, batch: int, precision: str, chip: str) -> Job:
+class Experts(NamedTuple):
+    """How the experts of a run are launched and reached; the fields of a job."""
+
+    graphs: Literal["none", "router", "partial", "full"]
+    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    pairs: bool = False
+
+
+def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, release: str) -> Experts:
+    """``cuda_graph_impl``, ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` of a recipe.
+
+    Our inference: 25.11 ran as 26.02 (its files at 0fa501a ask for whole graphs, which dropless experts do not allow),
+    and B200's runs of one sequence had no graphs.
+    """
+    assert model.moe is not None
+    racks, mx = chip.startswith("gb"), precision == "mxfp8"
+    if model.name == "gpt-oss-120b":
+        if mx:  # of B300 the line with the whole graph is commented out
+            return Experts("full" if racks else "partial", "fused", pairs=True)
+        if chip in ("gb300", "b300"):
+            return Experts("partial", "fused" if (chip, layout.ep) == ("b300", 8) else "all_to_all")
+        return Experts("none", pairs=chip == "gb200")
+    if model.moe.capacity is not None:  # 25.09: whole graphs of the shapes that dropping makes static
+        return Experts("full" if model.name == "qwen3-30b-a3b" and chip != "h100" else "none")
+    if racks:
+        if mx and release >= "26.06":
+            return Experts("full", "fused", pairs=True)
+        return Experts("router" if mx and model.name == "qwen3-30b-a3b" else "partial", "fused")
+    if model.name == "qwen3-235b-a22b":
+        return Experts("none", pairs=chip == "h100")
+    if chip == "h100":
+        return Experts("router" if precision == "bf16" else "none", "fused" if layout.ep == 16 else "all_to_all")
+    return Experts("partial", "fused") if layout.mbs > 1 else Experts("none")  # B200: one sequence until 26.02
+
+
+def job_of(
+    model: Model, layout: Layout, *, sequence: int, batch: int, precision: str, chip: str, release: str = "26.06"
+) -> Job:
     """What the performance scripts set for all runs of a model."""
     # Userbuffers serve the dense models except under NVFP4 (llama3_llm_pretrain.py); of the mixtures only H100's
-    # Qwen3-235B has tp > 1, without them. moe_a2a_overlap: that one too, and GPT-OSS in MXFP8.
-    hides_experts = (model.name, chip) == ("qwen3-235b-a22b", "h100") or (model.name, precision) == (
-        "gpt-oss-120b",
-        "mxfp8",
-    )
+    # Qwen3-235B has tp > 1, without them.
     tensor = model.moe is None and precision != "nvfp4"
+    experts = Experts("none")
+    if model.moe:
+        experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
     return Job(
         sequence=sequence,
         global_batch=batch,
         precision=narrow_gradients(precision),
-        overlap=megatron_overlap(layout, tensor=tensor, expert=hides_experts),
+        overlap=megatron_overlap(layout, tensor=tensor, expert=experts.pairs),
         vocab_multiple=128,
+        joint=True,
+        weight_gradients="placeholders",
+        **experts._asdict(),
     )
 
 
@@ -106,6 +148,8 @@ def _rule(row: Row) -> str:
         return ADAPTERS if row["job"].startswith("LoRA") else PACKED
     if row["trust"] == "low":
         return REGRESSION
+    if (name, row["hardware"], row["release"][:8]) == ("Qwen3_30B_a3B", "DGX-H100", "26.02 Ne"):
+        return MENDED
     if name.startswith("Nemotron"):
         return HYBRID
     if name.startswith("DeepSeek") and "w/o MTP" not in name:
@@ -124,7 +168,10 @@ def _case(row: Row) -> Case:
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.mla else ()
     layout = spread(row, zero=1, ac=recomputed(model, chip=chip, precision=precision), stages=stages)
-    job = job_of(model, layout, sequence=whole(row, "seq"), batch=whole(row, "gbs"), precision=precision, chip=chip)
+    job = job_of(
+        model, layout, sequence=whole(row, "seq"), batch=whole(row, "gbs"), precision=precision, chip=chip,
+        release=row["release"][:5],
+    )  # fmt: skip
     where = cluster(chip, whole(row, "gpus"))
     # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed.
     if model.name == "gpt-oss-120b":

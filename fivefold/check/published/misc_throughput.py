@@ -1,8 +1,9 @@
 """Single tables of many projects; of them InternEvo's scaling on A100 and two fms-fsdp runs state enough.
 
 InternLM/InternEvo@c628a8c:doc/en/train_performance.md, configs/7B_sft.py: Adam with fp32 master, sharded over all
-ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone is hidden (overlap_sync_param off),
-fused kernels, tensor parallel without sequence parallel (mtp). fms-fsdp@5a296af: compile, HSDP in bf16.
+ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone is hidden; each owner broadcasts its
+whole tensors (internlm/solver/optimizer), logits widened to fp32; FlashAttention 1.0.5 (InternLM/InternLM:
+doc/en/install.md), tensor parallel without sequence parallel (mtp). fms-fsdp@5a296af: compile, HSDP in bf16.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ def _internevo(row: Row) -> Case:
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16-grad16"),
-        attention="flash2",
+        loss="plain",
+        attention="flash1",
+        joint=True,
         overlap=("dp",),
+        weights="broadcast",
     )
     where = machine("a100", ranks, nic_gigabits=400 / 8, source="4 x 100 Gbit/s RoCE per node")
     return Case(

@@ -68,6 +68,8 @@ def _case(row: Row) -> Case:
         precision=narrow_gradients("fp8"),
         overlap=megatron_overlap(layout, tensor=True),
         vocab_multiple=128,
+        joint=True,
+        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     return Case(

@@ -20,14 +20,10 @@ from fivefold.plan.price.errors import regime
 from fivefold.record import Record
 from fivefold.show.published import Summary
 from fivefold.step import Step
-from fivefold.units import MIB
 
 Quantity = Literal["time", "peak", "states", "activations"]
 QUANTITIES: tuple[Quantity, ...] = ("time", "peak", "states", "activations")
 FEWEST_RIVALS = 3
-
-# What nvidia-smi shows of an idle process, on an A100: bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
-CONTEXT_BYTES = 1573 * MIB
 
 
 class Score(Record):
@@ -88,8 +84,8 @@ def _memory(case: Case, step: Step) -> float:
         return first.activations_bytes
     if case.memory == "allocated":
         return step.memory.peak_bytes
-    reserved = step.memory.reserved_bytes or step.memory.peak_bytes
-    return reserved + (CONTEXT_BYTES if case.memory == "driver" else 0)
+    counted = step.memory.driver_bytes if case.memory == "driver" else step.memory.reserved_bytes
+    return counted if counted is not None else step.memory.peak_bytes
 
 
 def summarise(scores: Iterable[Score]) -> tuple[Summary, ...]:

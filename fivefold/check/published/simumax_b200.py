@@ -51,6 +51,8 @@ def _case(row: dict[str, str]) -> Case:
         precision=recipe("bf16"),
         overlap=(),
         vocab_multiple=128,
+        joint=True,
+        weight_gradients="placeholders",
     )
     machines = machine("b200", gpus)
     return Case(

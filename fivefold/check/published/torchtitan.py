@@ -1,7 +1,8 @@
 """torchtitan's tables: tokens/s/GPU and peak reserved GiB (maximum over ranks) of FSDP2, with TP or CP.
 
 pytorch/torchtitan@b5bcd76:benchmarks/*.md and @3faaa1a:docs/performance.md. Parameters are fp32 shards gathered in
-bf16, gradients reduced in fp32 after every backward; sequence parallel with tp; the loss is not compiled, in fp32.
+bf16, gradients reduced in fp32 after every backward; sequence parallel with tp; the loss is not compiled, in fp32;
+checkpoints stop early, as PyTorch's do since 2.1.
 The H100s of its own tables are the 96 GB HBM2e part at 500 W and 2.4 TB/s (benchmarks/llama3_h100_202412).
 """
 
@@ -78,6 +79,7 @@ def _case(row: Row) -> Case:
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
         overlap=("dp", "tp") if "async TP" in row["technique"] else ("dp",),
         reduce="micro_batch",
+        early_stop=True,
     )
     # Memory of the table with context parallelism could not be reproduced (issue 1344).
     gibibytes = 0.0 if row["trust"] == "low" else number(row, "peak_reserved_gib")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.plan.count.linear import Source, row
-from fivefold.plan.count.ops import Message, Op, dropout, elementwise, exchange, norm, rope
+from fivefold.plan.count.ops import Message, Op, dropout, elementwise, exchange, norm, rope, split
 from fivefold.plan.count.part import Local
 from fivefold.units import ceil_div
 
@@ -35,19 +35,21 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     model, rows, width = local.model, local.rows, local.width
     wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
     entry = Source(local, source, into=model.width, rows=local.stream_rows)
-    ops = [*entry.ops]
-    ops += [
-        entry.column(f"attention.{name}", name, outof=out, bias=model.qkv_bias)
-        for name, out in (("q", wide), ("k", narrow), ("v", narrow))
-    ]
+    ops, sizes = [*entry.ops], {"q": wide, "k": narrow, "v": narrow}
+    if local.job.joint:
+        ops.append(entry.column("attention.qkv", "qkv", outof=wide + 2 * narrow, bias=model.qkv_bias))
+        ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
+    else:
+        ops += [entry.column(f"attention.{name}", name, outof=out, bias=model.qkv_bias) for name, out in sizes.items()]
     q, k = "q", "k"
     for name, out in (("q", wide), ("k", narrow)):
         if model.qk_norm != "none":
             dim = out if model.qk_norm == "full" else model.head_dim
             groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
             ops.append(
-                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=model.norm)
-            )
+                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=model.norm,
+                     plain=local.plain)
+            )  # fmt: skip
     if model.qk_norm != "none":
         q, k = "qn", "kn"
     if model.position == "rope":
@@ -131,7 +133,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
     model = local.model
     normed = norm(
         f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
-        kind=model.norm,
+        kind=model.norm, plain=local.plain,
     )  # fmt: skip
     entry = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
     return [normed, *entry.ops, entry.column(f"attention.{name}_up", out, outof=outof)]

@@ -13,9 +13,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights, embedding_weights, head_weights
-from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of
-from fivefold.plan.count.part import Local, Part, part_of
+from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of, sums_itself
+from fivefold.plan.count.part import Local, Part
 from fivefold.plan.count.recompute import Unit
 from fivefold.plan.count.states import UnitStates, unit_states
 from fivefold.plan.count.tape import Profile, play
@@ -43,6 +43,9 @@ class Counts:
         self.model, self.job = model, job
         self._locals: dict[Part, Local] = {}
         self._units: dict[tuple[Part, Name], Unit] = {}
+        self._shapes: dict[tuple[Part, Name], frozenset[tuple[int, int]]] = {}
+        self._largest: dict[tuple[Part, Name], list[int]] = {}
+        self._logits: dict[Part, int] = {}
         self._profiles: dict[tuple[Part, Name, int], Profile] = {}
         self._states: dict[tuple[object, ...], UnitStates] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
@@ -80,22 +83,50 @@ class Counts:
             )
         return self._profiles[key]
 
+    def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
+        """Of the weights in a block whose matmul adds their gradient to the sums itself."""
+        key = part, name
+        if key not in self._shapes:
+            ops = () if isinstance(name, str) else self.unit(part, name).ops
+            self._shapes[key] = frozenset((op.shape[1], op.shape[2]) for op in ops if sums_itself(op))
+        return self._shapes[key]
+
+    def largest(self, part: Part, name: Name) -> list[int]:
+        """Bytes of the largest tensors that one unit makes: activations, weights' gradients, scratch."""
+        key = part, name
+        if key not in self._largest:
+            width = self.job.precision.gradients_bytes
+            sizes = [
+                size
+                for op in self.unit(part, name).ops
+                for size in (*op.writes.values(), *(width * n for n in op.gradient_widths), op.backward_scratch)
+            ]
+            self._largest[key] = sorted(sizes, reverse=True)[:2]
+        return self._largest[key]
+
+    def logits(self, part: Part) -> int:
+        """Bytes of the logits that live at once."""
+        if part not in self._logits:
+            self._logits[part] = sum(op.writes.get("logits", 0) for op in self.unit(part, "head").ops)
+        return self._logits[part]
+
     def states(self, layout: Layout, name: Name) -> UnitStates:
         """States of a unit on one rank."""
         key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-               layout.dp * layout.cp)  # fmt: skip
+               layout.dp * layout.cp, layout.pp > 1)  # fmt: skip
         if key not in self._states:
-            if name == "embed":
-                weights = list(embedding_weights(self.model))
-            elif name == "head":
-                weights = list(head_weights(self.model))
-                if self.model.tied_embeddings and layout.pp > 1:
-                    weights += list(embedding_weights(self.model))[:1]
-            else:
-                assert isinstance(name, Kind)
-                weights = list(block_weights(self.model, self.example[name]))
-            self._states[key] = unit_states(weights, model=self.model, layout=layout, job=self.job)
+            self._states[key] = unit_states(self.weights(layout, name), model=self.model, layout=layout, job=self.job)
         return self._states[key]
+
+    def weights(self, layout: Layout, name: Name) -> list[Weight]:
+        """The whole weights of a unit; under a pipeline the head has a tied table of its own."""
+        if name == "embed":
+            return list(embedding_weights(self.model))
+        if name == "head":
+            tied = self.model.tied_embeddings and layout.pp > 1
+            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if tied else ())]
+        assert isinstance(name, Kind)
+        return list(block_weights(self.model, self.example[name]))
 
     def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
         """Per stage (pp·v of them, in the order of the model) its units as runs of equal ones."""
@@ -140,8 +171,3 @@ class Counts:
 def run_part(part: Part, run: Run) -> Part:
     """The part with recomputation only where the run has it."""
     return part if run.recomputed or not part.recomputed else part._replace(recomputed=frozenset())
-
-
-def part_and_runs(counts: Counts, layout: Layout) -> tuple[Part, tuple[tuple[Run, ...], ...]]:
-    """Both of a layout."""
-    return part_of(layout), counts.stage_runs(layout)

@@ -91,7 +91,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
     held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
-    g, u, m = (f"moe.experts.{part}" for part in ("g", "u", "m"))
+    m = "moe.experts.m"
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
@@ -101,10 +101,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         )  # fmt: skip
 
     ops = [*entry.ops]
-    if model.mlp == "gated":
-        ops.append(grouped(entry.column("moe.experts.gate", g, outof=ffn, bias=moe.expert_bias)))
-    ops.append(grouped(entry.column("moe.experts.up", u, outof=ffn, bias=moe.expert_bias)))
-    product = _activation(local, "moe.experts", g, u, m, size=rows * ffn * width)
+    ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the routing weight of each row
     ops.append(product._replace(reads=(*product.reads, "weights"), keeps=(*product.keeps, "weights")))
     into = m
@@ -118,17 +116,30 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
 
 def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
     model, inner = local.model, ffn // local.part.tp
-    g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
+    m = f"{name}.m"
     entry = Source(local, source, into=model.width, rows=local.stream_rows)
-    ops = [*entry.ops]
-    if model.mlp == "gated":
-        ops.append(entry.column(f"{name}.gate", g, outof=inner, bias=model.mlp_bias))
-    ops.append(entry.column(f"{name}.up", u, outof=inner, bias=model.mlp_bias))
-    ops.append(_activation(local, name, g, u, m, size=local.rows * inner * local.width))
+    ops = [*entry.ops, *_entering(local, entry, name, ffn=inner, bias=model.mlp_bias)]
+    ops.append(_activation(local, name, size=local.rows * inner * local.width))
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
-def _activation(local: Local, name: str, g: str, u: str, m: str, *, size: int) -> Op:
+def _entering(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+    """The matmuls before the activation: up, and gate where there is one; jointly the first half is the gate."""
+    if local.model.mlp == "plain":
+        return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
+    if local.job.joint:
+        return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
+    return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
+
+
+def _activation(local: Local, name: str, *, size: int) -> Op:
+    g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     if local.model.mlp == "plain":
         return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
-    return elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
+    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
+    if local.job.joint:  # one kernel writes the gradient of both halves
+        return both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=0)
+    if local.plain:  # silu(gate) is a tensor of its own, which the product keeps
+        silu = f"{name}.silu"
+        return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
+    return both

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS
+from fivefold.job import LOSS_CHUNK_ELEMENTS, Job
 from fivefold.model.spec import Model
 from fivefold.plan.count.attention import attention
 from fivefold.plan.count.feedforward import experts, mlp
@@ -50,7 +50,10 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops: list[Op] = []
 
     def normed(name: str, source: str) -> str:
-        ops.append(norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=model.norm))
+        ops.append(
+            norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=model.norm,
+                 plain=local.plain)
+        )  # fmt: skip
         return f"{name}.out"
 
     def residual(name: str, branch: str, onto: str, out: str) -> None:
@@ -68,7 +71,19 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
     residual("mlp", branch, "y", "z")
-    return ops
+    return _settled(ops, job=local.job)
+
+
+def _settled(ops: list[Op], *, job: Job) -> list[Op]:
+    """Weights whose matmul adds to the sums itself have no gradient apart."""
+    if job.weight_gradients == "apart":
+        return ops
+    return [op._replace(gradient_widths=op.gradient_widths[1:]) if sums_itself(op) else op for op in ops]
+
+
+def sums_itself(op: Op) -> bool:
+    """Whether the operation is a linear layer of Transformer Engine or Megatron in a block; a router is neither."""
+    return op.kind == "matmul" and op.name != "moe.router"
 
 
 class Kind(NamedTuple):
@@ -96,8 +111,9 @@ def kinds(model: Model) -> dict[int, int]:
 def head(local: Local) -> list[Op]:
     """x → loss, the vocabulary cut over tp: the logits are never gathered, only maxima, sums and targets.
 
-    fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain: PyTorch's
-    cross-entropy on an fp32 copy, whose log-softmax is kept. chunked: a part of the rows at a time, and again.
+    fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain, narrow:
+    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy or not. widened: an fp32 copy that becomes
+    softmax and gradient in place. chunked: a part of the rows at a time, and again.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
@@ -112,16 +128,29 @@ def head(local: Local) -> list[Op]:
         forward_scratch=2 * chunk if width < 4 else chunk,  # the softmax of a chunk, and the chunk widened for it
         message=small,
     )  # fmt: skip
-    if job.loss == "plain":
-        wide = rows * vocab * 4
+    wide = rows * vocab * 4
+    if job.loss == "plain":  # fp32 copy, log-softmax; backward two gradients in fp32 before the one of the logits
         loss = loss._replace(
-            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False, forward_scratch=wide,
-            backward_scratch=wide, moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
+            forward_scratch=wide if width < 4 else 0, backward_scratch=2 * wide - logits,
+            moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
+        )  # fmt: skip
+    elif job.loss == "narrow":  # whoever called it holds the logits too
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
+            backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
+        )  # fmt: skip
+    elif job.loss == "widened":
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False, forward_scratch=0,
+            # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
+            moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
     elif job.loss == "chunked":
         project = project._replace(writes={"logits": chunk_rows * vocab * width}, again=True)
         loss = loss._replace(forward_scratch=chunk, backward_scratch=chunk, keeps=(), in_place=False)
-    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm)
+    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
+                  plain=local.plain)  # fmt: skip
     return [normed, *entry.ops, project, loss]
 
 
@@ -136,7 +165,9 @@ def _in_16_bits(local: Local) -> Local:
 def block_unit(local: Local, *, layer: int, recomputed: bool = True) -> Unit:
     """A block with its recomputation."""
     ops = block(local, layer=layer)
-    return recompute(ops, local.part.recomputed) if recomputed else Unit(tuple(ops))
+    if not recomputed:
+        return Unit(tuple(ops))
+    return recompute(ops, local.part.recomputed, early_stop=local.job.early_stop)
 
 
 def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:

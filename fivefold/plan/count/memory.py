@@ -10,7 +10,9 @@ pipeline the schedule's table says how many micro-batches are alive on a rank wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from heapq import nlargest
+from operator import mul
+from typing import Any, NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
@@ -25,12 +27,17 @@ from fivefold.plan.count.tape import Profile
 
 
 class Moment(NamedTuple):
-    """What lives at one moment of a step."""
+    """What lives at one moment of a step: the last five and ``gradients_bytes`` add up to ``live_bytes``."""
 
     cause: str
     live_bytes: int
-    kept_bytes: int  # activations, of all micro-batches in flight
-    gradients_bytes: int
+    kept_bytes: int  # activations of the other micro-batches in flight
+    gradients_bytes: int  # sums, and reduced parts of them
+    states_bytes: int  # weights that stay, the optimizer's, inputs
+    activations_bytes: int  # kept for a backward, of all micro-batches
+    gathers_bytes: int  # weights that come and go
+    logits_bytes: int
+    temporary_bytes: int  # all else: gradients of activations and of single weights, scratch, the update's copies
 
 
 class RankMemory(NamedTuple):
@@ -54,7 +61,11 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
 
 
 def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
-    """What lives on a rank at every moment that could be its fullest, in order; under a pipeline per action."""
+    """What lives on a rank at every moment that could be its fullest, in order.
+
+    Without a pipeline the first micro-batch, the second, which is like all others, and the last; under a pipeline one
+    micro-batch through each chunk beside the most that live with it (``price/levels.py`` has every action).
+    """
     trace: list[Moment] = []
     if layout.pp == 1:
         _Rank(counts, layout, chunks=(0,), trace=trace).flat()
@@ -76,6 +87,7 @@ class _Unit(NamedTuple):
     first: Profile
     later: Profile
     state: UnitStates
+    logits: int
 
 
 class _Rank:
@@ -103,41 +115,60 @@ class _Rank:
         self.waiting = waiting if self.tied else 0
         self.stream = stream_bytes(self.model, self.job, part)
         self.base = self.parameters + self.moments + _inputs_bytes(self.model, self.job, layout=layout)
+        if self.job.weight_gradients == "placeholders":
+            shapes = {shape for chunk in self.chunks for run in runs[chunk] for shape in counts.shapes(part, run.name)}
+            self.base += sum(rows * columns for rows, columns in shapes) * self.job.precision.gradients_bytes
+        # Summed by the matmuls themselves, they are one buffer that lives from the start.
+        self.lasting = self.job.weight_gradients != "apart" and self.policy.gradients_stay
         self.prefetches = "dp" in self.job.overlap and not self.policy.weights_stay
+        self.offloads = "activations" in self.job.offload
         self.each = self.job.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
         self.whole = self.sums = self.kept = 0  # gathered weights that come and go; gradients; activations kept
         self.reduced_live = False
-        self.full = (0, "")
+        self.full: tuple[int, _Cause] = (0, ("",))
 
     def _unit(self, counts: Counts, run: Run) -> _Unit:
         mine, state = run_part(part_of(self.layout), run), counts.states(self.layout, run.name)
-        return _Unit(run, counts.profile(mine, run.name, state.sums), counts.profile(mine, run.name), state)
+        profiles = counts.profile(mine, run.name, state.sums), counts.profile(mine, run.name)
+        return _Unit(run, *profiles, state, counts.logits(mine) if run.name == "head" else 0)
 
     def flat(self) -> RankMemory:
         """Without a pipeline: micro-batch after micro-batch."""
         micro_batches = self.layout.micro_batches(self.job)
+        self.sums = self.gradients if self.lasting else 0
         for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
-            self._micro_batch(self.chunks[0], first=index == 0, last=index == micro_batches - 1)
-        kept = sum(unit.run.times * unit.later.kept_bytes for unit in self.chunks[0])
-        return self._found(kept)
+            born = index == 0 and not self.lasting
+            self._micro_batch(self.chunks[0], first=born, last=index == micro_batches - 1)
+        return self._found(self._on_device(self.chunks[0]))
 
     def piped(self, table: Table, rank: int) -> RankMemory:
         """One micro-batch of every chunk, over the most that the table lets live beside it."""
         held = table.held[rank]
-        kept = [sum(unit.run.times * unit.later.kept_bytes for unit in self.chunks[chunk]) for chunk in held]
+        kept = [self._on_device(self.chunks[chunk]) for chunk in held]
         late = [sum(unit.run.times * unit.later.weight_bytes for unit in self.chunks[chunk]) for chunk in held]
         weights = kept + [min(*pair) for pair in zip(late, kept, strict=True)]
-        alive = max(
-            (sum(n * weight for n, weight in zip(count, weights, strict=True)), count) for count in table.highest[rank]
-        )[0]
+        alive = max(sum(map(mul, count, weights)) for count in table.highest[rank])
+        if self.offloads:  # of the others nothing is on the device
+            alive = max(kept)
         # Deferred, they are whole until the last micro-batch.
         self.sums = self.gradients if self.each or self.policy.gradients_stay else self.whole_gradients
         self.reduced_live = self.each
+        seen = set()
         for chunk, mine in zip(held, kept, strict=True):
-            self.kept = alive - mine
+            alike = tuple((unit.run.name, unit.run.times, unit.run.recomputed) for unit in self.chunks[chunk])
+            if self.trace is None and alike in seen:
+                continue
+            seen.add(alike)
+            self.kept = 0 if self.offloads else alive - mine
             self._micro_batch(self.chunks[chunk], first=False, last=False)
         self.kept = 0
         return self._found(alive)
+
+    def _on_device(self, units: list[_Unit]) -> int:
+        """What a micro-batch keeps; of offloaded activations the unit that runs and the one that is on its way."""
+        if self.offloads:
+            return sum(nlargest(2, [unit.later.kept_bytes for unit in units for _ in _ends(unit.run)]))
+        return sum(unit.run.times * unit.later.kept_bytes for unit in units)
 
     def _found(self, kept: int) -> RankMemory:
         job, widen = self.job.precision, 0
@@ -146,40 +177,61 @@ class _Rank:
         if self.job.optimizer.kind == "muon":  # the momentum whole, and two products in 16 bits (Newton-Schulz)
             widen += self.largest * (job.moments_bytes[0] + 3 * 2)
         self.kept = 0
-        self._note(self.base + self.sums + widen, "optimizer")
-        return RankMemory(self.parameters, self.gradients, self.moments, kept, self.full[0], self.full[1], self.updated)
+        self._note(("optimizer",), widen, gradients=self.sums)
+        peak, cause = self.full
+        return RankMemory(self.parameters, self.gradients, self.moments, kept, peak, _called(cause), self.updated)
 
-    def _note(self, live: int, cause: str) -> None:
-        live += self.kept
+    def _note(
+        self, cause: _Cause, rest: int, *, gradients: int, activations: int = 0, gathers: int = 0, logits: int = 0
+    ) -> None:
+        """A moment, by what lives: the states, the other micro-batches, and these; ``rest``: all that is none of them,
+        ``logits`` among it."""
+        live = self.base + self.kept + gradients + activations + gathers + rest
         if self.trace is not None:
-            self.trace.append(Moment(cause, live, self.kept, self.sums))
+            logits = min(logits, rest)
+            parts = (gradients, self.base, self.kept + activations, gathers, logits, rest - logits)
+            self.trace.append(Moment(_called(cause), live, self.kept, *parts))
         if live > self.full[0]:
             self.full = (live, cause)
 
     def _micro_batch(self, units: list[_Unit], *, first: bool, last: bool) -> None:
         """Forward through ``units`` and back; ``first``: gradients are born; ``last``: they are reduced."""
-        kept = 0
+        kept, befores = 0, []
         for unit in units:
-            kept = self._forward(unit, kept, first=first or self.each)
-        for unit in reversed(units):
-            kept = self._backward(unit, kept, first=first or self.each, last=last or self.each)
-        self.reduced_live = True
+            befores.append(kept)
+            self._forward(unit, kept, first=first or self.each)
+            kept = self._earlier(unit.later.kept_bytes, unit.run.times, kept)
+        for unit, before in zip(reversed(units), reversed(befores), strict=True):
+            self._backward(unit, before, first=first or self.each, last=last or self.each)
+        self.reduced_live |= last or self.each
 
-    def _forward(self, unit: _Unit, kept: int, *, first: bool) -> int:
+    def _earlier(self, each: int, units: int, kept: int) -> int:
+        """Bytes on the device of ``units`` that keep ``each``, and of ``kept`` before them; offloaded: of one unit."""
+        if self.offloads and units:
+            return each
+        return kept + units * each
+
+    def _forward(self, unit: _Unit, kept: int, *, first: bool) -> None:
         run, profile, state = unit.run, unit.first if first else unit.later, unit.state
         ahead = state.travel if self.prefetches and run.name != "head" else 0
         gathered = 0 if self.policy.weights_stay else state.whole
+        entering = self.stream if run.name != "embed" else 0
+        gathers = self.whole + gathered + ahead
         for before in _ends(run):
-            name = run.called(last=before > 0)
-            live = self.base + self.sums + self.whole + gathered + ahead + kept + before * profile.kept_bytes
+            earlier = self._earlier(profile.kept_bytes, before, kept)
             if first or gathered:
-                self._note(live + (self.stream if run.name != "embed" else 0) + state.travel, f"{name} gather")
-            self._note(live + profile.forward_peak_bytes, f"{name} forward")
+                self._note(
+                    (run, before > 0, "gather"), entering,
+                    gradients=self.sums, activations=earlier, gathers=gathers + state.travel,
+                )  # fmt: skip
+            self._note(
+                (run, before > 0, "forward"), profile.forward_peak_bytes,
+                gradients=self.sums, activations=earlier, gathers=gathers, logits=unit.logits,
+            )  # fmt: skip
         if self._stays(run):
             self.whole += gathered
-        return kept + run.times * profile.kept_bytes
 
-    def _backward(self, unit: _Unit, kept: int, *, first: bool, last: bool) -> int:
+    def _backward(self, unit: _Unit, kept: int, *, first: bool, last: bool) -> None:
         run, profile, state = unit.run, unit.first if first else unit.later, unit.state
         regathered = 0 if self.policy.weights_stay or run.name in ("embed", "head") else state.whole
         let_go = 0 if self.policy.weights_stay or not self._stays(run) else state.whole
@@ -189,25 +241,42 @@ class _Rank:
         born = state.sums if first else 0
         lasting = born + (reduced - state.sums if reduces else 0)
         waits = {"head": self.waiting, "embed": -self.waiting}.get(str(run.name), 0)
-        for before in _ends(run):
-            name = run.called(last=before == 0)
-            rest = kept - (before + 1) * profile.kept_bytes
-            live = self.base + self.sums + before * lasting + self.whole + rest
+        mine, sums = profile.backward_kept_bytes, profile.backward_sums_bytes
+        for done in _ends(run):
+            earlier = self._earlier(profile.kept_bytes, run.times - done - 1, kept)
+            gradients, end = self.sums + done * lasting, done == 0
             if regathered:
-                gather = regathered + profile.kept_bytes + self.stream + state.travel
-                self._note(live + gather, f"{name} gather")
-            backward = f"{name} backward {profile.backward_cause}".strip()
-            self._note(live + regathered + ahead + profile.backward_peak_bytes, backward)
+                self._note(
+                    (run, end, "gather"), self.stream, gradients=gradients,
+                    activations=earlier + profile.kept_bytes, gathers=self.whole + regathered + state.travel,
+                )  # fmt: skip
+            self._note(
+                (run, end, "backward", profile.backward_cause), profile.backward_peak_bytes - mine - sums,
+                gradients=gradients + sums, activations=earlier + mine, gathers=self.whole + regathered + ahead,
+                logits=unit.logits,
+            )  # fmt: skip
             if reduces:
-                self._note(live - let_go + born + waits + self.stream + reduced, f"{name} reduce")
+                self._note(
+                    (run, end, "reduce"), self.stream, gradients=gradients + born + waits + reduced,
+                    activations=earlier, gathers=self.whole - let_go,
+                )  # fmt: skip
         self.sums += run.times * lasting + waits
         self.whole -= let_go
-        return kept - run.times * profile.kept_bytes
 
     def _stays(self, run: Run) -> bool:
         """Whether a unit's gathered weights stay from its forward to its backward: there is nothing in between, or
         the head needs the same table."""
         return run.name == "head" or (run.name == "embed" and self.tied)
+
+
+_Cause = tuple[Any, ...]  # a run, whether it is its last unit, a phase and an operation; or one word
+
+
+def _called(cause: _Cause) -> str:
+    if len(cause) == 1:
+        return str(cause[0])
+    run, last, *words = cause
+    return " ".join((run.called(last=last), *words)).strip()
 
 
 def _ends(run: Run) -> tuple[int, ...]:

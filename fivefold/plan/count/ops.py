@@ -56,6 +56,12 @@ class Op(NamedTuple):
     again: bool = False  # runs a second time, in the backward
 
 
+def split(name: str, source: str, parts: dict[str, int]) -> Op:
+    """Copies of the parts of ``source``, by name with their bytes; backward joins their gradients."""
+    size = sum(parts.values())
+    return Op(name, "cast", (source,), parts, moved_bytes=2 * size, moved_backward_bytes=2 * size)
+
+
 def matmul(
     name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False
 ) -> Op:  # fmt: skip
@@ -72,13 +78,17 @@ def matmul(
 
 
 def norm(
-    name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: Literal["rmsnorm", "layernorm"]
-) -> Op:
-    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm)."""
+    name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: Literal["rmsnorm", "layernorm"],
+    plain: bool = False,
+) -> Op:  # fmt: skip
+    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm).
+
+    ``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normal before the weight.
+    """
     numel = rows * dim
     wide = 0 if width == 4 else 4  # a 16-bit input is widened first
     layernorm = kind == "layernorm"
-    return Op(
+    op = Op(
         name, "norm", (source,), {out: numel * width, f"{out}.stat": rows * (8 if layernorm else 4)},
         keeps=(source, f"{out}.stat"),
         parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
@@ -88,6 +98,11 @@ def norm(
         forward_scratch=0 if layernorm else numel * wide,
         backward_scratch=0 if layernorm else numel * (8 if wide else 4),
     )  # fmt: skip
+    if not plain or layernorm:
+        return op
+    normal, widened = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if wide else {}
+    keeps = (*(widened or (source,)), *normal, f"{out}.stat")
+    return op._replace(writes=op.writes | normal | widened, keeps=keeps, backward_scratch=numel * 12)
 
 
 def rope(name: str, source: str, out: str, *, numel: int, width: int) -> Op:
@@ -107,7 +122,7 @@ def elementwise(
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
         name, kind, reads, writes, keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
-        moved_bytes=(len(reads) + 1) * size, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size,
+        moved_bytes=(len(reads) + 1) * size + mask, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size + mask,
         backward_scratch=backward_scratch,
     )  # fmt: skip
 

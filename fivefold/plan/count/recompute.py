@@ -34,7 +34,7 @@ def groups(op: Op) -> frozenset[str]:
         found.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
             found.add("up")
-    if first in ("mlp", "moe", "rope"):
+    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout"):  # these are the residual's
         found.add(first)
     if second.startswith("shared"):
         found = (found - {"moe"}) | {"shared"}
@@ -45,11 +45,15 @@ def groups(op: Op) -> frozenset[str]:
     return frozenset(found)
 
 
-def recompute(ops: Sequence[Op], wanted: frozenset[str]) -> Unit:
-    """``ops`` with what the ``wanted`` groups let go, and those that run again marked."""
+def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False) -> Unit:
+    """``ops`` with what the ``wanted`` groups let go, and those that run again marked.
+
+    ``early_stop``: of operations in a row, those after the last whose result is kept do not run again.
+    """
     chosen = [bool(groups(op) & wanted) for op in ops]
     if not any(chosen):
         return Unit(tuple(ops))
+    _bring(ops, chosen)
     written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
     cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
              for name in op.writes}  # fmt: skip
@@ -61,4 +65,23 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str]) -> Unit:
         else op
         for op, again in zip(ops, chosen, strict=True)
     ]
-    return Unit(tuple(marked), frozenset(dropped))
+    return Unit(tuple(_stopped(marked, frozenset(dropped)) if early_stop else marked), frozenset(dropped))
+
+
+def _stopped(ops: Sequence[Op], dropped: frozenset[str]) -> list[Op]:
+    """Without the marks of operations at the end of a run that make nothing which was kept and let go."""
+    wanted = dropped & {name for op in ops for name in op.keeps}
+    found: list[Op] = []
+    running = False  # whether something later in the run is wanted
+    for op in reversed(ops):
+        running = op.again and (running or not wanted.isdisjoint(op.writes))
+        found.append(op._replace(again=running))
+    return found[::-1]
+
+
+def _bring(ops: Sequence[Op], chosen: list[bool]) -> None:
+    """Choose too the messages and casts that serve chosen operations alone: what goes in is kept, not what comes."""
+    for index in reversed(range(len(ops))):
+        if ops[index].kind in ("message", "cast") and not chosen[index]:
+            readers = [chosen[later] for later, op in enumerate(ops) if set(op.reads) & ops[index].writes.keys()]
+            chosen[index] = bool(readers) and all(readers)

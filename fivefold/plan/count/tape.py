@@ -24,6 +24,8 @@ class Profile(NamedTuple):
     backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
     backward_cause: str
     weight_bytes: int  # of what is kept, and of gradients of outputs: what the weights' gradients alone still need
+    backward_kept_bytes: int  # of what is kept, what still lives at the backward's peak, with what was made anew
+    backward_sums_bytes: int  # of the sums born here, those that live at that peak
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -48,10 +50,11 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums_bytes: in
     live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - {result}))
     kept = live - sizes[result]
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
-    peak, cause = tape.run(kept)
+    tape.run(kept)
     products = {name for op in ops if op.kind == "matmul" for name in op.keeps if name not in unit.dropped}
     outputs = sum(op.writes[next(iter(op.writes))] for op in ops if op.kind == "matmul")
-    return Profile(kept, forward_peak, peak, cause, sum(sizes[name] for name in products) + outputs)
+    weights = sum(sizes[name] for name in products) + outputs
+    return Profile(kept, forward_peak, tape.peak, tape.cause, weights, tape.kept_then, tape.sums_then)
 
 
 def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:
@@ -78,27 +81,30 @@ class _Backward:
         }
         self.revived = _revived(unit)
         self.grads: dict[str, list[int]] = {}
-        self.live = self.peak = 0
-        self.cause = ""
+        self.live = self.peak = self.kept = self.sums = 0
+        self.cause, self.kept_then, self.sums_then = "", 0, 0
 
-    def run(self, kept: int) -> tuple[int, str]:
-        """The fullest moment and its operation."""
+    def run(self, kept: int) -> None:
+        """Find the fullest moment, its operation, and what lived then."""
         result = next(iter(self.ops[-1].writes))
         self.grads[result] = [self.gradient[result], 1]
+        self.kept = self.kept_then = kept
         self.live = self.peak = kept + self.gradient[result]
         for index in reversed(range(len(self.ops))):
-            self.live += sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
+            revived = sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
+            self.live += revived
+            self.kept += revived
             self._note(self.live, self.ops[index].name)
             self._step(self.ops[index])
-        return self.peak, self.cause
 
     def _note(self, live: int, cause: str) -> None:
         if live > self.peak:
-            self.peak, self.cause = live, cause
+            self.peak, self.cause, self.kept_then, self.sums_then = live, cause, self.kept, self.sums
 
     def _step(self, op: Op) -> None:
         grads, sizes = self.grads, self.gradient
-        incoming = grads.pop(next(name for name in op.writes if name in grads))
+        received = [grads.pop(name) for name in op.writes if name in grads]
+        incoming = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
         weights = sum(op.gradient_widths) * self.width
         made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
@@ -115,13 +121,16 @@ class _Backward:
                 self.live += sizes[name] - _drop(buffer) - _drop(grads[name])
                 buffer = [sizes[name], 1]
             grads[name] = buffer
-        self.live -= _drop(incoming)
+        self.live -= sum(_drop(buffer) for buffer in received)
         self.keepers.subtract(op.keeps)
         for name in op.keeps:
-            if not self.keepers[name] and not (op.in_place and name in targets):
-                self.live -= self.sizes[name]
+            if not self.keepers[name]:
+                self.kept -= self.sizes[name]
+                if not (op.in_place and name in targets):
+                    self.live -= self.sizes[name]
         if weights:
             self.live += self.sums_bytes
+            self.sums += self.sums_bytes
             self.sums_bytes = 0
             self._note(self.live + weights, op.name)
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import padded_numel, policy
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
 from fivefold.plan.count.counts import Counts, Name, run_part
 from fivefold.plan.count.ops import Message as Exchange
 from fivefold.plan.count.ops import Op
@@ -39,7 +38,9 @@ class Message(NamedTuple):
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
     """Every message of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = layout.micro_batches(counts.job), counts.stage_work(layout)
-    found = list(_once(counts, layout))
+    if layout.schedule == "dualpipe":  # the other half goes through the rank that holds the same stages
+        micro_batches //= 2
+    found = list(_once(counts, layout, ends={0, len(stages) - 1} & set(chunks)))
     for chunk in chunks:
         for run, times in stages[chunk]:
             found += [
@@ -56,7 +57,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     """What data parallelism says about one unit in a step."""
     recipe, micro_batches = counts.job.precision, layout.micro_batches(counts.job)
     each = counts.job.reduce == "micro_batch" and not policy(layout).gradients_stay
-    weights = unit_weights(counts.model, name, counts)
+    weights = counts.weights(layout, name)
     for unit, shards, copies in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
@@ -72,20 +73,11 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_reduce", 1, payload, copies, f"{prefix}replica")
 
 
-def unit_weights(model: Model, name: Name, counts: Counts) -> list[Weight]:
-    """The whole weights of a unit."""
-    if name == "embed":
-        return list(embedding_weights(model))
-    if name == "head":
-        return list(head_weights(model))
-    assert not isinstance(name, str)
-    return list(block_weights(model, counts.example[name]))
-
-
-def _once(counts: Counts, layout: Layout) -> Iterator[Message]:
+def _once(counts: Counts, layout: Layout, *, ends: set[int]) -> Iterator[Message]:
+    """``ends`` of the model that the rank holds; with both it adds up a tied table's gradient by itself."""
     if layout.dp > 1:
         yield Message("dp", "all_reduce", 1, 12, layout.dp, "dp")
-    if layout.pp > 1 and counts.model.tied_embeddings:
+    if layout.pp > 1 and counts.model.tied_embeddings and len(ends) == 1:
         table = counts.local(part_of(layout)).vocab * counts.model.width
         yield Message("pp", "all_reduce", 1, table * counts.job.precision.summed_bytes, 2, "pp")
 
@@ -110,18 +102,29 @@ def _boundaries(counts: Counts, layout: Layout, *, chunk: int, micro_batches: in
     if layout.pp == 1:
         return
     last = layout.pp * layout.v - 1
-    turn = layout.pp - 1 if layout.schedule in ("zbv", "dualpipev") else -1  # where the V turns, on one rank
-    sends = (chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn)
-    if sends:
-        size = counts.local(part_of(layout)).stream_bytes
-        yield Message("pp", "p2p", sends * micro_batches, size, 2, "pp")
+    turn = layout.pp - 1 if layout.schedule in V_SHAPED else -1  # where the V turns, on one rank
+    sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
+    if not sends:
+        return
+    size, tp = counts.local(part_of(layout)).stream_bytes, layout.tp
+    if counts.job.scatter_hops and tp > 1 and not layout.sp:
+        yield Message("pp", "p2p", sends, size // tp, 2, "pp")
+        yield Message("tp", "all_gather", sends, size, tp, "tp")  # as many arrive
+    else:
+        yield Message("pp", "p2p", sends, size, 2, "pp")
+
+
+def first_rank(layout: Layout) -> tuple[int, ...]:
+    """The stages that the first pipeline rank holds."""
+    if layout.schedule in (*V_SHAPED, "dualpipe"):
+        return 0, layout.pp * layout.v - 1
+    return tuple(range(0, layout.pp * layout.v, layout.pp))
 
 
 def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
     """The messages of the first pipeline rank summed by axis and collective, in bytes sent."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
-    chunks = tuple(range(0, layout.pp * layout.v, layout.pp)) if layout.schedule != "zbv" else (0, 2 * layout.pp - 1)
-    for message in messages(counts, layout, chunks=chunks):
+    for message in messages(counts, layout, chunks=first_rank(layout)):
         key = message.axis, message.collective
         count, sent = totals.get(key, (0, 0))
         each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)

@@ -30,6 +30,34 @@ KERNELS = {
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # of the two branches: one kernel with the sum that follows
 PLAIN_KERNELS = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
 PLAIN_BYTES = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
+# A matmul that adds to the sums of gradients hides half of reading and writing them: on B200 they lengthen matmuls by
+# 0.37 to 0.68 of it (fp32 and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
+HIDDEN_SUMS = 0.5
+# Transformer Engine moves tokens to the order of their experts and back in 0.37 ms on B200, 4096 tokens of 5120 to 6 of
+# 160 experts; by their 0.8 GB at the rate of streams it were 0.11 (ibid., permute_fwd and permute_bwd, with the bytes
+# of SimuMax:simu_tools/efficency_test).
+SCATTERED_BYTES = 3.3
+# Its fused cross-entropy, a block of threads per row, reads and writes logits at 2.4 TB/s there (ibid., ce_fusion).
+LOSS_RATE = 2.4e12 / 148  # per multiprocessor
+# Operations around the experts that each launch a kernel, forward and backward: scores, top-k, counts per expert and
+# auxiliary loss; indices and rows of a permutation; splits of a message. Our estimate: with it ungraphed layers of
+# Qwen3-30B take 9 to 11 ms; on B200 and H100 they took 8.8 to 9.6 (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+MOE_KERNELS = {
+    "moe.topk": (20, 12),
+    "moe.dispatch": (8, 4),
+    "moe.send": (5, 2),
+    "moe.return": (5, 2),
+    "moe.combine": (8, 4),
+}
+# Bytes per element of the experts' output that adding their biases moves in Megatron, forward and backward: product
+# with the fp32 routing weight, sum, joining of the experts' parts and narrowing (TEGroupedMLP._apply_bias in
+# NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and what autograd makes of them.
+BIAS_BYTES = (28, 36)
+# Transformer Engine runs a matmul for each expert; each takes what the smallest kernel costs more than its share of
+# one large matmul: 2.7 us in the mean of 17 products of 20 to 160 experts with 154 to 2460 rows (ibid., group_matmul).
+# In fp8 kernels that cast an operand and reorder its scales come before it.
+EXPERT_KERNELS = {False: 1, True: 3}
+EXPERTS_PER_LAUNCH = 8  # from C++, at an eighth of an operation's cost
 
 
 class OpTime(NamedTuple):
@@ -59,10 +87,18 @@ class Prices:
         if op.kind == "attention":
             forward, backward = self._attention(op, heads=heads)
             return OpTime(forward, backward)
+        if op.name in MOE_KERNELS and self.measured is None:
+            return self._permutation(op)
         if op.kind == "message":
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
             return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
+        if op.kind == "loss" and self.job.loss == "fused" and self.measured is None:
+            rate = LOSS_RATE * self.chip.multiprocessors
+            return OpTime(
+                max(self.moving(op.moved_bytes), op.moved_bytes / rate),
+                max(self.moving(op.moved_backward_bytes), op.moved_backward_bytes / rate),
+            )
         kernel = KERNELS[op.kind]
         kernels, share = (PLAIN_KERNELS.get(op.kind, 1), PLAIN_BYTES.get(op.kind, 1.0)) if self.plain else (1, 1.0)
         if op.name in FUSED_INTO_SUM and not self.plain:
@@ -78,6 +114,25 @@ class Prices:
             backward_kernels=kernels if backward else 0,
         )
 
+    def _permutation(self, op: Op) -> OpTime:
+        """Of the router's choice, and of tokens to and from their experts."""
+        forward, backward = MOE_KERNELS[op.name]
+        if op.kind == "activation":  # the choice: many kernels on few bytes
+            small = roofline.KERNEL_SECONDS
+            return OpTime(
+                self.moving(op.moved_bytes) + (forward - 1) * small,
+                self.moving(op.moved_backward_bytes) + (backward - 1) * small, 0.0, forward, backward,
+            )  # fmt: skip
+        moved, moved_back = op.moved_bytes, op.moved_backward_bytes
+        if op.kind == "message":  # what arrived from each rank is sorted by expert; fused dispatchers do so underway
+            sorts = self.job.dispatcher == "all_to_all"
+            whole = self.moving(2 * sum(op.writes.values())) if sorts else 0.0
+            return OpTime(whole, whole, 0.0, forward, backward)
+        return OpTime(
+            self.moving(int(SCATTERED_BYTES * moved)), self.moving(int(SCATTERED_BYTES * moved_back)), 0.0,
+            forward, backward,
+        )  # fmt: skip
+
     def _linear(self, op: Op) -> OpTime:
         m, n, k = op.shape
         narrow = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
@@ -86,13 +141,20 @@ class Prices:
         into = self.matmul(m, k, n, dtype=dtype, batch=op.batch)
         weight = self.matmul(n, k, m, dtype=dtype, batch=op.batch)
         recipe, numel = self.job.precision, n * k * op.batch
+        each = EXPERT_KERNELS[narrow]
         if self.measured is None:
             sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if self.plain else 0)))
-            # max: the fused kernel reads and writes the sums while it computes
-            weight = weight + sums if self.plain else max(weight, sums)
+            weight += sums if self.plain else (1 - HIDDEN_SUMS) * sums
+        if op.batch > 1 and self.job.graphs != "full" and self.measured is None:
+            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # whole graphs hold fused kernels
+            forward, into, weight = forward + apart, into + apart, weight + apart
+            if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
+                forward += self.moving(BIAS_BYTES[0] * m * n * op.batch)
+                into += self.moving(BIAS_BYTES[1] * m * n * op.batch)
         if narrow:  # the gradient of the output is cast before both products
             into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
-        return OpTime(forward, into, weight, 1, 2)
+        launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 else 1
+        return OpTime(forward, into, weight, launches, 2 * launches)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
         """``(m, k) @ (k, n)``, ``batch`` of them."""

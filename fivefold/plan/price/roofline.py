@@ -66,7 +66,8 @@ def attention(
     """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries to each of ``keys``.
 
     Backward computes the scores once more, 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
-    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` and ``flash1`` are FlashAttention-2 and -1. The matrix units take 16 bits or more.
+    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` and ``flash1`` are FlashAttention-2 and -1. The matrix units take
+    16 bits or more.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0

@@ -3,21 +3,15 @@
     step = play(table, stage seconds) + what nothing hides of gathers and reductions + update
 
 A reduction runs beside the backward of the units that come after it, a ZeRO-3 gather beside the unit before it, the
-gather after the update beside the first forward. A long table is played at two lengths and continued in a straight
-line: past the warm-up every further round of micro-batches takes the same time (max-plus systems are periodic).
+gather after the update beside the first forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from fivefold.layout.mesh import Group, group
-from fivefold.layout.schedule import play as play_table
-from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.play import Played
-from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, Run
@@ -25,6 +19,7 @@ from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.states import moments_per_element
 from fivefold.plan.count.traffic import unit_messages
+from fivefold.plan.price.continued import Continued, continued
 from fivefold.plan.price.units import AXES, CONTENTION, Units, UnitTime
 
 HOST_LINK = 0.8  # of a PCIe link that offloading reaches
@@ -99,21 +94,24 @@ class Timeline:
             for axis, seconds in stage.exposed.items():
                 if seconds:
                     exposed[axis] = exposed.get(axis, 0.0) + share * seconds
-        if tails[critical].exposed:
-            exposed["dp"] = exposed.get("dp", 0.0) + tails[critical].exposed
         if played.sending:
             exposed["pp"] = played.sending
-        busy = played.busy[critical]
-        compute = max(0.0, busy - sum(seconds for axis, seconds in exposed.items() if axis != "dp"))
+        apart = played.sending + share * sum(stage.forward + stage.backward + stage.weight for stage in mine)
+        talk = sum(exposed.get(axis, 0.0) for axis in AXES)
+        if talk:  # a forward hid some of it behind the backward beside it
+            shown = max(0.0, talk - max(0.0, apart - played.busy[critical])) / talk
+            exposed |= {axis: shown * exposed[axis] for axis in AXES if axis in exposed}
+        compute = max(0.0, played.busy[critical] - sum(exposed.values()))
+        if tails[critical].exposed:
+            exposed["dp"] = exposed.get("dp", 0.0) + tails[critical].exposed
         bubble = max(0.0, total - compute - sum(exposed.values()) - updates[critical])
         slowest = max(mine, key=lambda stage: stage.longest[0])
         bound = _bound(slowest, exposed, bubble, compute, updates[critical])
         return Clock(total, compute, bubble, exposed, updates[critical], bound)
 
-    def play(self, layout: Layout, stages: list[StageTime], micro_batches: int) -> PlayedLine:
+    def play(self, layout: Layout, stages: list[StageTime], micro_batches: int) -> Continued:
         """The schedule with these stages."""
-        size = self.counts.local(part_of(layout)).stream_bytes
-        hop = self.units.network.seconds("p2p", size, group(layout, "pp"))
+        hop = self._hop(layout)
         blocks = not ("pp" in self.job.overlap and self.machine.backend == "nccl")
         sending = hop if blocks else 0.0
 
@@ -130,11 +128,20 @@ class Timeline:
             other = stages[task.backward_stage]
             # forward of one beside the backward of another: the messages of each run beside the compute of both
             apart = stage.forward + other.backward + other.weight
-            talk = sum(stage.exposed.values()) / 2 + sum(other.exposed.values()) / 2
+            # (of ZeRO-3's gathers only what compute did not hide is known: they stay as they are)
+            talk = sum(both.exposed[axis] / 2 for both in (stage, other) for axis in AXES)
             return max(apart - talk, talk) + sending
 
-        line = _line(layout, micro_batches, seconds, hop)
+        line = continued(layout, micro_batches, seconds=seconds, hop=hop)
         return line._replace(sending=2 * sending * micro_batches * layout.v if blocks else 0.0)
+
+    def _hop(self, layout: Layout) -> float:
+        """Seconds from one stage to the next; what was sent in parts is gathered on arrival."""
+        size, network = self.counts.local(part_of(layout)).stream_bytes, self.units.network
+        if layout.tp == 1 or layout.sp or not self.job.scatter_hops:
+            return network.seconds("p2p", size, group(layout, "pp"))
+        sent = network.seconds("p2p", size // layout.tp, group(layout, "pp"))
+        return sent + network.seconds("all_gather", size, group(layout, "tp"))
 
     def _stage(self, layout: Layout, work: tuple[tuple[Run, int], ...]) -> StageTime:
         forward = backward = weight = 0.0
@@ -197,7 +204,7 @@ class Timeline:
         if layout.dp * layout.cp * layout.tp == 1:
             return Ends(0.0, 0.0)
         gather = reduce = forward = backward = last = first = 0.0
-        stays = policy(layout).weights_stay
+        stays, ahead = policy(layout).weights_stay, self.job.weights == "ahead"
         each = self.job.reduce == "micro_batch" and not policy(layout).gradients_stay
         for chunk in chunks:
             for run, times in self.counts.stage_work(layout)[chunk]:
@@ -211,23 +218,42 @@ class Timeline:
                 if chunk == chunks[0]:
                     forward += times * (unit.forward + sum(unit.forward_exposed))
                     backward += times * (unit.backward + unit.weight + sum(unit.backward_exposed))
+        if stays and self.job.weights == "broadcast":
+            gather = self._broadcast(layout, chunks)
         if not self.beside:
             return Ends(gather + reduce, 0.0)
         share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
-        exposed = (
-            last + max(0.0, share * (reduce - last) - backward) + first + max(0.0, share * (gather - first) - forward)
-        )
+        waits = first + max(0.0, share * (gather - first) - forward) if ahead else gather
+        exposed = last + max(0.0, share * (reduce - last) - backward) + waits
         return Ends(exposed, gather + reduce - exposed)
 
+    def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
+        """Seconds in which each rank of a shard group in turn hands out the whole tensors that it updates."""
+        held: dict[tuple[str, int], int] = {}
+        for chunk in chunks:
+            for run, times in self.counts.stage_work(layout)[chunk]:
+                for message in unit_messages(self.counts, layout, run.name):
+                    if message.collective == "all_gather":
+                        place = message.group, message.ranks
+                        held[place] = held.get(place, 0) + times * message.payload
+        return sum(
+            ranks * self.units.network.seconds("broadcast", payload // ranks, _place(layout, name, ranks))
+            for (name, ranks), payload in held.items()
+        )
+
     def _update(self, layout: Layout, rank: RankMemory) -> float:
-        """The update reads and writes weight and moments and reads the gradient; clipping reads it twice."""
+        """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.
+
+        Around it the sums of gradients are set to zero and, where several ranks add to them, scaled.
+        """
         recipe, prices = self.job.precision, self.units.prices(layout)
         numel = rank.updated
         moments = 2 * moments_per_element(self.job.optimizer, self.job)
         update = int(numel * (3 * recipe.updated_bytes + moments))
         clip = numel * 3 * recipe.updated_bytes if self.job.optimizer.clip else 0
         cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
-        seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast, kernel="add")
+        sums = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
+        seconds = prices.moving(update, kernel="adamw") + prices.moving(clip + cast + sums, kernel="add")
         if "optimizer" in self.job.offload:
             both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
@@ -243,40 +269,6 @@ class Ends(NamedTuple):
 
     exposed: float
     hidden: float
-
-
-class PlayedLine(NamedTuple):
-    """A schedule continued to its length: per rank when it ends, how long it works, the stages it holds."""
-
-    ends: list[float]
-    busy: list[float]
-    held: tuple[tuple[int, ...], ...]
-    sending: float = 0.0
-
-
-def _line(layout: Layout, micro_batches: int, seconds: Callable[[Task], float], hop: float) -> PlayedLine:
-    def played(count: int) -> tuple[Played, list[float]]:
-        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
-        done = play_table.play(table, seconds=seconds, hop_seconds=lambda *_: hop)
-        return done, _ends_of(table, done)
-
-    pp = layout.pp
-    base = 3 * pp + micro_batches % pp
-    if micro_batches <= base + pp:
-        done, ends = played(micro_batches)
-        return PlayedLine(ends, list(done.busy), done.table.held)
-    (short, early), (long, late) = played(base), played(base + pp)
-    rounds = (micro_batches - base) / pp
-    ends = [first + rounds * (second - first) for first, second in zip(early, late, strict=True)]
-    busy = [first + rounds * (second - first) for first, second in zip(short.busy, long.busy, strict=True)]
-    return PlayedLine(ends, busy, short.table.held)
-
-
-def _ends_of(table: Table, played: Played) -> list[float]:
-    ends = [0.0] * table.pp
-    for turn, end in zip(table.order.turns, played.ends, strict=True):
-        ends[turn.rank] = end
-    return ends
 
 
 def _place(layout: Layout, name: str, ranks: int) -> Group:

@@ -21,9 +21,9 @@ from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 
 AXES = ("tp", "cp", "ep", "etp")
-# Of Python and PyTorch for one operation, with the views, casts and hooks around its kernel: the 830 single-node runs of
-# vTrain with narrow layers take 3.3 ms per layer and micro-batch, whatever their width. Compiled, a fifth of it.
-HOST_SECONDS, COMPILED_HOST_SECONDS = 62e-6, 12e-6
+COMPILED_HOST = 0.18  # of what an operation costs the host, where torch.compile joins and launches kernels
+# Host and chip side by side: where both take as long, jitter makes it 1.26 times that: vTrain, one node
+EVENNESS = 3.0
 CONTENTION = 0.1  # of a hidden message's time is lost to the compute beside it: it takes multiprocessors and bandwidth
 
 
@@ -84,10 +84,14 @@ class _Clock:
         self.nccl = units.machine.backend == "nccl"
         self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.hidden = [0.0, 0.0]
+        self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward
+        self.awaited: dict[int, float] = {}  # seconds that the device waits for tokens, forward, by operation
         self.spans: dict[str, float] = {}
         # what the shared experts leave to hide: tokens travel beside them
         shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
         self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
+        if self.job.pairs:  # all of the other micro-batch's work, in the other direction
+            self.room = [sum(t.backward + t.weight for t in times), sum(t.forward for t in times)]
 
     def add(self, index: int) -> None:
         """One operation's messages, and the operation to the longest."""
@@ -102,17 +106,26 @@ class _Clock:
             return
         seconds = self.units.network.seconds
         backward_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = seconds(message.forward, message.payload, place) if message.forward else 0.0
-        again = seconds(message.again, message.payload, place) if message.again else 0.0
-        backward = seconds(message.backward, backward_payload, place) if message.backward else 0.0
+        moe = self.units.counts.model.moe
+        copies = moe.topk if moe and message.axis == "ep" and self.job.dispatcher == "fused" else 1
+        forward = seconds(message.forward, message.payload, place, copies=copies) if message.forward else 0.0
+        again = seconds(message.again, message.payload, place, copies=copies) if message.again else 0.0
+        backward = seconds(message.backward, backward_payload, place, copies=copies) if message.backward else 0.0
         forward, backward, again = (message.times * each for each in (forward, backward, again))
         if op.again:
             again = forward
+        self.sent[index] = bool(forward), bool(backward) + bool(again)
         self.spans[f"{message.axis} {op.name}"] = forward + backward + again
         ahead = self._beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
+        if message.axis == "tp" and message.again and self.job.async_tp and not op.again:
+            hidden = min(again, ahead.backward) if self.nccl else 0.0  # what it gathers is for the weight's gradient
+            self.hidden[1] += hidden
+            again -= hidden
         back += self._exposed(index, again, side=1, beside=ahead.forward)
+        if message.axis == "ep":
+            self.awaited[index] = exposed
         self.forward_exposed[message.axis] += exposed
         self.backward_exposed[message.axis] += back
 
@@ -148,6 +161,38 @@ class _Clock:
         self.hidden[side] += seconds - exposed
         return exposed
 
+    def _in_graph(self, op: Op) -> bool:
+        """Whether the host replays this operation with a whole graph instead of launching it."""
+        choice = op.name in ("moe.router", "moe.topk")
+        graphed = {"none": False, "router": choice, "partial": choice or not op.name.startswith("moe."), "full": True}
+        return graphed[self.job.graphs]
+
+    def _launches(self, index: int) -> tuple[int, int]:
+        """Kernels and messages of an operation that the host launches one by one, forward and backward."""
+        op, time = self.ops[index], self.times[index]
+        if self._in_graph(op):
+            return 0, 0
+        ahead, back = self.sent.get(index, (0, 0))
+        return time.kernels + ahead, time.backward_kernels + (time.kernels if op.again else 0) + back
+
+    def _played(self, host: float) -> float:
+        """Seconds of a forward whose kernels the host launches one by one.
+
+        It runs ahead of the device, but for dropless experts: before the tokens leave it waits to read how many go
+        where, and so each layer begins anew. Of two layers in a row, the second. While tokens travel it launches.
+        """
+        moe = self.units.counts.model.moe
+        waits = moe is not None and moe.capacity is None and self.job.graphs != "full"
+        device = launched = start = 0.0
+        for _ in range(2):
+            start = device
+            for index, (op, time) in enumerate(zip(self.ops, self.times, strict=True)):
+                if waits and op.name == "moe.dispatch":
+                    launched = device
+                launched += self._launches(index)[0] * host
+                device = max(device + time.forward, launched) + self.awaited.get(index, 0.0)
+        return device - start
+
     def read(self) -> UnitTime:
         """The sums."""
         pairs = list(zip(self.ops, self.times, strict=True))
@@ -156,13 +201,24 @@ class _Clock:
         backward = sum(time.backward for _, time in pairs) + again + CONTENTION * self.hidden[1]
         weight = sum(time.weight for _, time in pairs)
         if self.nccl:
-            host = COMPILED_HOST_SECONDS if self.job.compile else HOST_SECONDS
-            launches = sum(time.kernels for _, time in pairs) * host
-            later = sum(time.backward_kernels + (time.kernels if op.again else 0) for op, time in pairs) * host
-            forward = max(forward, launches)
-            backward += max(0.0, later - backward - weight)
+            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.compile else 1)
+            later = host * sum(self._launches(index)[1] for index in range(len(pairs)))
+            if self.job.blocking:  # +: the host launches only when the kernel before has ended
+                forward += host * sum(self._launches(index)[0] for index in range(len(pairs)))
+                backward += later
+            else:  # max: it runs ahead, and what the device waits for messages is time to launch in
+                waited = sum(self.forward_exposed.values())
+                ahead = host * sum(self._launches(index)[0] for index in range(len(pairs)))
+                forward = max(_slower(forward, ahead - waited), self._played(host) - waited)
+                device = backward + weight
+                backward += _slower(device, later - sum(self.backward_exposed.values())) - device
         return UnitTime(
             forward, backward, weight,
             tuple(self.forward_exposed.values()), tuple(self.backward_exposed.values()),
             max(self.spans, key=lambda name: self.spans[name]),
         )  # fmt: skip
+
+
+def _slower(device: float, host: float) -> float:
+    """Of two that run side by side and both fluctuate: a little more than the maximum where they are close."""
+    return (device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS)

@@ -26,7 +26,7 @@ def cases(source: str) -> dict[str, Case]:
     [
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 90, 85),
-        (megatron_bridge_perf, 126, 86),
+        (megatron_bridge_perf, 125, 87),
         (megatron_bridge_memory, 12, 72),
         (deepseek_v3, 0, 1),
     ],
@@ -104,11 +104,17 @@ def test_bridge_facts() -> None:
     assert drop.model.moe.capacity == 1.0
     assert found["megatron_bridge_perf-0267"].job.precision.name == "fp8-grad16"
     assert found["megatron_bridge_perf-0266"].job.precision.name == "mxfp8-grad16"
+    legacy, whole, hopper, flat = (found[f"megatron_bridge_perf-{row}"].job for row in ("0098", "0048", "0151", "0258"))
+    assert (legacy.graphs, legacy.dispatcher, legacy.pairs) == ("router", "fused", False)
+    assert (whole.graphs, whole.dispatcher, whole.pairs) == ("full", "fused", True)
+    assert (hopper.graphs, hopper.dispatcher, hopper.pairs) == ("none", "all_to_all", True)
+    assert (flat.graphs, flat.dispatcher, flat.pairs) == ("none", "all_to_all", False)
     deepseek = found["megatron_bridge_perf-0247"]
     assert (deepseek.layout.ac, deepseek.layout.stages) == ("up+rope", (*[4] * 15, 1))
     left_out = {case.row: case.rule for case in megatron_bridge_perf.cases() if isinstance(case, Excluded)}
     assert left_out["megatron_bridge_perf-0037"] == megatron_bridge_perf.EMPTY_STAGE  # 128 stages of 126 layers
     assert left_out["megatron_bridge_perf-0077"] == megatron_bridge_perf.OFFLOADED
+    assert left_out["megatron_bridge_perf-0228"] == megatron_bridge_perf.MENDED
 
 
 def test_moonlight_is_sixteen_billion_and_its_gb_decimal() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fivefold.check import published
 from fivefold.check.published import Report, reader, run, table_markdown
 from fivefold.check.published.case import Case, Excluded
-from fivefold.check.published.score import CONTEXT_BYTES, Score, kendall, rank, score, summarise
+from fivefold.check.published.score import Score, kendall, rank, score, summarise
 from fivefold.record import Mistake
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
 
@@ -35,7 +35,9 @@ def step(*, seconds: float, peak: int, reserved: int | None = None) -> Step:
         layout="dp1",
         job={},
         world=1,
-        memory=Memory(peak_bytes=peak, reserved_bytes=reserved, stages=(first,)),
+        memory=Memory(
+            peak_bytes=peak, reserved_bytes=reserved, driver_bytes=reserved and reserved + 7, stages=(first,)
+        ),
         work=Work(parameters=1, active_parameters=1, model_flops_causal=1, model_flops_full=1, hardware_flops=1),
         traffic=(),
         time=Time(step_seconds=seconds, compute_seconds=seconds),
@@ -74,7 +76,7 @@ def test_a_case_scores_what_it_measured() -> None:
     [
         ({"memory": "allocated"}, 100),
         ({"memory": "reserved"}, 120),
-        ({"memory": "driver"}, 120 + CONTEXT_BYTES),
+        ({"memory": "driver"}, 127),
         ({"quantity": "states"}, 6),
         ({"quantity": "activations"}, 40),
     ],

@@ -37,7 +37,7 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
         (torchtitan, 15, 24),
         (kempnerforge, 14, 13),
         (llm_foundry, 120, 0),
-        (ultrascale_playbook, 15, 0),
+        (ultrascale_playbook, 14, 1),
         (misc_throughput, 40, 70),
         (finetune_memory, 3, 87),
     ],

@@ -47,6 +47,28 @@ def test_flash_attention_keeps_no_squares() -> None:
     assert kept(LLAMA, job, sequences=1) == expected
 
 
+def test_joint_projections_compute_and_keep_the_same() -> None:
+    """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
+    apart, joint = (block(Local(LLAMA, Job(sequence=64, joint=each), Part(2, tp=2, sp=True)), layer=0)
+                    for each in (False, True))  # fmt: skip
+    for field in ("flops", "causal_flops", "parameters"):
+        assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
+    assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(LLAMA, Job(sequence=64, joint=True), sequences=2)
+    shapes = {op.name: op.shape for op in joint if op.kind == "matmul"}
+    assert shapes["attention.qkv"] == (2 * 64, (4 + 2 * 2) * 32 // 2, 128)
+    assert shapes["mlp.gate_up"] == (2 * 64, 2 * 344 // 2, 128)
+
+
+def test_pytorchs_own_kernels_keep_more() -> None:
+    """A norm keeps its input in fp32 and the normal before the weight, an activation silu(gate); compiled, neither."""
+    job = Job(sequence=64)
+    B, T, D, F = 1, 64, LLAMA.width, LLAMA.ffn
+    fused = kept(LLAMA, job, sequences=B)
+    plain = kept(LLAMA, job.replace(kernels="plain"), sequences=B)
+    assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
+    assert kept(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
+
+
 def test_forward_is_two_flops_per_parameter_and_token() -> None:
     model = named("llama3-8b")
     job = Job(sequence=8192, global_batch=1)

@@ -91,6 +91,22 @@ def test_worked_by_hand():
     assert seconds("broadcast", 4, 1) == pytest.approx(launch + 3 * bulk + payload / near, rel=1e-12)
 
 
+def test_a_token_travels_once():
+    """Of 4 copies of a token on 2 nodes of 4 ranks 2 · (1 - 1/16) nodes and 8 · (1 - (7/8)^4) ranks want one."""
+    network, payload = Network(round_machine()), 8 * 10**9
+    once = network.seconds("all_to_all", payload, Group(8, 1), copies=4)
+    assert once == pytest.approx(20e-6 + 3e-6 + payload / 4 * (15 / 16) / (20e9 / 1.02), rel=1e-12)
+    near = network.seconds("all_to_all", payload, Group(4, 1), copies=4)
+    assert near == pytest.approx(20e-6 + 1e-6 + payload / 4 * 3 * (1 - (3 / 4) ** 4) / 200e9, rel=1e-12)
+
+
+@given(payload=st.integers(1, 2**40), copies=st.integers(2, 64), ranks=st.sampled_from([8, 16, 64, 256]))
+def test_sending_a_token_once_is_never_slower(payload, copies, ranks):
+    network = NETWORKS["h100"]
+    often = network.seconds("all_to_all", payload, Group(ranks, 1))
+    assert network.seconds("all_to_all", payload, Group(ranks, 1), copies=copies) <= often
+
+
 def test_the_switch_adds():
     network = Network(round_machine(reduction=250e9))
     expected = 20e-6 + 4 * 8e-6 + 8e9 * 5 / 4 / 250e9
@@ -162,3 +178,19 @@ def test_an_all_reduce_is_at_most_its_two_halves(name, payload, group):
     network = NETWORKS[name]
     halves = sum(network.seconds(half, payload, group) for half in ("reduce_scatter", "all_gather"))
     assert network.seconds("all_reduce", payload, group) <= halves
+
+
+def test_ranks_joined_in_pairs_use_the_wires_of_their_own() -> None:
+    """Four GPUs with three wires each: two of them share one, three share two; and a message takes one wire."""
+    machine = round_machine()
+    direct = machine.replace(links=(machine.links[0].replace(direct=True), machine.links[1]))
+    switched, wired = Network(machine), Network(direct)
+    start = switched.seconds("all_gather", 1, Group(2, 1))
+    for ranks, share in ((2, 3), (3, 3 / 2), (4, 1)):
+        payload, place = 4 * GIB, Group(ranks, 1)
+        ratio = (wired.seconds("all_gather", payload, place) - start) / switched.seconds("all_gather", payload, place)
+        assert ratio == pytest.approx(share, rel=0.01)
+    assert wired.seconds("p2p", GIB, Group(4, 1)) == pytest.approx(
+        3 * switched.seconds("p2p", GIB, Group(4, 1)), rel=0.01
+    )
+    assert wired.seconds("all_gather", GIB, Group(8, 4)) == switched.seconds("all_gather", GIB, Group(8, 4))

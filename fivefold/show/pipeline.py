@@ -1,0 +1,263 @@
+"""The pipeline picture: ranks as rows, time to the right, what each rank does in colour with its micro-batch.
+
+    rank 0 │0 1 2 3     0───1───2───3───│
+    rank 1 │  0 1 2 0───3 1───2───  3───│
+
+As a chart, and as text for a terminal of any width. A span ends with its messages that nothing hides. An overlapped
+pair stands as two halves of a row: the forward above, the backward below.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from typing import Any, NamedTuple
+
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from fivefold.layout.spans import Span
+from fivefold.record import Mistake
+from fivefold.show import charts
+from fivefold.step import Step, Time
+from fivefold.units import show_seconds
+
+Rows = Sequence[Sequence[Span]]
+
+# kind of a span: its name, its colour, its letter where there are no colours
+LOOKS = {
+    "F": ("forward", "#4c78a8", "█"),
+    "BW": ("backward", "#f2a03d", "▓"),
+    "B": ("backward", "#f2a03d", "▓"),
+    "W": ("weight gradients", "#54a24b", "▒"),
+    "messages": ("messages, exposed", "#c44536", "!"),
+    "reduce": ("reduce, gather", "#9d5fa5", "="),
+    "update": ("update", "#6b6660", "#"),
+}
+WIDTH = 920
+LIGHTER = 0.62  # of a rank's later chunks
+
+
+class Block(NamedTuple):
+    """A rectangle of one kind; ``top`` and ``bottom`` in rows from the rank's own line."""
+
+    kind: str
+    start: float
+    end: float
+    text: str = ""
+    chunk: int = 0  # 0 for the rank's first
+    top: float = -0.44
+    bottom: float = 0.44
+
+
+def blocks(span: Span, *, pp: int) -> Iterator[Block]:
+    """What of a span is compute, and what are messages."""
+    between = span.end - span.messages
+    chunk = max(0, span.stage // pp)
+    if span.kind in ("reduce", "update"):
+        yield Block(span.kind, span.start, span.end)
+        return
+    if span.kind == "FB":
+        yield Block("F", span.start, between, str(span.micro_batch), chunk, -0.44, 0.0)
+        text, other = str(span.backward_micro_batch), span.backward_stage // pp
+        yield Block("BW", span.start, between, text, other, 0.0, 0.44)
+    else:
+        yield Block(span.kind, span.start, between, str(span.micro_batch), chunk)
+    if span.messages:
+        yield Block("messages", between, span.end)
+
+
+def remark(shown: int, micro_batches: int) -> str:
+    """What of a step is drawn."""
+    if shown == micro_batches:
+        return f"{micro_batches} micro-batches" if micro_batches > 1 else "1 micro-batch"
+    return f"drawn with {shown} of {micro_batches} micro-batches; those left out repeat the rounds in the middle"
+
+
+def finding(time: Time) -> str:
+    """How much of the step is compute, and what takes most of the rest."""
+    rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
+    rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
+    largest = max(rest, key=lambda name: rest[name])
+    whole = time.step_seconds
+    share = f", {largest} {rest[largest] / whole:.1%}" if rest[largest] else ""
+    return f"On the slowest rank compute fills {time.compute_seconds / whole:.0%} of the {show_seconds(whole)}{share}"
+
+
+def chart(rows: Rows, *, step: Step, drawn: str = "") -> charts.Chart:
+    """The picture as an Altair chart; ``drawn`` says what of the step it is, as ``remark`` does."""
+    alt = charts._altair()
+    if not rows or not all(rows):
+        raise Mistake("no rank does anything; there is nothing to draw")
+    last = max(row[-1].end for row in rows)
+    unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
+    high = 30 if len(rows) <= 16 else max(8, 480 // len(rows))
+    values = [value for rank, row in enumerate(rows) for value in _values(row, rank, pp=len(rows))]
+    for value in values:
+        room = (value["end"] - value["start"]) / last * WIDTH
+        value["wide"] = int(bool(value["text"]) and room > 6.5 * len(value["text"]) + 2)
+        value |= {"start": value["start"] * per_second, "end": value["end"] * per_second}
+    places = _Places(alt, ranks=len(rows), last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
+    kinds = {value["kind"] for value in values}
+    colours = {name: colour for name, colour, _ in LOOKS.values() if name in kinds}
+    whole = [{"start": 0, "end": last * per_second, "top": rank - 0.44, "bottom": rank + 0.44}
+             for rank in range(len(rows))]  # fmt: skip
+    base = alt.Chart(data(values))
+    picture = alt.Chart(data(whole)).mark_rect(color="#f3f3f1").encode(**places.rectangle) + base.mark_rect(
+        stroke="white", strokeWidth=0.6 if high >= 14 else 0.2
+    ).encode(
+        **places.rectangle,
+        color=charts._colour("kind", colours),
+        opacity=alt.Opacity("opacity:Q", scale=None),
+    )
+    if high >= 14:
+        middle = {"x": "(datum.start + datum.end) / 2", "y": "(datum.top + datum.bottom) / 2"}
+        wide = base.transform_filter("datum.wide == 1").transform_calculate(**middle)
+        picture += wide.mark_text(baseline="middle").encode(
+            x=places.x("x:Q"), y=places.y("y:Q"), text="text:N",
+            size=alt.Size("size:Q", scale=None), color=alt.Color("ink:N", scale=None),
+        )  # fmt: skip
+    paler = "paler: a rank's later stages" if any(value["opacity"] < 1 for value in values) else ""
+    below = [
+        f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}",
+        " · ".join(filter(None, (drawn, paler))),
+    ]
+    return titled(picture, finding(step.time), below=below, height=high * len(rows))
+
+
+def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
+    """Rows as one CSV text: Altair would validate them value by value, a second per thousand."""
+    text = StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(values[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(values)
+    alt = charts._altair()
+    kinds = {name: "string" if isinstance(value, str) else "number" for name, value in values[0].items()}
+    return alt.Data(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
+
+
+def titled(picture: charts.Chart, title: str, *, below: Sequence[str], height: int) -> charts.Chart:
+    """In the look of all charts, wide, with a line or two under the title."""
+    finished = charts._finish(picture, title=title, subtitle="", height=height)
+    return finished.properties(width=WIDTH, title={"text": title, "subtitle": [line for line in below if line]})
+
+
+class _Places:
+    """The two axes, the same for every layer."""
+
+    def __init__(self, alt: charts.Chart, *, ranks: int, last: float, unit: str, every: int) -> None:
+        self.alt = alt
+        self.time = alt.Axis(grid=False, tickCount=10), alt.Scale(domain=[0, last], nice=False), f"time, {unit}"
+        self.labels = alt.Axis(
+            values=list(range(0, ranks, every)), labelExpr="'rank ' + datum.value", labelOverlap=False,
+            grid=False, ticks=False, domain=False, labelPadding=8,
+        )  # fmt: skip
+        self.lines = alt.Scale(domain=[ranks - 0.5, -0.5], nice=False)
+
+    def x(self, field: str) -> charts.Chart:
+        """Time."""
+        axis, scale, title = self.time
+        return self.alt.X(field, title=title, scale=scale, axis=axis)
+
+    def y(self, field: str) -> charts.Chart:
+        """Ranks, the first on top."""
+        return self.alt.Y(field, title=None, scale=self.lines, axis=self.labels)
+
+    @property
+    def rectangle(self) -> dict[str, charts.Chart]:
+        """From start to end and from top to bottom."""
+        return {"x": self.x("start:Q"), "x2": "end:Q", "y": self.y("top:Q"), "y2": "bottom:Q"}
+
+
+def _values(row: Sequence[Span], rank: int, *, pp: int) -> Iterator[dict[str, Any]]:
+    for span in row:
+        for block in blocks(span, pp=pp):
+            if block.end > block.start:
+                yield {
+                    "kind": LOOKS[block.kind][0], "start": block.start, "end": block.end, "text": block.text,
+                    "top": rank + block.top, "bottom": rank + block.bottom,
+                    "opacity": LIGHTER if block.chunk else 1.0, "ink": "#222" if block.chunk else "white",
+                    "size": 11 if block.bottom - block.top > 0.5 else 9,
+                }  # fmt: skip
+
+
+class Picture:
+    """The same for a terminal: a rank per line, in colours where there are any and else in letters."""
+
+    def __init__(self, rows: Rows, *, drawn: str = "") -> None:
+        self.rows, self.drawn = rows, drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width at hand."""
+        plain = console.color_system is None
+        last = max(row[-1].end for row in self.rows)
+        label = len(f"rank {len(self.rows) - 1}") + 1
+        width = max(1, options.max_width - label - 2)
+        kinds: dict[str, None] = {}
+        for rank, row in enumerate(self.rows):
+            drawn = [block for span in row for block in blocks(span, pp=len(self.rows))]
+            line = Text(f"{f'rank {rank}':<{label}}", no_wrap=True, overflow="crop")
+            line.append("│", "dim")
+            for kind, text in _cells(drawn, width=width, scale=width / last):
+                kinds |= {kind: None} if kind else {}
+                line.append(*_cell(kind, text, plain=plain))
+            yield line.append("│", "dim")
+        yield _axis(last, label=label, width=width)
+        yield legend([look for kind, look in LOOKS.items() if kind in kinds], plain=plain)
+        if self.drawn:
+            yield Text(self.drawn, style="dim", overflow="fold")
+
+
+def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[str, str]]:
+    """Of each column what takes most of its work ("" if there is hardly any), and a letter: of a micro-batch's number,
+    or "·" where the column is mostly idle. Of an overlapped pair the first half of the time goes to the forward.
+    """
+    cover: list[dict[str, float]] = [{} for _ in range(width)]
+    placed = [(block, *_halved(block, scale)) for block in drawn]
+    for block, start, end in placed:
+        for column in range(int(start), min(width, int(end) + 1)):
+            part = min(end, column + 1) - max(start, column)
+            cover[column][block.kind] = cover[column].get(block.kind, 0.0) + part
+    busy = [sum(each.values()) for each in cover]
+    cells = [(max(each, key=lambda kind: each[kind]), "" if share > 0.5 else "·") if share > 0.1 else ("", "")
+             for each, share in zip(cover, busy, strict=True)]  # fmt: skip
+    for block, start, end in placed:
+        first, last = round(start), round(end)
+        if last - first > len(block.text) and all(kind == block.kind for kind, _ in cells[first:last]):
+            cells[first : first + len(block.text)] = [(block.kind, letter) for letter in block.text]
+    return cells
+
+
+def _halved(block: Block, scale: float) -> tuple[float, float]:
+    start, end = block.start * scale, block.end * scale
+    if block.bottom - block.top > 0.5:
+        return start, end
+    middle = (start + end) / 2
+    return (start, middle) if block.top < 0 else (middle, end)
+
+
+def _cell(kind: str, text: str, *, plain: bool) -> tuple[str, str]:
+    """A character and its style."""
+    if not kind:
+        return " ", ""
+    _, colour, letter = LOOKS[kind]
+    if plain:
+        return text or letter, ""
+    return ("▒", colour) if text == "·" else (text or " ", f"bold white on {colour}")
+
+
+def _axis(last: float, *, label: int, width: int) -> Text:
+    end = show_seconds(last)
+    line = f"{'':<{label}}0{end:>{max(1, width + 1)}}"
+    return Text(line, style="dim", no_wrap=True, overflow="crop")
+
+
+def legend(items: Sequence[tuple[str, str, str]], *, plain: bool) -> Columns:
+    """Names with their colours, or with their letters where there are no colours."""
+    entries = {
+        name: Text.assemble((letter * 2 if plain else "  ", "" if plain else f"on {colour}"), f" {name}")
+        for name, colour, letter in items
+    }
+    return Columns(entries.values(), padding=(0, 2))

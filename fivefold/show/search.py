@@ -1,0 +1,139 @@
+"""What a search found, for a terminal and as a chart: the best layouts, why the others lost, memory against time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivefold.layout.found import Answer, Batch, Change, Found, Point, Ranked
+from fivefold.record import Mistake
+from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
+from fivefold.show.grid import Grid
+from fivefold.units import GIB, show_bytes, show_count, show_seconds
+
+NAMED = 8  # points of a front that are written out in the chart
+
+
+def page(found: Found) -> RenderableType:
+    """The best, the front where it has more than one point, why the others lost, and the nearest misses."""
+    fits = "" if found.best else ", none fits"
+    parts: list[RenderableType] = [
+        Text(
+            f"{found.tried:,} layouts in {show_seconds(found.seconds)}, {found.evaluated:,} evaluated{fits}",
+            style="dim",
+        )
+    ]
+    if found.best:
+        parts.append(_best(found.best))
+    for miss in found.misses:
+        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        line = f"{miss.layout}  needs {need} of {have}: {miss.cause}"
+        parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
+        parts += [Text(f"  would fit with {mend}", overflow="fold") for mend in miss.mends]
+    if len(found.front) > 1:
+        parts += [_heading("Memory against time"), _front(found.front)]
+    if found.reasons:
+        rows = tuple((f"{reason.layouts:,}", reason.line, reason.nearest) for reason in found.reasons)
+        grid = Grid(("layouts", "why", "nearest"), rows, words=("why", "nearest"))
+        parts += [_heading("Why the others lost"), grid]
+    return Group(*parts)
+
+
+def answers(found: Sequence[Answer]) -> RenderableType:
+    """A row per question."""
+    rows = tuple(
+        (
+            answer.question, answer.line, answer.layout or "–",
+            "–" if answer.memory_bytes is None else show_bytes(answer.memory_bytes),
+            "–" if answer.step_seconds is None else show_seconds(answer.step_seconds),
+        )
+        for answer in found
+    )  # fmt: skip
+    words = ("question", "answer", "layout")
+    return Grid((*words, "peak", "step"), rows, words=words)
+
+
+def changes(found: Sequence[Change]) -> RenderableType:
+    """What each single change would give."""
+    rows = tuple(
+        (
+            change.change, f"{change.faster - 1:+.1%}", show_seconds(change.step_seconds),
+            _signed(-change.saved_bytes), "yes" if change.fits else "no",
+        )
+        for change in found
+    )  # fmt: skip
+    return Grid(("change", "speed", "step", "memory", "fits"), rows, words=("change",))
+
+
+def batches(found: Sequence[Batch]) -> RenderableType:
+    """Global batches with their accumulation."""
+    rows = tuple(
+        (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}") for b in found
+    )  # fmt: skip
+    return Grid(("sequences", "tokens", "micro-batches", "steps"), rows, words=())
+
+
+def front_chart(found: Found, *, subtitle: str = "") -> Chart:
+    """The Pareto front: a step's time over the memory that it takes."""
+    alt = _altair()
+    if not found.front:
+        raise Mistake("no layout fits; there is no front to draw")
+    points = sorted(found.front, key=lambda point: point.memory_bytes)
+    values = [
+        {"memory": point.memory_bytes / GIB, "seconds": point.step_seconds, "layout": point.layout,
+         "text": point.layout if len(points) <= NAMED else "", "best": point is points[-1]}
+        for point in points
+    ]  # fmt: skip
+    x = alt.X("memory:Q", title="memory of the fullest rank, GiB", scale=alt.Scale(zero=False, padding=20))
+    y = alt.Y("seconds:Q", title="seconds per step", scale=alt.Scale(zero=False, padding=20))
+    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
+    colour = alt.condition("datum.best", alt.value(ORANGE), alt.value(BLUE))
+    marks = base.mark_point(filled=True, size=70).encode(color=colour, tooltip="layout:N")
+    names = base.mark_text(align="left", dx=8, dy=-8, fontSize=11).encode(text="text:N")
+    line = base.mark_line(interpolate="step-after", strokeWidth=1.5, color=BLUE)
+    return _finish(line + marks + names, title=_finding(points), subtitle=subtitle, height=360)
+
+
+def _finding(points: Sequence[Point]) -> str:
+    small, fast = points[0], points[-1]
+    if len(points) == 1:
+        return f"{fast.layout} is both the fastest and the smallest"
+    slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
+    return f"{less:.0%} less memory costs {slower:.0%} more time"
+
+
+def _best(best: Sequence[Ranked]) -> Grid:
+    priced = best[0].dollars is not None
+    rows = []
+    for rank, each in enumerate(best, start=1):
+        step = each.step
+        cost = (f"{each.dollars:,.2f}",) if each.dollars is not None else ()
+        rows.append(
+            (
+                str(rank),
+                step.layout,
+                show_seconds(step.time.step_seconds),
+                show_bytes(step.memory.peak_bytes),
+                f"{step.mfu.causal:.1%}",
+                f"{each.gpu_hours:.3g}",
+                *cost,
+                step.time.bound_by,
+            )
+        )
+    headings = ("rank", "layout", "step", "peak", "MFU", "GPU-h", *(("dollars",) if priced else ()), "bound by")
+    return Grid(headings, tuple(rows), words=("layout", "bound by"))
+
+
+def _front(front: Sequence[Point]) -> Grid:
+    rows = tuple((show_bytes(p.memory_bytes), show_seconds(p.step_seconds), p.precision, p.layout) for p in front)
+    return Grid(("peak", "step", "precision", "layout"), rows, words=("precision", "layout"))
+
+
+def _heading(title: str) -> Text:
+    return Text.assemble("\n", (title, "bold"))
+
+
+def _signed(size: int) -> str:
+    return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))

@@ -1,0 +1,76 @@
+"""Memory of every pipeline stage, a line each; neighbours with the same numbers share one.
+
+    stage  states  activations  temporary   peak
+    0       17.00        22.00       2.00  41.00  ████████▒▒▒▒▒▒▒▒▒▒·  logits
+    1–14    12.00        17.00       2.00  31.00  ██████▒▒▒▒▒▒▒▒·      block backward
+
+Columns that the terminal has no room for are left out, the least needed first; stage and peak stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from fivefold.step import StageMemory
+from fivefold.units import GIB, MIB
+
+PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
+BAR_WIDTH = 20
+NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # "" is the bar
+ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")
+
+
+class Stages:
+    """Stands in any width."""
+
+    def __init__(self, stages: Sequence[StageMemory]) -> None:
+        self.highest = max(stage.peak_bytes for stage in stages)
+        self.size, self.unit = (GIB, "GiB") if self.highest >= GIB else (MIB, "MiB")
+        self.rows = [self._row(list(alike)) for _, alike in groupby(stages, key=self._numbers)]
+
+    def _numbers(self, stage: StageMemory) -> dict[str, str]:
+        return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*PARTS, "peak")}
+
+    def _row(self, alike: list[StageMemory]) -> dict[str, Text]:
+        first, last = alike[0].stage, alike[-1].stage
+        cause = alike[0].peak_cause or "–"
+        if first != last:
+            cause = re.sub(r"block \d+", "block", cause)  # of every stage another
+        cells = {"stage": str(first) if first == last else f"{first}–{last}", **self._numbers(alike[0]), "cause": cause}
+        return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(alike[0])}
+
+    def _bar(self, stage: StageMemory) -> Text:
+        bar, total = Text(), 0
+        for name, (colour, letter) in PARTS.items():
+            before = round(total / self.highest * BAR_WIDTH) if self.highest else 0
+            total = min(stage.peak_bytes, total + getattr(stage, f"{name}_bytes"))
+            after = round(total / self.highest * BAR_WIDTH) if self.highest else 0
+            bar.append(letter * (after - before), colour)
+        return bar
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Called by rich with the width at hand."""
+        widths = {name: max(len(name), *(row[name].cell_len for row in self.rows)) for name in ORDER}
+        chosen: list[str] = []
+        for name in NEEDED:
+            if len(chosen) >= 2 and sum(widths[each] + 2 for each in (*chosen, name)) - 2 > options.max_width:
+                break
+            chosen.append(name)
+        columns = [name for name in ORDER if name in chosen]
+        yield self._line([Text(name, PARTS.get(name, ("",))[0]) for name in columns], columns, widths, style="bold")
+        for row in self.rows:
+            yield self._line([row[name] for name in columns], columns, widths)
+
+    def _line(self, cells: list[Text], columns: list[str], widths: dict[str, int], *, style: str = "") -> Text:
+        line = Text(style=style, overflow="fold")
+        for name, cell in zip(columns, cells, strict=True):
+            space = " " * (widths[name] - cell.cell_len)
+            left = name in ("stage", "", "cause")
+            line.append_text(Text.assemble(*((cell, space) if left else (space, cell)), "  "))
+        line.rstrip()
+        return line

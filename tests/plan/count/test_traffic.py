@@ -1,0 +1,319 @@
+"""Messages of a step against the formulas of Megatron-LM, ZeRO, ring attention, Ulysses and pipelines, exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.job import Job, recipe
+from fivefold.layout.mesh import group
+from fivefold.layout.schedule import schedule
+from fivefold.layout.sharding import local_weight
+from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, ScheduleName
+from fivefold.model.spec import Model, MoE
+from fivefold.model.weights import weights
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.traffic import Message, first_rank, messages, per_step
+from fivefold.step import sent_bytes
+
+L, D, K, H, V, T = 4, 128, 8, 16, 1024, 64
+DENSE = Model(name="dense", layers=L, width=D, heads=K, kv_heads=K, head_dim=H, ffn=256, vocab=V)
+EXPERTS = DENSE.replace(moe=MoE(experts=8, topk=2, ffn=64))
+JOB = Job(sequence=T, global_batch=16)
+
+
+def said(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB) -> Counter[tuple[str, int]]:
+    """How often a rank takes part in each collective, by its payload in bytes; all stages on one rank."""
+    layout = Layout.parse(text)
+    chunks = tuple(range(layout.pp * layout.v))
+    found: Counter[tuple[str, int]] = Counter()
+    for message in messages(Counts(model, job), layout, chunks=chunks):
+        if message.axis == axis:
+            found[message.collective, message.payload] += message.times
+    return found
+
+
+# ---- tensor parallelism
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: int, cp: int) -> None:
+    """And once more what was let go; the embedding scatters, the head gathers; the loss sends three numbers a token."""
+    B, m = 2, 4
+    stream = B * T // cp * D * 2
+    forward, backward, again = 2 * L + 1, 2 * L + 1, 2 * L + 1  # gathers: backward, of what the forward scattered
+    assert said(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == {
+        ("all_gather", stream): m * (forward + backward + again),
+        ("reduce_scatter", stream): m * ((2 * L + 1) + (2 * L + 1)),
+        ("all_reduce", B * T // cp * 4): m * 3,
+    }
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_without_it_two_all_reduces_a_layer_each_way(tp: int) -> None:
+    stream = 2 * T * D * 2
+    assert said(f"tp{tp} mbs2 nosp", axis="tp") == {
+        ("all_reduce", stream): 8 * (2 * L + 1 + 2 * L + 1),  # the embedding forward, the head backward
+        ("all_reduce", 2 * T * 4): 8 * 3,
+    }
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> None:
+    """An all-reduce is a reduce-scatter and a gather (Korthikanti 2022, §4.2.2)."""
+
+    def sent(text: str) -> int:
+        rows = per_step(DENSE, layout=Layout.parse(text), job=JOB)
+        return sum(row.bytes for row in rows if row.axis == "tp")
+
+    again = 8 * (2 * L + 1) * sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
+    assert sent(f"tp{tp} mbs2") == sent(f"tp{tp} mbs2 nosp") + again
+
+
+def test_recomputed_layers_say_their_forward_twice() -> None:
+    stream = T * D * 2
+    plain, full = (said(f"tp2 {ac}", axis="tp") for ac in ("", "ac=full"))
+    assert full["reduce_scatter", stream] - plain["reduce_scatter", stream] == 16 * 2 * L
+    assert said("tp2 ac=selective", axis="tp") == plain
+    attention = said("cp2 ac=selective", axis="cp")["p2p", T // 2 * K * 2 * H * 2]
+    assert attention == 2 * said("cp2", axis="cp")["p2p", T // 2 * K * 2 * H * 2]
+
+
+# ---- context and expert parallelism
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_too(cp: int, tp: int) -> None:
+    own = 2 * T // cp * K // tp * H * 2 * 2
+    assert said(f"cp{cp} tp{tp} mbs2", axis="cp") == {
+        ("p2p", own): 8 * L * (cp - 1),
+        ("p2p", 2 * own): 8 * L * (cp - 1),
+    }
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_fewer_key_heads_make_a_ring_cheaper(cp: int) -> None:
+    grouped = DENSE.replace(kv_heads=2)
+    few, many = (
+        sum(size * n for (_, size), n in said(f"cp{cp}", axis="cp", model=m).items()) for m in (grouped, DENSE)
+    )
+    assert many == 4 * few
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
+    model = DENSE.replace(kv_heads=4)
+    wide, narrow = 2 * T // cp * 8 * H * 2, 2 * T // cp * 4 * H * 2
+    assert said(f"cp{cp} cp=ulysses mbs2", axis="cp", model=model) == {
+        ("all_to_all", wide): 8 * L * 2 * 2,
+        ("all_to_all", narrow): 8 * L * 2 * 2,
+    }
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int) -> None:
+    routed = 2 * T // tp * D * 2 * 2  # B·T·D elements, topk times
+    assert said(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {("all_to_all", routed): 1 * L * 4}
+
+
+def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> None:
+    routed = T // 2 * D * 2 * 2
+    assert said("dp2 tp2 ep2 etp2", axis="etp", model=EXPERTS) == {
+        ("all_gather", 2 * routed): 8 * L * 2,
+        ("reduce_scatter", 2 * routed): 8 * L * 2,
+    }
+
+
+def test_all_ranks_of_a_group_together_send_what_the_sources_print() -> None:
+    for ranks in (2, 4, 8):
+        b = 2**20
+        assert ranks * sent_bytes("all_reduce", payload=b, ranks=ranks) == 2 * (ranks - 1) * b
+        for collective in ("all_gather", "reduce_scatter", "all_to_all"):
+            assert ranks * sent_bytes(collective, payload=b, ranks=ranks) == (ranks - 1) * b
+
+
+# ---- pipelines
+
+
+def boundary_messages(name: ScheduleName, *, pp: int, v: int, m: int) -> list[int]:
+    """Per rank, by walking the schedule's paths: a send for every neighbour stage on another rank."""
+    sends = [0] * pp
+    for path in schedule(name, pp=pp, v=v, micro_batches=m).paths:
+        for stage, rank in enumerate(path):
+            for neighbour in (stage - 1, stage + 1):
+                if 0 <= neighbour < len(path) and path[neighbour] != rank:
+                    sends[rank] += 1
+    return sends
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("pp", [2, 4])
+def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> None:
+    v = 2 if name in (*V_SHAPED, "interleaved") else 1
+    layout = Layout(pp=pp, v=v, schedule=name, mbs=2)
+    job, model = JOB.replace(global_batch=32), DENSE.replace(layers=8)
+    m = layout.micro_batches(job)
+    table = schedule(name, pp=pp, v=v, micro_batches=m)
+    assert first_rank(layout) == table.held[0]
+    counted = [
+        sum(
+            message.times
+            for message in messages(Counts(model, job), layout, chunks=held)
+            if (message.axis, message.collective, message.payload) == ("pp", "p2p", 2 * T * D * 2)
+        )
+        for held in table.held
+    ]
+    assert counted == boundary_messages(name, pp=pp, v=v, m=m)
+
+
+def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
+    stream = T * D * 2
+    for text, job, size in (
+        ("pp2", JOB, stream),
+        ("pp2 tp2", JOB, stream // 2),
+        ("pp2 cp2", JOB, stream // 2),
+        ("pp2 tp2 nosp", JOB, stream),
+        ("pp2 tp2 nosp", JOB.replace(scatter_hops=True), stream // 2),
+    ):
+        assert said(text, axis="pp", job=job) == {("p2p", size): 2 * 16}
+
+
+@pytest.mark.parametrize(("text", "sent"), [("pp2", 1), ("pp4", 1), ("pp2 zbv", 0), ("pp2 interleaved v2", 1)])
+def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
+    tied = DENSE.replace(tied_embeddings=True)
+    layout = Layout.parse(f"{text} tp2")
+    found = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    tables = [message for message in found if (message.axis, message.collective) == ("pp", "all_reduce")]
+    assert [(message.payload, message.ranks) for message in tables] == [(V // 2 * D * 4, 2)] * sent
+
+
+@given(layers=st.integers(4, 9), pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2]))
+@settings(deadline=None, max_examples=20)
+def test_layers_send_the_same_wherever_they_lie(layers: int, pp: int, tp: int) -> None:
+    """All stages together: the messages of tp do not depend on the cuts between them."""
+    model = DENSE.replace(layers=layers)
+    assert said(f"tp{tp} pp{pp}", axis="tp", model=model) == said(f"tp{tp}", axis="tp", model=model)
+
+
+# ---- data parallelism
+
+
+def local_elements(model: Model, layout: Layout) -> tuple[int, int]:
+    """Dense and expert elements of one rank."""
+    local = [local_weight(weight, model=model, layout=layout, vocab=V) for weight in weights(model)]
+    experts = sum(weight.numel for weight in local if weight.kind.startswith("expert"))
+    return sum(weight.numel for weight in local) - experts, experts
+
+
+def by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Of dp: (messages, payload of all of them together, ranks) by collective and group."""
+    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for message in messages(Counts(model, job), Layout.parse(text)):
+        if message.axis == "dp" and message.payload != 12:  # norm, loss and stop
+            times, payload, _ = found.get((message.collective, message.group), (0, 0, 0))
+            total = payload + message.times * message.payload
+            found[message.collective, message.group] = times + message.times, total, message.ranks
+    return found
+
+
+@pytest.mark.parametrize("axes", ["dp4", "dp2 cp2", "cp4", "dp4 tp2"])
+@pytest.mark.parametrize("name", ["bf16", "bf16-grad16", "fp32"])
+def test_zero_moves_gradients_once_and_weights_after_the_update_or_before_every_use(axes: str, name: str) -> None:
+    precision = recipe(name)
+    job = JOB.replace(precision=precision)
+    layout = Layout.parse(axes)
+    P = local_elements(DENSE, layout)[0]
+    units, m, ends = L + 2, layout.micro_batches(job), 2 * V // layout.tp * D + D
+    g, w = precision.summed_bytes * P, precision.weights_bytes
+    assert by_group(f"{axes} zero0", job=job) == {("all_reduce", "replica"): (units, g, 4)}
+    for zero in (1, 2):
+        assert by_group(f"{axes} zero{zero}", job=job) == {
+            ("all_gather", "shard"): (units, w * P, 4),
+            ("reduce_scatter", "shard"): (units, g, 4),
+        }
+    assert by_group(f"{axes} zero3", job=job) == {
+        ("all_gather", "shard"): (m * (2 * L + 2), m * w * (2 * P - ends), 4),  # embedding and head once
+        ("reduce_scatter", "shard"): (units, g, 4),
+    }
+
+
+def test_zero_3_moves_half_as_much_again() -> None:
+    """ZeRO §7.2.2: 3·P elements for 2·P, in one recipe width and with one micro-batch, embedding and head apart."""
+    deep = DENSE.replace(layers=400, vocab=64)
+    job = Job(sequence=T, global_batch=4, precision=recipe("bf16-grad16"))
+    sent = {
+        zero: sum(row.bytes for row in per_step(deep, layout=Layout(dp=4, zero=zero), job=job)) for zero in range(4)
+    }
+    assert sent[0] == pytest.approx(sent[1], rel=1e-6)
+    assert sent[1] == sent[2]
+    assert sent[3] / sent[2] == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(zero: int, shards: int) -> None:
+    P = local_elements(DENSE, Layout(dp=8))[0]
+    found = by_group(f"dp8 zero{zero}/{shards}")
+    assert found["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)
+    assert found["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
+    assert found["all_gather", "shard"][2] == shards
+    total = sum(
+        sent_bytes(collective, payload=payload, ranks=ranks)
+        for (collective, _), (_, payload, ranks) in found.items()
+        if collective != "all_gather"
+    )
+    gathered = 4 * P // shards * (shards - 1)
+    assert total == gathered + sent_bytes("all_reduce", payload=4 * P // shards, ranks=8 // shards)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
+    once, each = (by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    assert each["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
+    assert each["all_gather", "shard"] == once["all_gather", "shard"]
+
+
+@pytest.mark.parametrize(
+    ("text", "replicas"), [("dp8 ep2", 4), ("dp8 ep8", 1), ("dp4 tp2 ep4", 2), ("dp4 tp2 etp2", 4)]
+)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_experts_are_reduced_among_those_that_hold_the_same(text: str, replicas: int, zero: int) -> None:
+    layout = Layout.parse(f"{text} zero{zero}")
+    assert layout.expert_replicas == replicas
+    found = by_group(f"{text} zero{zero}", model=EXPERTS)
+    dense, experts = local_elements(EXPERTS, layout)
+    reduced, dense_group, group_name = (
+        ("all_reduce", "replica", "expert_replica") if zero == 0 else ("reduce_scatter", "shard", "expert_shard")
+    )
+    assert found[reduced, dense_group] == (L + 2, 4 * dense, layout.dp)
+    assert found.get((reduced, group_name)) == ((L, 4 * experts, replicas) if replicas > 1 else None)
+
+
+def test_expert_shard_groups_are_cut_as_the_dense_ones() -> None:
+    """Shards of half of dp: half of the ranks that hold the same experts; the rest are replicas."""
+    layout = Layout.parse("dp8 ep2 zero1/4")
+    assert (layout.expert_shards, layout.expert_replicas) == (2, 4)
+    experts = local_elements(EXPERTS, layout)[1]
+    found = by_group("dp8 ep2 zero1/4", model=EXPERTS)
+    assert found["reduce_scatter", "expert_shard"] == (L, 4 * experts, 2)
+    assert found["all_reduce", "expert_replica"] == (L, 4 * experts // 2, 2)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_a_message_speaks_to_as_many_as_its_group_has(data: st.DataObject) -> None:
+    powers = st.sampled_from([1, 2, 4])
+    dp, tp, cp, ep, zero = (data.draw(powers) for _ in range(5))
+    layout = Layout(dp=dp, tp=tp, cp=cp, ep=min(ep, dp * cp * tp), zero=min(zero, 3), pp=2)
+    for message in messages(Counts(EXPERTS, JOB), layout):
+        assert isinstance(message, Message)
+        assert message.times > 0
+        assert message.ranks > 1
+        if message.axis != "pp":
+            assert group(layout, message.group).ranks == message.ranks

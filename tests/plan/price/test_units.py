@@ -1,0 +1,57 @@
+"""A layer in time, against the layer times of Korthikanti 2022, and the host that launches it."""
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.check.published.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.plan.predict import Planner
+
+GPT_22B = gpt(layers=48, width=6144, heads=64, vocab=51200, positions=2048)
+JOB = PLAIN_MEGATRON.replace(
+    sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, vocab_multiple=128, async_tp=True
+)
+
+
+def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
+    """Milliseconds of a block's forward and backward."""
+    planner, layout = Planner(model=model, machine=resolve("a100:8", local=Path("no")), job=job), Layout.parse(text)
+    run = planner.counts.stage_work(layout)[0][1][0]
+    unit = planner.units.unit(layout, run)
+    back = unit.backward + unit.weight + sum(unit.backward_exposed)
+    return 1e3 * (unit.forward + sum(unit.forward_exposed)), 1e3 * back
+
+
+# Table 4 of arXiv:2205.05198: 22B, 8 A100, four sequences of 2048.
+@pytest.mark.parametrize(
+    ("layout", "forward", "backward"),
+    [("tp8 mbs4 nosp", 7.7, 11.9), ("tp8 mbs4", 7.2, 11.8), ("tp8 mbs4 nosp ac=selective", 7.7, 13.2)],
+)
+def test_a_layer_of_22b(layout, forward, backward):
+    assert layer(layout) == pytest.approx((forward, backward), rel=0.05)
+
+
+def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
+    waits, beside = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
+    # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
+    gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
+    assert waits - beside == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
+
+
+def test_a_narrow_layer_takes_as_long_as_its_launches():
+    """vTrain, 1024 wide, whatever tp; what was measured per layer holds a share of the embedding and the head."""
+    narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
+    job = JOB.replace(sequence=1024, async_tp=False)
+    for tp, measured in ((1, 3.46), (2, 3.57), (4, 3.65)):
+        assert sum(layer(f"tp{tp} ac=full" + (" nosp" if tp > 1 else ""), job, narrow)) == pytest.approx(
+            measured, rel=0.12
+        )
+
+
+def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
+    for text in ("tp8 mbs4 nosp ac=full", "tp8 mbs1 nosp ac=full"):
+        apart = sum(layer(text, JOB.replace(blocking=True))) - sum(layer(text))
+        assert 3.0 < apart < 5.0, text  # some 55 launches of 67 us, however large the micro-batch

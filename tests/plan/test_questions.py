@@ -1,0 +1,96 @@
+"""Each answer is the last that holds: one step more does not fit, or is not divisible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.plan import questions
+from fivefold.plan.predict import Planner
+from fivefold.plan.search import search
+from fivefold.record import Mistake
+
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LLAMA = named("llama3-8b")
+JOB = Job(sequence=4096, global_batch=512)
+SMALL = Model(name="small", layers=8, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
+
+
+def peak(layout: Layout, job: Job = JOB) -> int:
+    return Planner(model=LLAMA, machine=NODE, job=job).estimate(layout).peak_bytes
+
+
+def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
+    layout = Layout.parse("dp8 zero3 mbs1")
+    answer = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    size = int(answer.value)
+    assert peak(layout.replace(mbs=size)) == answer.memory_bytes <= NODE.chip.memory_bytes
+    assert peak(layout.replace(mbs=2 * size)) > NODE.chip.memory_bytes
+
+
+def test_the_longest_sequence_is_the_last_that_fits() -> None:
+    layout = Layout.parse("dp2 cp4 zero3 mbs1")
+    answer = questions.longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    longest = int(answer.value)
+    assert longest % 8 == 0
+    assert peak(layout, JOB.replace(sequence=longest)) <= NODE.chip.memory_bytes
+    assert peak(layout, JOB.replace(sequence=longest + 8)) > NODE.chip.memory_bytes
+    assert "beyond the model's 8192 positions" in answer.line
+
+
+def test_what_never_fits_is_said_in_one_line() -> None:
+    with pytest.raises(Mistake, match=r"needs .* of 79.65 GiB at its smallest"):
+        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
+
+
+def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
+    answer = questions.fewest_gpus(model=LLAMA, machine=NODE, job=JOB.replace(global_batch=16))
+    assert answer.value == 2  # 8 G parameters x 18 bytes = 135 GiB
+    assert answer.memory_bytes is not None
+    assert answer.memory_bytes <= NODE.chip.memory_bytes
+
+
+def test_the_largest_model_fits_and_the_next_does_not() -> None:
+    machine = NODE.replace(ranks=2, chip=NODE.chip.replace(memory_bytes=4 * 2**30))
+    job = Job(sequence=1024, global_batch=2)
+    answer, model = questions.largest_model(model=SMALL, machine=machine, job=job)
+    assert answer.value == model.parameters > SMALL.parameters
+    factor = float(model.name.rpartition("x")[2]) + 1 / 8
+    larger = questions.scaled(SMALL, factor)
+    assert larger.parameters > model.parameters
+    assert search(model=larger, machine=machine, job=job, by="memory", top=1).best == ()
+
+
+def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
+    found = questions.sound_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
+    assert [batch.micro_batches for batch in found] == [4, 8, 16, 32]
+    assert all(4e6 <= batch.tokens <= 60e6 for batch in found)
+    assert found[0].tokens == 4 * 2 * 128 * 4096
+    assert found[0].steps == -(-(10**12) // found[0].tokens)
+
+
+def test_a_whole_run_costs_its_steps() -> None:
+    priced, layout = NODE.replace(dollars_per_rank_hour=2.0), Layout.parse("dp8 zero3 mbs1")
+    answer = questions.whole_run(model=LLAMA, machine=priced, job=JOB, layout=layout, tokens=1e9)
+    steps = -(-(10**9) // JOB.tokens_per_step)
+    assert answer.value == pytest.approx(steps * answer.step_seconds)  # type: ignore[operator]
+    assert f"{answer.value * 8 / 3600 * 2:,.0f} dollars" in answer.line
+
+
+def test_one_change_more_is_measured_against_the_layout_itself() -> None:
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
+    found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    by = {change.change: change for change in found}
+    before = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout)
+    without = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout.replace(ac="none"))
+    assert by["ac=none"].faster == pytest.approx(before.clock.seconds / without.clock.seconds)
+    assert by["ac=none"].faster > 1.1  # full recomputation is a fourth of the work
+    assert by["ac=none"].saved_bytes == before.peak_bytes - without.peak_bytes < 0
+    assert by["adamw8bit"].saved_bytes > 0
+    assert "flash attention" not in by  # it is on

@@ -1,0 +1,72 @@
+"""The space against every layout written out, legal by ``Layout`` and ``refuse`` alone."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import pytest
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.spec import DEFAULT_ORDER, SCHEDULES, Layout, refuse
+from fivefold.model.spec import Model, MoE
+from fivefold.plan.space import Leaves, Space
+from fivefold.record import Mistake
+
+DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
+MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
+JOB = Job(sequence=64, global_batch=8)
+
+
+def all_leaves(space: Space) -> Leaves:
+    stems = space.stems
+    leaves = space.expand(stems, stems.dp.nonzero()[0])
+    return space.shard(stems, space.place(stems, leaves))
+
+
+def every_layout(model: Model, *, world: int) -> set[Layout]:
+    """All that parse, without regard to how the space is made; one order, and v that divides a rank's layers."""
+    sizes = [size for size in range(1, world + 1) if world % size == 0]
+    experts = [1, 2, 4] if model.moe else [1]
+    found = set()
+    for dp, tp, cp, pp in product(sizes, repeat=4):
+        if dp * tp * cp * pp != world:
+            continue
+        several = {d for n in (model.layers // pp, -(-model.layers // pp)) for d in range(1, n + 1) if n % d == 0}
+        choices = product(
+            experts, experts, sorted({1, 2, *several}), SCHEDULES, (1, 2, 4, 8), ("ring", "ulysses"),
+            (True, False), [(0, None), *((z, s) for z in (1, 2, 3) for s in (None, *sizes))],
+        )  # fmt: skip
+        for ep, etp, v, schedule, mbs, kind, sp, (zero, shards) in choices:
+            if shards in (1, dp * cp) or (zero and dp * cp == 1) or (schedule == "interleaved" and v not in several):
+                continue
+            try:
+                layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
+                                cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
+                refuse(layout, model=model, job=JOB)
+            except (ValidationError, Mistake):
+                continue
+            found.add(layout)
+    return found
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_the_space_is_every_legal_layout_once(model: Model) -> None:
+    space = Space(model, JOB, world=4, recomputations=("none",), placements=False)
+    leaves = all_leaves(space)
+    mine = [space.layout(space.stems, leaves, at) for at in range(len(leaves.stem))]
+    assert len(mine) == len(set(mine)) == int(space.leaves_of(space.stems).sum())
+    assert set(mine) == every_layout(model, world=4)
+
+
+def test_orders_differ_only_where_axes_have_ranks() -> None:
+    space = Space(DENSE, JOB, world=8)
+    for active in product((False, True), repeat=4):
+        in_use = [axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more]
+        orders = [tuple(a for a in space.orders[at] if a in in_use) for at in space.orders_of(active)]
+        assert sorted(orders) == sorted(permutations(in_use))
+
+
+def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:
+    assert "moe" in Space(MOE, JOB, world=2).recomputations
+    assert "mlp" in Space(DENSE, JOB, world=2).recomputations
