@@ -22,7 +22,7 @@ app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
     help="Plans, rehearses, trains and proves the training step of a large language model.",
 )  # fmt: skip
-for command in (plan.predict, plan.search, plan.ratios, plan.published, run.train, run.data, run.calibrate):
+for command in (plan.predict, plan.search, plan.ask, plan.ratios, plan.published, run.train, run.data, run.calibrate):
     app.command()(command)
 app.command("show")(run.show_run)
 

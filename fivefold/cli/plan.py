@@ -1,9 +1,11 @@
-"""The commands that plan: predict, search, ratios, published. No torch."""
+"""The commands that plan: predict, search, ask, ratios, published. No torch."""
 
 from __future__ import annotations
 
+import json as json_module
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +26,14 @@ from fivefold.cli.words import (
     say,
     show,
 )
+from fivefold.record import Mistake
+from fivefold.units import show_bytes
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
 
 
 def predict(
@@ -72,26 +82,94 @@ def search(
     precision: Precision = None,
     attention: Attention = None,
     settings: Settings = None,
-    top: Annotated[int, typer.Option(help="How many layouts to show.")] = 10,
+    by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
+    top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
+    also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
+    front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
+    chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
-    """The fastest layouts that fit, and why the others lost."""
-    import json as json_module
-
+    """The best of all legal layouts that fit, and why the others lost."""
+    from fivefold.job import recipe
     from fivefold.model.catalog import resolve
     from fivefold.plan.search import search as run
-    from fivefold.show import table
+    from fivefold.show import search as page
+    from fivefold.show.charts import save
+    from fivefold.show.progress import bar
 
-    found = run(
-        model=resolve(model), machine=load_machine(machine),
-        job=load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention),
-    )  # fmt: skip
-    if json:
-        steps = [step.model_dump(mode="json") for step in found.steps[:top]]
-        refused = [{"layout": layout, "reason": reason} for layout, reason in found.refused]
-        show(json_module.dumps({"steps": steps, "refused": refused}, indent=2))
+    spec, ranks = resolve(model), load_machine(machine)
+    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
+    with bar("searching") as progress:
+        found = run(
+            model=spec, machine=ranks, job=task, by=by, top=top, levels=front,
+            recipes=[recipe(name) for name in also or []],
+            report=lambda done, total: progress("layouts", done, total),
+        )  # fmt: skip
+    show(found.model_dump_json(indent=2) if json else page.page(found))
+    if chart:
+        save(page.front_chart(found, subtitle=f"{spec.name} on {ranks.ranks} {ranks.name}"), chart)
+        say(f"drew {chart}")
+
+
+Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
+
+
+def ask(
+    question: Annotated[Question, typer.Argument(help="What to find out.")],
+    model: ModelName,
+    machine: MachineName,
+    layout: Annotated[str | None, typer.Argument(help="For micro-batch, sequence, batch, run and changes.")] = None,
+    job: JobFile = None,
+    seq: Sequence = None,
+    gbs: GlobalBatch = None,
+    precision: Precision = None,
+    settings: Settings = None,
+    tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for batch and run.")] = 1e12,
+    json: AsJson = False,
+) -> None:
+    """What people ask: the largest micro-batch, the longest sequence, the fewest gpus, the largest model that fits, sound
+    batch sizes, time and cost of a run, what one more change would give. Without a layout, of the fastest that fits.
+    """
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan import questions
+    from fivefold.show import search as page
+
+    spec, ranks = resolve(model), load_machine(machine)
+    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision)
+    found: list[Any]
+    if question == "gpus":
+        found = [questions.fewest_gpus(model=spec, machine=ranks, job=task)]
+    elif question == "model":
+        found = [questions.largest_model(model=spec, machine=ranks, job=task)[0]]
     else:
-        show(table.layouts(found.steps, refused=found.refused, limit=top))
+        chosen = Layout.parse(layout) if layout else fastest(spec, ranks, task)
+        asked: dict[str, Callable[[], list[Any]]] = {
+            "micro-batch": lambda: [questions.largest_micro_batch(model=spec, machine=ranks, job=task, layout=chosen)],
+            "sequence": lambda: [questions.longest_sequence(model=spec, machine=ranks, job=task, layout=chosen)],
+            "batch": lambda: questions.sound_batches(job=task, layout=chosen, tokens=tokens),
+            "run": lambda: [questions.whole_run(model=spec, machine=ranks, job=task, layout=chosen, tokens=tokens)],
+            "changes": lambda: questions.changes(model=spec, machine=ranks, job=task, layout=chosen),
+        }
+        found = asked[question]()
+    if json:
+        show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
+    else:
+        pages: dict[str, Callable[[Any], Any]] = {"batch": page.batches, "changes": page.changes}
+        show(pages.get(question, page.answers)(found))
+
+
+def fastest(model: Model, machine: Machine, job: Job) -> Layout:
+    """The layout that ``search`` puts first."""
+    from fivefold.layout.spec import Layout
+    from fivefold.plan.search import search as run
+
+    found = run(model=model, machine=machine, job=job, top=1)
+    if not found.best:
+        miss = found.misses[0]
+        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
+    return Layout.parse(found.best[0].step.layout)
 
 
 def ratios(
@@ -123,9 +201,7 @@ def ratios(
 
 def published(
     sources: Annotated[list[str] | None, typer.Argument(help="Data files by name; without any, all of them.")] = None,
-    excluded: Annotated[
-        bool, typer.Option("--excluded", help="Also list what is left out, and why.")
-    ] = False,
+    excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the README.")] = False,
     learn: Annotated[Path | None, typer.Option(help="Write the error to expect of each class of runs here.")] = None,

@@ -20,7 +20,7 @@ CASES = {
     "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
     "llama3-8b h100:16": Job(sequence=4096, global_batch=64),
     "qwen3-30b-a3b h100:32": Job(sequence=4096, global_batch=64),
-    "deepseek-v3 h800:256": Job(sequence=4096, global_batch=128, precision="fp8-tiles"),  # type: ignore[arg-type]
+    "deepseek-v3 h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
     "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
     "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),

@@ -221,4 +221,4 @@ class _Clock:
 
 def _slower(device: float, host: float) -> float:
     """Of two that run side by side and both fluctuate: a little more than the maximum where they are close."""
-    return (device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS)
+    return float((device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS))
