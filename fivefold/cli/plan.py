@@ -127,7 +127,7 @@ def ask(
     tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for batch and run.")] = 1e12,
     json: AsJson = False,
 ) -> None:
-    """What people ask: the largest micro-batch, the longest sequence, the fewest gpus, the largest model that fits, sound
+    """What people ask: largest micro-batch, longest sequence, fewest gpus, largest model that fits, sound
     batch sizes, time and cost of a run, what one more change would give. Without a layout, of the fastest that fits.
     """
     from fivefold.layout.spec import Layout
@@ -159,12 +159,12 @@ def ask(
         show(pages.get(question, page.answers)(found))
 
 
-def fastest(model: Model, machine: Machine, job: Job) -> Layout:
-    """The layout that ``search`` puts first."""
+def fastest(model: Model, machine: Machine, job: Job, **narrowed: Any) -> Layout:
+    """The layout that ``search`` puts first; ``narrowed`` as it takes them."""
     from fivefold.layout.spec import Layout
     from fivefold.plan.search import search as run
 
-    found = run(model=model, machine=machine, job=job, top=1)
+    found = run(model=model, machine=machine, job=job, top=1, **narrowed)
     if not found.best:
         miss = found.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)

@@ -126,17 +126,17 @@ def show_run(
 
 
 def _layout(run: Run, machine: Machine) -> str:
-    """The run's layout; ``auto`` is the fastest that fits."""
+    """The run's layout; ``auto`` is the fastest that fits, of those that the engine runs."""
     if run.layout != "auto":
         return run.layout
+    from fivefold.cli.plan import fastest
     from fivefold.model.catalog import resolve
-    from fivefold.plan.search import search as find
 
-    found = find(model=resolve(run.model), machine=machine, job=run.job)
-    if not found.steps:
-        raise Mistake(f"no layout of {run.model} fits {machine.name}: {found.refused[0][0]} {found.refused[0][1]}")
-    say(f"layout {found.steps[0].layout}: the fastest of {len(found.steps)} that fit {machine.name}")
-    return found.steps[0].layout
+    found = fastest(
+        resolve(run.model), machine, run.job, axes=(), recomputations=("none",), placements=False, shard_groups=False
+    )
+    say(f"layout {found}: the fastest that fits {machine.name}")
+    return str(found)
 
 
 def launcher() -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fivefold.layout.spec import Layout
 from fivefold.plan.asked import Asked, Floats
+from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.predict import Planner
 from fivefold.plan.shapes import DUAL, NEVER, SPLIT, Form, alive, form_of
@@ -155,11 +156,11 @@ class Bounds:
             fewest[each.pp] = min(fewest[each.pp], each.v * (layers // (each.pp * each.v)))
         size = fewest[s.pp] * self.asked.lightest(leaves)[:, 0, 2:].min(axis=1)
         seconds = np.zeros(len(m))
-        at = np.flatnonzero(size <= self.planner.machine.chip.memory_bytes)
+        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
         if len(at):
             rounds = fewest[s.pp[at]] * np.minimum(m[at], s.pp[at])
             size[at] += rounds * self.asked.profiles(leaves.take(at), limit=True)[:, 0, 2:].min(axis=1)
-        at = np.flatnonzero(size <= self.planner.machine.chip.memory_bytes)
+        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
         if len(at):
             alone = leaves.take(at)._replace(shape=np.zeros(len(at), np.int64))
             kernels = self.asked.kernels(alone, limit=True)[:, :3]

@@ -17,6 +17,7 @@ from fivefold.layout.found import By
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan.bounds import PARTS, Bounds
+from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.losses import Losses
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.space import Ints, Leaves, Space
@@ -43,7 +44,7 @@ class Hunt:
 
     def __init__(self, machine: Machine, *, by: By, top: int, levels: int, report: Report | None = None) -> None:
         self.by, self.top, self.report = by, top, report
-        self.capacity = machine.chip.memory_bytes
+        self.capacity = room_bytes(machine)
         self.best: list[Candidate] = []
         self.fitting: list[Candidate] = []
         self.budgets = self.capacity * (1 + np.arange(levels)) / levels

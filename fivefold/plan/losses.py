@@ -13,6 +13,7 @@ from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.bounds import PARTS
+from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.space import Ints
 from fivefold.record import Mistake
@@ -97,7 +98,7 @@ def miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> Mis
     return Miss(
         layout=str(estimate.layout),
         needs_bytes=fullest.peak_bytes,
-        has_bytes=machine.chip.memory_bytes,
+        has_bytes=room_bytes(machine),
         cause=fullest.peak_cause,
         mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job)),
     )
@@ -105,7 +106,7 @@ def miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> Mis
 
 def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterator[str]:
     """What would make a layout fit, one thing at a time."""
-    room = machine.chip.memory_bytes
+    room = room_bytes(machine)
 
     def peak(changed: Job, at: Layout = layout) -> int:
         return Planner(model=model, machine=machine, job=changed).estimate(at).peak_bytes

@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.allocator import held
+from fivefold.plan.count.allocator import held, room_bytes
 from fivefold.plan.count.counts import Counts, run_part
 from fivefold.plan.count.memory import RankMemory, memory
 from fivefold.plan.count.part import part_of
@@ -77,7 +77,7 @@ class Planner:
                 peak_bytes=peak,
                 reserved_bytes=device.reserved_bytes if device else None,
                 driver_bytes=device.driver_bytes if device else None,
-                fits=peak <= machine.chip.memory_bytes,
+                fits=peak <= room_bytes(machine),
                 stages=stages,
             ),
             work=done,

@@ -16,6 +16,7 @@ from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
 from fivefold.plan.space import divisors
@@ -143,7 +144,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list
             Change(
                 change=words,
                 layout=str(other),
-                fits=after.peak_bytes <= machine.chip.memory_bytes,
+                fits=after.peak_bytes <= room_bytes(machine),
                 memory_bytes=after.peak_bytes,
                 step_seconds=after.clock.seconds,
                 faster=before.clock.seconds / after.clock.seconds,
@@ -183,7 +184,7 @@ def _runs(layout: Layout, model: Model, job: Job, machine: Machine) -> bool:
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:
-    return planner.estimate(layout).peak_bytes <= planner.machine.chip.memory_bytes
+    return planner.estimate(layout).peak_bytes <= room_bytes(planner.machine)
 
 
 def _most(fits: Callable[[int], bool], *, limit: int) -> int:
@@ -209,7 +210,7 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
 
 
 def _too_large(planner: Planner, layout: Layout) -> str:
-    need, have = planner.estimate(layout).peak_bytes, planner.machine.chip.memory_bytes
+    need, have = planner.estimate(layout).peak_bytes, room_bytes(planner.machine)
     return (
         f"layout {str(layout)!r} needs {show_bytes(need)} of {show_bytes(have)} at its smallest; raise zero, tp or pp"
     )

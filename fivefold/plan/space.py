@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.job import Job
+from fivefold.job import Axis, Job
 from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName
 from fivefold.model.spec import Model
 
@@ -75,12 +75,14 @@ class Space:
         job: Job,
         *,
         world: int,
+        axes: Sequence[Axis] = ("tp", "cp", "pp", "ep"),
         schedules: Sequence[ScheduleName] = SCHEDULES,
         recomputations: Sequence[str] = RECOMPUTATIONS,
         placements: bool = True,
         shard_groups: bool = True,
     ) -> None:
         self.model, self.job, self.world, self.schedules = model, job, world, tuple(schedules)
+        self.axes = tuple(axes)
         swap = {"mlp": "moe"} if model.moe else {}
         self.recomputations = tuple(swap.get(ac, ac) for ac in recomputations)
         self.placements, self.shard_groups = placements, shard_groups
@@ -96,11 +98,11 @@ class Space:
         sizes = divisors(world)
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0]])
         tps = [tp for tp in sizes if not (model.heads % tp or model.ffn % tp or _apart(model.kv_heads, tp))]
-        rows = _split(rows, 1, tps)
-        rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or job.sequence % cp == 0])
-        rows = _split(rows, 3, [pp for pp in sizes if pp <= model.layers])
+        rows = _split(rows, 1, tps if "tp" in self.axes else [1])
+        rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
+        rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
         rows = rows[job.global_batch % rows[:, 0] == 0]
-        if moe:
+        if moe and "ep" in self.axes:
             rows = _cross(rows, 5, divisors(moe.ffn), lambda r: r[:, 1] % r[:, 5] == 0)
             rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         rows = _cross(rows, 7, (0, 1), self._context)

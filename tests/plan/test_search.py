@@ -14,6 +14,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model, MoE
+from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner, predict
 from fivefold.plan.search import search
 from fivefold.plan.space import Space
@@ -32,15 +33,15 @@ def brute(model: Model, machine: Machine, job: Job) -> list[Estimate]:
     leaves = space.expand(space.stems, space.stems.dp.nonzero()[0])
     leaves = space.shard(space.stems, space.place(space.stems, leaves))
     found = [planner.estimate(space.layout(space.stems, leaves, at)) for at in range(len(leaves.stem))]
-    return [each for each in found if each.peak_bytes <= machine.chip.memory_bytes]
+    return [each for each in found if each.peak_bytes <= room_bytes(machine)]
 
 
 def tight(ranks: int, *, gib: float) -> Machine:
-    """Nodes of two with little memory, so that layouts cross nodes and many do not fit."""
+    """Nodes of two with room for ``gib``, so that layouts cross nodes and many do not fit."""
     machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
     near, far = machine.links
     links = (near.replace(span=2), far)
-    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=int(gib * 2**30)))
+    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=int(gib * 2**31)))
 
 
 @pytest.mark.parametrize(("model", "batch"), [(SMALL, 16), (EXPERTS, 4)], ids=["dense", "moe"])
@@ -55,7 +56,7 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
     smallest = search(model=model, machine=machine, job=job, top=1, by="memory").best[0].step
     assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
     for level in (1, 2, 3, 4):  # the fastest under each share of the memory
-        budget = machine.chip.memory_bytes * level / 4
+        budget = room_bytes(machine) * level / 4
         within = [each.clock.seconds for each in every if each.peak_bytes <= budget]
         known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
@@ -97,7 +98,7 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert found.best == ()
     assert found.front == ()
     miss = found.misses[0]
-    assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
+    assert miss.needs_bytes > miss.has_bytes == room_bytes(NODE)
     assert any("ranks with gbs" in mend for mend in miss.mends)
     assert found.reasons[0].cause == "memory"
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
 from fivefold.plan.count.counts import Counts, run_part
 from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.count.part import part_of
@@ -27,6 +28,17 @@ CONTEXT_BYTES = 1573 * MIB
 # 16 channels and more between GPUs of one node.
 COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
 SPLIT_LATER = 2  # tensors that find no block
+
+
+COMMUNICATORS = 4  # of a usual layout
+
+
+def room_bytes(machine: Machine) -> int:
+    """What a GPU has for tensors: less the context and NCCL's buffers. Fragments are not taken off, since PyTorch can
+    avoid them (expandable segments). On CPU all of the memory.
+    """
+    taken = CONTEXT_BYTES + COMMUNICATORS * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
+    return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
 
 
 class Held(NamedTuple):

@@ -76,8 +76,11 @@ def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
 
 
 def table_of(layout: Layout, job: Job) -> Table:
-    """The schedule of a layout."""
-    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    """The schedule of a layout, or a shorter one with the same most alive: past the warm-up only GPipe adds to them."""
+    micro_batches = layout.micro_batches(job)
+    if layout.schedule != "gpipe" and micro_batches % layout.pp == 0:
+        micro_batches = min(micro_batches, 4 * layout.pp)
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
 
 
 class _Unit(NamedTuple):
@@ -88,6 +91,7 @@ class _Unit(NamedTuple):
     later: Profile
     state: UnitStates
     logits: int
+    noted: bool = True  # whether a moment of it can be the fullest
 
 
 class _Rank:
@@ -100,7 +104,7 @@ class _Rank:
         self.policy: Policy = policy(layout)
         self.trace = trace
         part, runs = part_of(layout), counts.stage_runs(layout)
-        self.chunks = {chunk: [self._unit(counts, run) for run in runs[chunk]] for chunk in chunks}
+        self.chunks = {chunk: self._units(counts, runs[chunk]) for chunk in chunks}
         units = [(unit.run.times, unit.state) for chunk in self.chunks.values() for unit in chunk]
         self.parameters = sum(n * ((s.whole if self.policy.weights_stay else 0) + s.apart) for n, s in units)
         self.gradients = sum(n * (s.sums if self.policy.gradients_stay else s.reduced) for n, s in units)
@@ -126,6 +130,16 @@ class _Rank:
         self.whole = self.sums = self.kept = 0  # gathered weights that come and go; gradients; activations kept
         self.reduced_live = False
         self.full: tuple[int, _Cause] = (0, ("",))
+
+    def _units(self, counts: Counts, runs: tuple[Run, ...]) -> list[_Unit]:
+        """A stage; of runs that recur (every second layer recomputed) only first and last can be the fullest."""
+        kinds = [(run.name, run.times, run.recomputed) for run in runs]
+        made = {kind: self._unit(counts, run) for kind, run in zip(kinds, runs, strict=True)}
+        ends = {kinds.index(kind) for kind in made} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in made}
+        return [
+            made[kind]._replace(run=run, noted=at in ends)
+            for at, (kind, run) in enumerate(zip(kinds, runs, strict=True))
+        ]
 
     def _unit(self, counts: Counts, run: Run) -> _Unit:
         mine, state = run_part(part_of(self.layout), run), counts.states(self.layout, run.name)
@@ -217,7 +231,7 @@ class _Rank:
         gathered = 0 if self.policy.weights_stay else state.whole
         entering = self.stream if run.name != "embed" else 0
         gathers = self.whole + gathered + ahead
-        for before in _ends(run):
+        for before in self._moments(unit):
             earlier = self._earlier(profile.kept_bytes, before, kept)
             if first or gathered:
                 self._note(
@@ -242,7 +256,7 @@ class _Rank:
         lasting = born + (reduced - state.sums if reduces else 0)
         waits = {"head": self.waiting, "embed": -self.waiting}.get(str(run.name), 0)
         mine, sums = profile.backward_kept_bytes, profile.backward_sums_bytes
-        for done in _ends(run):
+        for done in self._moments(unit):
             earlier = self._earlier(profile.kept_bytes, run.times - done - 1, kept)
             gradients, end = self.sums + done * lasting, done == 0
             if regathered:
@@ -262,6 +276,10 @@ class _Rank:
                 )  # fmt: skip
         self.sums += run.times * lasting + waits
         self.whole -= let_go
+
+    def _moments(self, unit: _Unit) -> tuple[int, ...]:
+        """Of a run, the units at which something is noted, by position."""
+        return _ends(unit.run) if unit.noted or self.trace is not None else ()
 
     def _stays(self, run: Run) -> bool:
         """Whether a unit's gathered weights stay from its forward to its backward: there is nothing in between, or

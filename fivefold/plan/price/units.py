@@ -46,6 +46,8 @@ class Units:
         self.network = Network(machine)
         self._prices: dict[int, Prices] = {}
         self._units: dict[tuple[object, ...], UnitTime] = {}
+        self._layout, self._part = Layout(), part_of(Layout())
+        self._places: tuple[object, ...] = ()
 
     def prices(self, layout: Layout) -> Prices:
         """Calibrated machines cost by how many processes share them."""
@@ -56,10 +58,11 @@ class Units:
 
     def unit(self, layout: Layout, run: Run) -> UnitTime:
         """Of one unit of a run."""
-        part = run_part(part_of(layout), run)
-        places = tuple(group(layout, axis) for axis in AXES)
-        ranks = layout.world if self.machine.calibration else 1
-        key = part, run.name, places, ranks
+        if layout is not self._layout:  # asked for one unit after the other of the same layout
+            ranks = layout.world if self.machine.calibration else 1
+            self._layout, self._part = layout, part_of(layout)
+            self._places = (*(group(layout, axis) for axis in AXES), ranks)
+        key = run_part(self._part, run), run.name, self._places
         found = self._units.get(key)
         if found is None:
             found = self._units[key] = self._time(layout, run)
