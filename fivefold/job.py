@@ -175,15 +175,25 @@ class Job(Record):
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written out
     attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
-    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron)
-    loss: Literal["plain", "narrow", "widened", "chunked", "fused"] = "fused"
-    kernels: Literal["fused", "plain"] = "fused"  # plain: norms, rotary and activation as PyTorch's separate kernels
+    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
+    # as widened, but beside the fp32 logits (huggingface/nanotron@00708b8:src/nanotron/parallel/tensor_parallel)
+    loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
+    # plain: norms, rotary and activation as PyTorch's separate kernels; norms: the activation alone
+    kernels: Literal["fused", "norms", "plain"] = "fused"
     compile: bool = False
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
     # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer Engine,
-    # NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad)
-    weight_gradients: Literal["apart", "summed", "placeholders"] = "apart"
+    # NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad); late: all live until
+    # the backward has ended, and then are added to sums that live from the start; buckets: late, and copied for their
+    # reduction (PyTorch's DistributedDataParallel) (huggingface/nanotron@069c21c:src/nanotron/optim)
+    weight_gradients: Literal["apart", "late", "buckets", "summed", "placeholders"] = "apart"
+    # what the update joins to one tensor: a rank's gradients, as they are and widened (microsoft/DeepSpeed@cde57d2:
+    # deepspeed/runtime/zero/stage_1_and_2.py), or all weights, as they are gathered (nanotron@069c21c:distributed.py)
+    joined: tuple[Literal["gradients", "weights"], ...] = ()
+    # what tensor parallelism sends is used again only when the device has sent it, and the host is a pass ahead
+    # (PyTorch's record_stream, by which its NCCL groups hold what they send)
+    run_ahead: bool = False
     # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
     # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
     graphs: Literal["none", "router", "partial", "full"] = "none"

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
+# Of all that is planned, what the engine runs (``train/supported.py``).
+TRAINABLE: dict[str, Any] = {
+    "axes": (), "recomputations": ("none",), "placements": False, "shard_groups": False,
+}  # fmt: skip
+
+
 def predict(
     model: ModelName,
     machine: MachineName,
@@ -86,6 +92,7 @@ def search(
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
+    trainable: Annotated[bool, typer.Option("--trainable", help="Only layouts that `train` runs today.")] = False,
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
@@ -103,7 +110,7 @@ def search(
         found = run(
             model=spec, machine=ranks, job=task, by=by, top=top, levels=front,
             recipes=[recipe(name) for name in also or []],
-            report=lambda done, total: progress("layouts", done, total),
+            report=lambda done, total: progress("layouts", done, total), **(TRAINABLE if trainable else {}),
         )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if chart:

@@ -129,12 +129,10 @@ def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits, of those that the engine runs."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.cli.plan import fastest
+    from fivefold.cli.plan import TRAINABLE, fastest
     from fivefold.model.catalog import resolve
 
-    found = fastest(
-        resolve(run.model), machine, run.job, axes=(), recomputations=("none",), placements=False, shard_groups=False
-    )
+    found = fastest(resolve(run.model), machine, run.job, **TRAINABLE)
     say(f"layout {found}: the fastest that fits {machine.name}")
     return str(found)
 

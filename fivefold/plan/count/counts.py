@@ -49,6 +49,7 @@ class Counts:
         self._profiles: dict[tuple[Part, Name, int], Profile] = {}
         self._states: dict[tuple[object, ...], UnitStates] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
+        self.chunks: dict[tuple[object, ...], object] = {}  # of chunk.py
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)
@@ -112,11 +113,19 @@ class Counts:
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
         """States of a unit on one rank."""
-        key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-               layout.dp * layout.cp, layout.pp > 1)  # fmt: skip
+        key = name, self.states_key(layout)
         if key not in self._states:
             self._states[key] = unit_states(self.weights(layout, name), model=self.model, layout=layout, job=self.job)
         return self._states[key]
+
+    def states_key(self, layout: Layout) -> tuple[int, ...]:
+        """All of a layout on which states depend."""
+        return (layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
+                layout.dp * layout.cp, layout.pp > 1)  # fmt: skip
+
+    def stage_key(self, layout: Layout) -> tuple[object, ...]:
+        """All of a layout on which it depends which units a stage has."""
+        return layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
         """The whole weights of a unit; under a pipeline the head has a tied table of its own."""
@@ -130,7 +139,7 @@ class Counts:
 
     def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
         """Per stage (pp·v of them, in the order of the model) its units as runs of equal ones."""
-        key = layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
+        key = self.stage_key(layout)
         if key not in self._runs:
             stages = stage_layers(self.model.layers, layout)
             self._runs[key] = tuple(
@@ -141,7 +150,7 @@ class Counts:
 
     def stage_work(self, layout: Layout) -> tuple[tuple[tuple[Run, int], ...], ...]:
         """Per stage its distinct units and how many there are of each; windows count as kinds of their own."""
-        key = "work", layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
+        key = self.stage_key(layout)
         if key not in self._work:
             stages = stage_layers(self.model.layers, layout)
             found = []

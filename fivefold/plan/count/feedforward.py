@@ -137,9 +137,10 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     if local.model.mlp == "plain":
         return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
-    if local.job.joint:  # one kernel writes the gradient of both halves
-        return both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=0)
-    if local.plain:  # silu(gate) is a tensor of its own, which the product keeps
+    plain = local.job.kernels != "fused" and not local.job.compile
+    if local.job.joint:  # one kernel writes the gradient of both halves, or joins those of two
+        both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
+    if plain:  # silu(gate) is a tensor of its own, which the product keeps
         silu = f"{name}.silu"
         return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
     return both

@@ -76,7 +76,7 @@ def block(local: Local, *, layer: int) -> list[Op]:
 
 def _settled(ops: list[Op], *, job: Job) -> list[Op]:
     """Weights whose matmul adds to the sums itself have no gradient apart."""
-    if job.weight_gradients == "apart":
+    if job.weight_gradients not in ("summed", "placeholders"):
         return ops
     return [op._replace(gradient_widths=op.gradient_widths[1:]) if sums_itself(op) else op for op in ops]
 
@@ -113,7 +113,7 @@ def head(local: Local) -> list[Op]:
 
     fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain, narrow:
     PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy or not. widened: an fp32 copy that becomes
-    softmax and gradient in place. chunked: a part of the rows at a time, and again.
+    softmax and gradient in place; copied: a second one does. chunked: a part of the rows at a time, and again.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
@@ -140,9 +140,11 @@ def head(local: Local) -> list[Op]:
             writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
             backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
         )  # fmt: skip
-    elif job.loss == "widened":
+    elif job.loss in ("widened", "copied"):
         loss = loss._replace(
-            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False, forward_scratch=0,
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
+            # the logits that were widened are let go before they are copied
+            forward_scratch=wide - logits if job.loss == "copied" else 0,
             # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip

@@ -9,7 +9,7 @@ pipeline the schedule's table says how many micro-batches are alive on a rank wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from operator import mul
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import Policy, policy
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts, Run, run_part
-from fivefold.plan.count.part import part_of, stream_bytes
+from fivefold.plan.count.chunk import Chunk, Held, chunk_of
+from fivefold.plan.count.counts import Counts, Run
+from fivefold.plan.count.part import part_of
+from fivefold.plan.count.standing import inputs_bytes, spare_gradients_bytes
 from fivefold.plan.count.states import UnitStates
-from fivefold.plan.count.tape import Profile
 
 
 class Moment(NamedTuple):
@@ -50,6 +51,7 @@ class RankMemory(NamedTuple):
     peak_bytes: int
     peak_cause: str
     updated: int  # elements that the optimizer updates here
+    passes_bytes: int = 0  # the peak before the update
 
 
 def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
@@ -83,17 +85,6 @@ def table_of(layout: Layout, job: Job) -> Table:
     return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
 
 
-class _Unit(NamedTuple):
-    """A run with its numbers: ``first`` while its gradients are born, ``later`` when they live."""
-
-    run: Run
-    first: Profile
-    later: Profile
-    state: UnitStates
-    logits: int
-    noted: bool = True  # whether a moment of it can be the fullest
-
-
 class _Rank:
     """The step of one rank; ``self.full`` notes the fullest moment so far."""
 
@@ -103,27 +94,22 @@ class _Rank:
         self.layout, self.job, self.model = layout, counts.job, counts.model
         self.policy: Policy = policy(layout)
         self.trace = trace
-        part, runs = part_of(layout), counts.stage_runs(layout)
-        self.chunks = {chunk: self._units(counts, runs[chunk]) for chunk in chunks}
-        units = [(unit.run.times, unit.state) for chunk in self.chunks.values() for unit in chunk]
-        self.parameters = sum(n * ((s.whole if self.policy.weights_stay else 0) + s.apart) for n, s in units)
-        self.gradients = sum(n * (s.sums if self.policy.gradients_stay else s.reduced) for n, s in units)
-        self.whole_gradients = sum(n * s.sums for n, s in units)
-        self.moments = sum(n * s.moments for n, s in units)
-        self.updated = sum(n * s.updated for n, s in units)
-        self.largest = max((s.largest for _, s in units), default=0)
-        self.widened = sum(n * (s.sums // layout.shards) for n, s in units)
+        self.chunks = {chunk: chunk_of(counts, layout, chunk) for chunk in chunks}
+        held = sum((chunk.states for chunk in self.chunks.values()), start=UnitStates())
+        self.parameters = (held.whole if self.policy.weights_stay else 0) + held.apart
+        self.gradients = held.sums if self.policy.gradients_stay else held.reduced
+        self.whole_gradients, self.moments, self.updated = held.sums, held.moments, held.updated
+        self.largest, self.widened = held.largest, held.sums // layout.shards
         # The head's gradient of a tied weight waits for the embedding's, where both are on one rank.
         self.tied = self.model.tied_embeddings and layout.pp == 1
         waiting = self.model.vocab * self.model.width * self.job.precision.gradients_bytes // layout.tp
         self.waiting = waiting if self.tied else 0
-        self.stream = stream_bytes(self.model, self.job, part)
-        self.base = self.parameters + self.moments + _inputs_bytes(self.model, self.job, layout=layout)
-        if self.job.weight_gradients == "placeholders":
-            shapes = {shape for chunk in self.chunks for run in runs[chunk] for shape in counts.shapes(part, run.name)}
-            self.base += sum(rows * columns for rows, columns in shapes) * self.job.precision.gradients_bytes
+        self.stream = counts.local(part_of(layout)).stream_bytes
+        self.base = self.parameters + self.moments + inputs_bytes(self.model, self.job, layout=layout)
+        self.base += spare_gradients_bytes(self.job, self.chunks.values())
         # Summed by the matmuls themselves, they are one buffer that lives from the start.
         self.lasting = self.job.weight_gradients != "apart" and self.policy.gradients_stay
+        self.late = self.job.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
         self.prefetches = "dp" in self.job.overlap and not self.policy.weights_stay
         self.offloads = "activations" in self.job.offload
         self.each = self.job.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
@@ -131,35 +117,20 @@ class _Rank:
         self.reduced_live = False
         self.full: tuple[int, _Cause] = (0, ("",))
 
-    def _units(self, counts: Counts, runs: tuple[Run, ...]) -> list[_Unit]:
-        """A stage; of runs that recur (every second layer recomputed) only first and last can be the fullest."""
-        kinds = [(run.name, run.times, run.recomputed) for run in runs]
-        made = {kind: self._unit(counts, run) for kind, run in zip(kinds, runs, strict=True)}
-        ends = {kinds.index(kind) for kind in made} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in made}
-        return [
-            made[kind]._replace(run=run, noted=at in ends)
-            for at, (kind, run) in enumerate(zip(kinds, runs, strict=True))
-        ]
-
-    def _unit(self, counts: Counts, run: Run) -> _Unit:
-        mine, state = run_part(part_of(self.layout), run), counts.states(self.layout, run.name)
-        profiles = counts.profile(mine, run.name, state.sums), counts.profile(mine, run.name)
-        return _Unit(run, *profiles, state, counts.logits(mine) if run.name == "head" else 0)
-
     def flat(self) -> RankMemory:
         """Without a pipeline: micro-batch after micro-batch."""
         micro_batches = self.layout.micro_batches(self.job)
         self.sums = self.gradients if self.lasting else 0
         for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
             born = index == 0 and not self.lasting
-            self._micro_batch(self.chunks[0], first=born, last=index == micro_batches - 1)
+            self._micro_batch(self.chunks[0].runs, first=born, last=index == micro_batches - 1)
         return self._found(self._on_device(self.chunks[0]))
 
     def piped(self, table: Table, rank: int) -> RankMemory:
         """One micro-batch of every chunk, over the most that the table lets live beside it."""
         held = table.held[rank]
         kept = [self._on_device(self.chunks[chunk]) for chunk in held]
-        late = [sum(unit.run.times * unit.later.weight_bytes for unit in self.chunks[chunk]) for chunk in held]
+        late = [self.chunks[chunk].late for chunk in held]
         weights = kept + [min(*pair) for pair in zip(late, kept, strict=True)]
         alive = max(sum(map(mul, count, weights)) for count in table.highest[rank])
         if self.offloads:  # of the others nothing is on the device
@@ -169,20 +140,20 @@ class _Rank:
         self.reduced_live = self.each
         seen = set()
         for chunk, mine in zip(held, kept, strict=True):
-            alike = tuple((unit.run.name, unit.run.times, unit.run.recomputed) for unit in self.chunks[chunk])
+            alike = tuple((unit.run.name, unit.run.times, unit.run.recomputed) for unit in self.chunks[chunk].runs)
             if self.trace is None and alike in seen:
                 continue
             seen.add(alike)
             self.kept = 0 if self.offloads else alive - mine
-            self._micro_batch(self.chunks[chunk], first=False, last=False)
+            self._micro_batch(self.chunks[chunk].runs, first=False, last=False)
         self.kept = 0
         return self._found(alive)
 
-    def _on_device(self, units: list[_Unit]) -> int:
+    def _on_device(self, chunk: Chunk) -> int:
         """What a micro-batch keeps; of offloaded activations the unit that runs and the one that is on its way."""
         if self.offloads:
-            return sum(nlargest(2, [unit.later.kept_bytes for unit in units for _ in _ends(unit.run)]))
-        return sum(unit.run.times * unit.later.kept_bytes for unit in units)
+            return sum(nlargest(2, [unit.later.kept_bytes for unit in chunk.runs for _ in _ends(unit.run)]))
+        return chunk.kept
 
     def _found(self, kept: int) -> RankMemory:
         job, widen = self.job.precision, 0
@@ -190,10 +161,14 @@ class _Rank:
             widen = self.widened * job.updated_bytes // job.summed_bytes
         if self.job.optimizer.kind == "muon":  # the momentum whole, and two products in 16 bits (Newton-Schulz)
             widen += self.largest * (job.moments_bytes[0] + 3 * 2)
+        if "gradients" in self.job.joined:
+            widen += self.widened
         self.kept = 0
+        passes = self.full[0]
         self._note(("optimizer",), widen, gradients=self.sums)
         peak, cause = self.full
-        return RankMemory(self.parameters, self.gradients, self.moments, kept, peak, _called(cause), self.updated)
+        updated = self.updated
+        return RankMemory(self.parameters, self.gradients, self.moments, kept, peak, _called(cause), updated, passes)
 
     def _note(
         self, cause: _Cause, rest: int, *, gradients: int, activations: int = 0, gathers: int = 0, logits: int = 0
@@ -208,7 +183,7 @@ class _Rank:
         if live > self.full[0]:
             self.full = (live, cause)
 
-    def _micro_batch(self, units: list[_Unit], *, first: bool, last: bool) -> None:
+    def _micro_batch(self, units: Sequence[Held], *, first: bool, last: bool) -> None:
         """Forward through ``units`` and back; ``first``: gradients are born; ``last``: they are reduced."""
         kept, befores = 0, []
         for unit in units:
@@ -217,6 +192,8 @@ class _Rank:
             kept = self._earlier(unit.later.kept_bytes, unit.run.times, kept)
         for unit, before in zip(reversed(units), reversed(befores), strict=True):
             self._backward(unit, before, first=first or self.each, last=last or self.each)
+        if self.late:
+            self.sums = self.gradients
         self.reduced_live |= last or self.each
 
     def _earlier(self, each: int, units: int, kept: int) -> int:
@@ -225,7 +202,7 @@ class _Rank:
             return each
         return kept + units * each
 
-    def _forward(self, unit: _Unit, kept: int, *, first: bool) -> None:
+    def _forward(self, unit: Held, kept: int, *, first: bool) -> None:
         run, profile, state = unit.run, unit.first if first else unit.later, unit.state
         ahead = state.travel if self.prefetches and run.name != "head" else 0
         gathered = 0 if self.policy.weights_stay else state.whole
@@ -245,7 +222,7 @@ class _Rank:
         if self._stays(run):
             self.whole += gathered
 
-    def _backward(self, unit: _Unit, kept: int, *, first: bool, last: bool) -> None:
+    def _backward(self, unit: Held, kept: int, *, first: bool, last: bool) -> None:
         run, profile, state = unit.run, unit.first if first else unit.later, unit.state
         regathered = 0 if self.policy.weights_stay or run.name in ("embed", "head") else state.whole
         let_go = 0 if self.policy.weights_stay or not self._stays(run) else state.whole
@@ -253,6 +230,8 @@ class _Rank:
         reduces = last and not self.policy.gradients_stay
         reduced = 0 if self.reduced_live else state.reduced
         born = state.sums if first else 0
+        if self.late:  # of gradients, not of their sums
+            born = state.sums * self.job.precision.gradients_bytes // self.job.precision.summed_bytes
         lasting = born + (reduced - state.sums if reduces else 0)
         waits = {"head": self.waiting, "embed": -self.waiting}.get(str(run.name), 0)
         mine, sums = profile.backward_kept_bytes, profile.backward_sums_bytes
@@ -277,7 +256,7 @@ class _Rank:
         self.sums += run.times * lasting + waits
         self.whole -= let_go
 
-    def _moments(self, unit: _Unit) -> tuple[int, ...]:
+    def _moments(self, unit: Held) -> tuple[int, ...]:
         """Of a run, the units at which something is noted, by position."""
         return _ends(unit.run) if unit.noted or self.trace is not None else ()
 
@@ -300,12 +279,3 @@ def _called(cause: _Cause) -> str:
 def _ends(run: Run) -> tuple[int, ...]:
     """The first and the last of a run, by position."""
     return (0,) if run.times == 1 else (0, run.times - 1)
-
-
-def _inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
-    """Token ids of a micro-batch with their targets, and the rotary tables."""
-    tables = 0
-    tokens = job.sequence // layout.cp
-    if model.position == "rope":
-        tables = 2 * model.rope_dim * tokens * (4 if job.precision.compute in ("fp32", "tf32") else 2)
-    return 8 * layout.mbs * (tokens + 1) + tables

@@ -1,28 +1,34 @@
 """The step laid out in time: units make stages, the schedule's table makes the pipeline, data parallelism its ends.
 
-    step = play(table, stage seconds) + what nothing hides of gathers and reductions + update
+    step = play(table, seconds of its actions) + what nothing hides of gathers and reductions + update
 
-A reduction runs beside the backward of the units that come after it, a ZeRO-3 gather beside the unit before it, the
-gather after the update beside the first forward.
+Side by side, the longer counts, and what it hides of the other slows it. Under FB (DualPipe) that is
+
+    max(compute of both, all their messages), and unit by unit max(compute, gather), whichever is longer
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import group
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Name, Run
+from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.states import moments_per_element
-from fivefold.plan.count.traffic import unit_messages
-from fivefold.plan.price.continued import Continued, continued
-from fivefold.plan.price.units import AXES, CONTENTION, Units, UnitTime
+from fivefold.plan.price.continued import continued
+from fivefold.plan.price.parallel import Parallel
+from fivefold.plan.price.units import AXES, CONTENTION, Units
 
 HOST_LINK = 0.8  # of a PCIe link that offloading reaches
+HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
+HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 8 channels on two sockets)
+Work = tuple[tuple[Run, int], ...]  # units of a stage, and how many of each
 
 
 class Clock(NamedTuple):
@@ -36,21 +42,110 @@ class Clock(NamedTuple):
     bound_by: str
 
 
-class StageTime(NamedTuple):
-    """One micro-batch through one stage, messages that nothing hides within."""
+class Taken(NamedTuple):
+    """Seconds of one action: compute, with what hidden messages cost it, and by axis what nothing hides."""
 
-    forward: float
-    backward: float
+    compute: float
+    exposed: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """From its start to its end."""
+        return self.compute + sum(self.exposed.values())
+
+
+class StageTime(NamedTuple):
+    """One micro-batch through one stage."""
+
+    forward: Taken
+    backward: Taken
     weight: float
-    exposed: dict[str, float]  # of both ways, by axis
     longest: tuple[float, str]
 
 
-class DataParallel(NamedTuple):
-    """Seconds per unit of a step: gather and reduction, as one message each."""
+class Way(NamedTuple):
+    """One micro-batch through one stage in one direction, for an action that hides its messages beside another's."""
 
-    gather: float
-    reduce: float
+    compute: float
+    stays: dict[str, float]  # messages of axes that run beside nothing
+    beside: dict[str, float]  # all messages of the others
+    hidden: float  # of these, seconds that ``compute`` was slowed by
+    gathers: float  # of ZeRO-3, with reductions
+    gathered: float  # unit by unit the longer of those and of work
+    meanwhile: float  # and the shorter
+
+
+class Durations:
+    """Seconds of the actions of one layout: the one rule of what an F, B, W, BW or FB takes."""
+
+    def __init__(self, timeline: Timeline, layout: Layout) -> None:
+        self.timeline, self.layout, self.job = timeline, layout, timeline.job
+        self.work = timeline.counts.stage_work(layout)
+        self.stages = [timeline.stage(layout, work) for work in self.work]
+        self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
+        nccl = timeline.machine.backend == "nccl"
+        self.sending = 0.0 if "pp" in self.job.overlap and nccl else self.hop  # of sends that block
+
+    def seconds(self, task: Task) -> float:
+        """Of one action."""
+        return self.taken(task).seconds
+
+    def taken(self, task: Task) -> Taken:
+        """Of one action, in parts."""
+        stage = self.stages[task.stage]
+        if task.kind == "F":
+            return self._sent(stage.forward)
+        if task.kind == "B":
+            return self._sent(stage.backward)
+        if task.kind == "BW":
+            return self._sent(stage.backward._replace(compute=stage.backward.compute + stage.weight))
+        if task.kind == "W":
+            return Taken(stage.weight, {})
+        forward, backward = self._way(task.stage, back=False), self._way(task.backward_stage, back=True)
+        return self._sent(self._both(forward, backward), hops=2)
+
+    def _sent(self, taken: Taken, hops: int = 1) -> Taken:
+        return taken._replace(exposed={**taken.exposed, "pp": hops * self.sending}) if self.sending else taken
+
+    def _way(self, stage: int, *, back: bool) -> Way:
+        compute = hidden = gathers = gathered = meanwhile = 0.0
+        stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        timeline, layout = self.timeline, self.layout
+        for run, times in self.work[stage]:
+            unit, apart = timeline.units.unit(layout, run), timeline.apart.unit(layout, run)
+            ours = unit.backward + unit.weight if back else unit.forward
+            shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
+            work = ours
+            for axis, some, every in zip(AXES, shown, whole, strict=True):
+                if axis in self.job.overlap:
+                    beside[axis] += times * every
+                    hidden += times * max(0.0, every - some)
+                else:
+                    stays[axis] += times * some
+                    work += some
+            message = timeline.parallel.each_way(layout, run.name)[back]
+            compute += times * ours
+            gathers += times * message
+            gathered += times * max(work, message)
+            meanwhile += times * min(work, message)
+        return Way(compute, stays, beside, hidden, gathers, gathered, meanwhile)
+
+    def _both(self, one: Way, other: Way) -> Taken:
+        """A forward of one stage beside a backward of another: nothing is hidden twice, and nothing for free."""
+        compute = one.compute + other.compute
+        exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
+        said = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
+        talk = sum(said.values())
+        work = max(compute, talk) + sum(exposed.values())
+        slowed = max(0.0, min(compute, talk) - one.hidden - other.hidden)
+        if talk > compute:
+            exposed = {axis: exposed[axis] + said[axis] * (1 - compute / talk) for axis in AXES}
+        if self.timeline.beside:
+            exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
+            slowed += one.meanwhile + other.meanwhile
+        else:
+            exposed["dp"] = one.gathers + other.gathers
+        return Taken(compute + CONTENTION * slowed, exposed)
 
 
 class Timeline:
@@ -59,83 +154,40 @@ class Timeline:
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine = units.machine
-        self.beside = "dp" in self.job.overlap and self.machine.backend == "nccl"
-        self._dp: dict[tuple[object, ...], DataParallel] = {}
+        self.parallel = Parallel(units)
+        self.beside, self.data_parallel = self.parallel.beside, self.parallel.trip
+
+    @cached_property
+    def apart(self) -> Units:
+        """The units with all their messages shown."""
+        job = self.job.replace(overlap=(), async_tp=self.job.async_tp and "tp" not in self.job.overlap)
+        return Units(Counts(self.counts.model, job), self.machine)
+
+    def durations(self, layout: Layout) -> Durations:
+        """Of the actions of ``layout``; without a pipeline of its F and BW."""
+        return Durations(self, layout)
 
     def step(self, layout: Layout, memory: list[RankMemory]) -> Clock:
         """The step of ``layout``; ``memory`` tells what each rank updates."""
-        micro_batches = layout.micro_batches(self.job)
-        stages = [self._stage(layout, work) for work in self.counts.stage_work(layout)]
-        updates = [self._update(layout, rank) for rank in memory]
+        micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
+        updates = [self.update(layout, rank) for rank in memory]
         if layout.pp == 1:
-            ends = self._ends(layout, (0,))
-            stage = stages[0]
-            each = stage.forward + stage.backward + stage.weight
-            exposed = {axis: micro_batches * seconds for axis, seconds in stage.exposed.items() if seconds}
-            compute = micro_batches * (each - sum(stage.exposed.values()))
-            hidden = min(ends.hidden, compute)
-            compute += CONTENTION * hidden
-            if ends.exposed:
-                exposed["dp"] = exposed.get("dp", 0.0) + ends.exposed
-            total = compute + sum(exposed.values()) + updates[0]
-            return Clock(total, compute, 0.0, exposed, updates[0], _bound(stage, exposed, 0.0, compute, updates[0]))
-        return self._pipeline(layout, stages, updates, micro_batches)
+            tasks = {Task("F", 0, -1): micro_batches, Task("BW", 0, -1): micro_batches}
+            ends = self.parallel.ends(layout, (0,))
+            compute, exposed = _sum((durations.taken(task), times) for task, times in tasks.items())
+            return _clock(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
+        line = continued(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
+        tails = [self.parallel.ends(layout, held) for held in line.held]
+        after = [tail.slowed + tail.exposed + update for tail, update in zip(tails, updates, strict=True)]
+        total = max(end + late for end, late in zip(line.ends, after, strict=True))
+        critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
+        compute, exposed = _sum((durations.taken(task), times) for task, times in line.tasks[critical].items())
+        return _clock(
+            compute + tails[critical].slowed, exposed, tails[critical].exposed, updates[critical],
+            [durations.stages[stage] for stage in line.held[critical]], total=total,
+        )  # fmt: skip
 
-    def _pipeline(self, layout: Layout, stages: list[StageTime], updates: list[float], micro_batches: int) -> Clock:
-        played = self.play(layout, stages, micro_batches)
-        tails = [self._ends(layout, held) for held in played.held]
-        ranks = range(layout.pp)
-        total = max(played.ends[rank] + tails[rank].exposed + updates[rank] for rank in ranks)
-        critical = max(ranks, key=lambda rank: played.busy[rank] + tails[rank].exposed + updates[rank])
-        mine = [stages[stage] for stage in played.held[critical]]
-        share = micro_batches * (0.5 if layout.schedule == "dualpipe" else 1.0)
-        exposed: dict[str, float] = {}
-        for stage in mine:
-            for axis, seconds in stage.exposed.items():
-                if seconds:
-                    exposed[axis] = exposed.get(axis, 0.0) + share * seconds
-        if played.sending:
-            exposed["pp"] = played.sending
-        apart = played.sending + share * sum(stage.forward + stage.backward + stage.weight for stage in mine)
-        talk = sum(exposed.get(axis, 0.0) for axis in AXES)
-        if talk:  # a forward hid some of it behind the backward beside it
-            shown = max(0.0, talk - max(0.0, apart - played.busy[critical])) / talk
-            exposed |= {axis: shown * exposed[axis] for axis in AXES if axis in exposed}
-        compute = max(0.0, played.busy[critical] - sum(exposed.values()))
-        if tails[critical].exposed:
-            exposed["dp"] = exposed.get("dp", 0.0) + tails[critical].exposed
-        bubble = max(0.0, total - compute - sum(exposed.values()) - updates[critical])
-        slowest = max(mine, key=lambda stage: stage.longest[0])
-        bound = _bound(slowest, exposed, bubble, compute, updates[critical])
-        return Clock(total, compute, bubble, exposed, updates[critical], bound)
-
-    def play(self, layout: Layout, stages: list[StageTime], micro_batches: int) -> Continued:
-        """The schedule with these stages."""
-        hop = self._hop(layout)
-        blocks = not ("pp" in self.job.overlap and self.machine.backend == "nccl")
-        sending = hop if blocks else 0.0
-
-        def seconds(task: Task) -> float:
-            stage = stages[task.stage]
-            if task.kind == "F":
-                return stage.forward + sending
-            if task.kind == "B":
-                return stage.backward + sending
-            if task.kind == "W":
-                return stage.weight
-            if task.kind == "BW":
-                return stage.backward + stage.weight + sending
-            other = stages[task.backward_stage]
-            # forward of one beside the backward of another: the messages of each run beside the compute of both
-            apart = stage.forward + other.backward + other.weight
-            # (of ZeRO-3's gathers only what compute did not hide is known: they stay as they are)
-            talk = sum(both.exposed[axis] / 2 for both in (stage, other) for axis in AXES)
-            return max(apart - talk, talk) + sending
-
-        line = continued(layout, micro_batches, seconds=seconds, hop=hop)
-        return line._replace(sending=2 * sending * micro_batches * layout.v if blocks else 0.0)
-
-    def _hop(self, layout: Layout) -> float:
+    def hop(self, layout: Layout) -> float:
         """Seconds from one stage to the next; what was sent in parts is gathered on arrival."""
         size, network = self.counts.local(part_of(layout)).stream_bytes, self.units.network
         if layout.tp == 1 or layout.sp or not self.job.scatter_hops:
@@ -143,105 +195,33 @@ class Timeline:
         sent = network.seconds("p2p", size // layout.tp, group(layout, "pp"))
         return sent + network.seconds("all_gather", size, group(layout, "tp"))
 
-    def _stage(self, layout: Layout, work: tuple[tuple[Run, int], ...]) -> StageTime:
+    def stage(self, layout: Layout, work: Work) -> StageTime:
+        """One micro-batch through one stage, each direction alone."""
         forward = backward = weight = 0.0
-        exposed = dict.fromkeys((*AXES, "dp"), 0.0)
-        longest = (0.0, "")
-        gathers = not policy(layout).weights_stay
+        fronts, backs = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        longest, parallel = (0.0, ""), self.parallel
+        speaks = not policy(layout).weights_stay or parallel.reduces_each(layout)
         for run, times in work:
             unit = self.units.unit(layout, run)
-            ahead, back, fronts, backs = (
-                unit.forward,
-                unit.backward,
-                sum(unit.forward_exposed),
-                sum(unit.backward_exposed),
-            )
+            ahead, back = unit.forward, unit.backward
             for axis, first, second in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
-                exposed[axis] += times * (first + second)
-            if gathers:
-                fronts_dp, backs_dp, hidden = self._gathers(layout, run.name, unit)
-                exposed["dp"] += times * (fronts_dp + backs_dp)
-                fronts, backs, back = fronts + fronts_dp, backs + backs_dp, back + CONTENTION * hidden
-            forward += times * (ahead + fronts)
-            backward += times * (back + backs)
+                if first or second:
+                    fronts[axis] += times * first
+                    backs[axis] += times * second
+            if speaks:
+                front, behind = parallel.each_way(layout, run.name)
+                shown, slowed = parallel.waits(front, ahead + sum(unit.forward_exposed))
+                late, slowed_too = parallel.waits(behind, back + unit.weight + sum(unit.backward_exposed))
+                fronts["dp"] = fronts.get("dp", 0.0) + times * shown
+                backs["dp"] = backs.get("dp", 0.0) + times * late
+                ahead, back = ahead + slowed, back + slowed_too
+            forward += times * ahead
+            backward += times * back
             weight += times * unit.weight
-            whole = times * (ahead + back + unit.weight)
-            longest = max(longest, (whole, unit.longest))
-        return StageTime(forward, backward, weight, exposed, longest)
+            longest = max(longest, (times * (ahead + back + unit.weight), unit.longest))
+        return StageTime(Taken(forward, fronts), Taken(backward, backs), weight, longest)
 
-    def _gathers(self, layout: Layout, name: Name, unit: UnitTime) -> tuple[float, float, float]:
-        """ZeRO-3: exposed before a forward and before a backward (with the reduction, if each has one), and hidden."""
-        parallel = self.data_parallel(layout, name)
-        twice = name not in ("embed", "head")
-        back = (parallel.gather if twice else 0.0) + (parallel.reduce if self.job.reduce == "micro_batch" else 0.0)
-        if not self.beside:
-            return parallel.gather, back, 0.0
-        forward = unit.forward + sum(unit.forward_exposed)
-        backward = unit.backward + unit.weight + sum(unit.backward_exposed)
-        exposed = max(0.0, parallel.gather - forward), max(0.0, back - backward)
-        return (*exposed, parallel.gather + back - sum(exposed))
-
-    def data_parallel(self, layout: Layout, name: Name) -> DataParallel:
-        """Seconds to gather a unit's weights and to reduce its gradients, once each."""
-        key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp, layout.pp,
-               layout.order)  # fmt: skip
-        found = self._dp.get(key)
-        if found is None:
-            gather = reduce = 0.0
-            for message in unit_messages(self.counts, layout, name):
-                seconds = self.units.network.seconds(
-                    message.collective, message.payload, _place(layout, message.group, message.ranks)
-                )
-                if message.collective == "all_gather":
-                    gather += seconds
-                else:
-                    reduce += seconds
-            found = self._dp[key] = DataParallel(gather, reduce)
-        return found
-
-    def _ends(self, layout: Layout, chunks: tuple[int, ...]) -> Ends:
-        """Reductions after the last backward and gathers before the first forward, of one rank."""
-        if layout.dp * layout.cp * layout.tp == 1:
-            return Ends(0.0, 0.0)
-        gather = reduce = forward = backward = last = first = 0.0
-        stays, ahead = policy(layout).weights_stay, self.job.weights == "ahead"
-        each = self.job.reduce == "micro_batch" and not policy(layout).gradients_stay
-        for chunk in chunks:
-            for run, times in self.counts.stage_work(layout)[chunk]:
-                parallel, unit = self.data_parallel(layout, run.name), self.units.unit(layout, run)
-                if stays:
-                    gather += times * parallel.gather
-                    first = first or parallel.gather
-                if not (each and not stays):
-                    reduce += times * parallel.reduce
-                    last = last or parallel.reduce  # of the unit whose backward ends last
-                if chunk == chunks[0]:
-                    forward += times * (unit.forward + sum(unit.forward_exposed))
-                    backward += times * (unit.backward + unit.weight + sum(unit.backward_exposed))
-        if stays and self.job.weights == "broadcast":
-            gather = self._broadcast(layout, chunks)
-        if not self.beside:
-            return Ends(gather + reduce, 0.0)
-        share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
-        waits = first + max(0.0, share * (gather - first) - forward) if ahead else gather
-        exposed = last + max(0.0, share * (reduce - last) - backward) + waits
-        return Ends(exposed, gather + reduce - exposed)
-
-    def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
-        """Seconds in which each rank of a shard group in turn hands out the whole tensors that it updates."""
-        held: dict[tuple[str, int], int] = {}
-        for chunk in chunks:
-            for run, times in self.counts.stage_work(layout)[chunk]:
-                for message in unit_messages(self.counts, layout, run.name):
-                    if message.collective == "all_gather":
-                        place = message.group, message.ranks
-                        held[place] = held.get(place, 0) + times * message.payload
-        return sum(
-            ranks * self.units.network.seconds("broadcast", payload // ranks, _place(layout, name, ranks))
-            for (name, ranks), payload in held.items()
-        )
-
-    def _update(self, layout: Layout, rank: RankMemory) -> float:
+    def update(self, layout: Layout, rank: RankMemory) -> float:
         """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.
 
         Around it the sums of gradients are set to zero and, where several ranks add to them, scaled.
@@ -259,25 +239,31 @@ class Timeline:
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
         return seconds
 
-
-HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
-HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 8 channels on two sockets)
+    _update = update  # the name by which bounds.py asks
 
 
-class Ends(NamedTuple):
-    """Of data parallelism, outside of the micro-batches: seconds that nothing hides, and that compute hides."""
+def _sum(parts: Iterable[tuple[Taken, int]]) -> tuple[float, dict[str, float]]:
+    """Of actions, so many times each: compute, and by axis what shows."""
+    compute, exposed = 0.0, dict[str, float]()
+    for taken, times in parts:
+        compute += times * taken.compute
+        for axis, seconds in taken.exposed.items():
+            if seconds:
+                exposed[axis] = exposed.get(axis, 0.0) + times * seconds
+    return compute, exposed
 
-    exposed: float
-    hidden: float
 
-
-def _place(layout: Layout, name: str, ranks: int) -> Group:
-    found = group(layout, name)
-    return found if found.ranks == ranks else Group(ranks, found.stride)
-
-
-def _bound(stage: StageTime, exposed: dict[str, float], bubble: float, compute: float, update: float) -> str:
-    """The largest part of the step; of compute, its longest operation."""
+def _clock(
+    compute: float, exposed: dict[str, float], ends: float, update: float, stages: list[StageTime],
+    *, total: float | None = None,
+) -> Clock:  # fmt: skip
+    """A rank's parts, ``ends`` being of data parallelism; without a ``total`` it waits for no other rank."""
+    if ends:
+        exposed["dp"] = exposed.get("dp", 0.0) + ends
+    busy = compute + sum(exposed.values()) + update
+    bubble = max(0.0, total - busy) if total is not None else 0.0
+    slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]
+    # The largest part of the step; of compute, its longest operation.
     parts = {f"{axis} messages": seconds for axis, seconds in exposed.items()}
-    parts |= {"pipeline bubble": bubble, "optimizer": update, stage.longest[1]: compute}
-    return max(parts, key=lambda name: parts[name])
+    parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
+    return Clock(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))

@@ -1,0 +1,73 @@
+"""What one pipeline stage holds and keeps, added up once: its runs of equal units with their numbers, and the totals.
+
+A walk through a step (``memory.py``) visits the runs; ranks, schedules and placements share these sums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.counts import Counts, Run, run_part
+from fivefold.plan.count.part import part_of
+from fivefold.plan.count.states import UnitStates
+from fivefold.plan.count.tape import Profile
+
+
+class Held(NamedTuple):
+    """A run with its numbers: ``first`` while its gradients are born, ``later`` when they live."""
+
+    run: Run
+    first: Profile
+    later: Profile
+    state: UnitStates
+    logits: int
+    noted: bool = True  # whether a moment of it can be the fullest
+
+
+class Chunk(NamedTuple):
+    """One stage. ``states`` are those of all its units; ``kept`` and ``late``: of one micro-batch, until its backward
+    and until its weights' gradients.
+    """
+
+    runs: tuple[Held, ...]
+    states: UnitStates
+    kept: int
+    late: int
+    shapes: frozenset[tuple[int, int]]  # of its weights
+
+
+def chunk_of(counts: Counts, layout: Layout, stage: int) -> Chunk:
+    """The stage called ``stage``, from the cache of ``counts``."""
+    key = part_of(layout), counts.stage_key(layout), stage, counts.states_key(layout)
+    found = counts.chunks.get(key)
+    if found is None:
+        found = counts.chunks[key] = _chunk(counts, layout, counts.stage_runs(layout)[stage])
+    assert isinstance(found, Chunk)
+    return found
+
+
+def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...]) -> Chunk:
+    """Of runs that recur (every second layer recomputed) only the first and the last can be the fullest."""
+    kinds = [(run.name, run.times, run.recomputed) for run in runs]
+    made = {kind: _held(counts, layout, run) for kind, run in zip(kinds, runs, strict=True)}
+    ends = {kinds.index(kind) for kind in made} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in made}
+    held = [
+        made[kind]._replace(run=run, noted=at in ends) for at, (kind, run) in enumerate(zip(kinds, runs, strict=True))
+    ]
+    total = UnitStates()
+    for each in held:
+        total += UnitStates._make([*(each.run.times * size for size in each.state[:-1]), each.state.largest])
+    return Chunk(
+        runs=tuple(held),
+        states=total,
+        kept=sum(each.run.times * each.later.kept_bytes for each in held),
+        late=sum(each.run.times * each.later.weight_bytes for each in held),
+        shapes=frozenset(shape for run in runs for shape in counts.shapes(part_of(layout), run.name)),
+    )
+
+
+def _held(counts: Counts, layout: Layout, run: Run) -> Held:
+    part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
+    profiles = counts.profile(part, run.name, state.sums), counts.profile(part, run.name)
+    return Held(run, *profiles, state, counts.logits(part) if run.name == "head" else 0)
