@@ -211,15 +211,23 @@ def published(
     excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the README.")] = False,
+    halves: Annotated[bool, typer.Option("--halves", help="Calibrate on every second run, score the others.")] = False,
     learn: Annotated[Path | None, typer.Option(help="Write the error to expect of each class of runs here.")] = None,
     json: AsJson = False,
 ) -> None:
     """Predictions against what others measured and published: every accuracy claim, made anew."""
-    from fivefold.check.published import SOURCES, run, table_markdown
+    from fivefold.check.published import SOURCES, cases_of, run, table_markdown
     from fivefold.check.published.regimes import learn as learned
     from fivefold.check.published.regimes import write
+    from fivefold.check.published.tune import halves as calibrated
     from fivefold.show import published as page
 
+    if halves:
+        rows_of = [
+            each._asdict() | {"factors": each.factors._asdict()} for each in calibrated(cases_of(sources or SOURCES))
+        ]
+        show(json_module.dumps(rows_of, indent=2) if json else page.halves(rows_of))
+        return
     report = run(tuple(sources) if sources else SOURCES)
     if json:
         show(report.model_dump_json(indent=2))

@@ -7,7 +7,8 @@ vtrain  time    938  +3.1%    6.0%  7.9%   +41%  0.81    1.2%
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pydantic import PositiveInt
 from rich.console import Group, RenderableType
@@ -82,3 +83,15 @@ def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> Renderabl
 
 def _amount(quantity: str, number: float) -> str:
     return show_seconds(number) if quantity == "time" else show_bytes(number)
+
+
+def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """What calibrating a machine on half of its runs gives for the other half."""
+    rows = tuple(
+        (
+            row["chip"], str(row["runs"]), f"{row['stock']:.1%}", f"{row['tuned']:.1%}",
+            ", ".join(f"{name} x{factor:.2f}" for name, factor in row["factors"].items() if factor != 1) or "none",
+        )
+        for row in found
+    )  # fmt: skip
+    return Grid(("chip", "runs", "stock", "calibrated", "factors"), rows, words=("chip", "factors"))

@@ -62,6 +62,12 @@ def reader(source: str) -> Reader:
     return cases
 
 
+def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
+    """Every case that is scored."""
+    for source in sources:
+        yield from (case for case in reader(source)() if isinstance(case, Case))
+
+
 def run(sources: Iterable[str] = SOURCES) -> Report:
     """Predict every case of ``sources`` and score it."""
     from fivefold.plan.predict import predict  # only here: readers need no planner

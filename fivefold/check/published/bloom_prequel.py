@@ -71,6 +71,7 @@ def _case(row: dict[str, str]) -> Case:
         global_batch=int(row["gbs"]),
         precision=precision,
         vocab_multiple=128,
+        joined=("gradients",),
         blocking=True,
     )
     machines = machine("a100", gpus, nic_gigabits=50, source=NETWORK)

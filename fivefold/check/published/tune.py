@@ -1,20 +1,24 @@
 """Calibrate a machine on steps that were measured on it: five numbers, each a fact of the machine.
 
 matmuls per joule and peak share, memory bandwidth, the host's launch, attention, the near link: each times a factor.
-Coordinate descent in the logarithm on the mean absolute log error; a factor stays within 1/2 and 2. Measure half of
+Coordinate descent on the mean absolute error; a factor stays within 1/2 and 2. Measure half of
 the runs, calibrate, and score the other half: that is how good a planner is after one afternoon on the machine.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from fivefold.check.published.case import Case
+from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
-from fivefold.plan.predict import Planner
+from fivefold.model.spec import Model
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.memory import RankMemory, memory
+from fivefold.plan.price.timeline import Timeline
+from fivefold.plan.price.units import Units
 
 STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
 LIMIT = 2.0
@@ -48,32 +52,73 @@ def _chip(chip: Chip, factors: Factors) -> Chip:
     )
 
 
-def tune(cases: Sequence[Case]) -> Factors:
-    """The factors under which the measured step times of ``cases`` are predicted best."""
-    factors = Factors()
-    best = error(cases, factors)
+class Run(NamedTuple):
+    """A measured step with all of it that no machine changes."""
+
+    case: Case
+    counts: Counts
+    memory: list[RankMemory]
+
+
+def prepared(cases: Iterable[Case]) -> list[Run]:
+    """Those with a step time; equal models and jobs are counted once."""
+    known: dict[tuple[Model, Job], Counts] = {}
+    runs = []
+    for case in cases:
+        if case.step_seconds is not None:
+            counts = known.setdefault((case.model, case.job), Counts(case.model, case.job))
+            runs.append(Run(case, counts, memory(counts, case.layout)))
+    return runs
+
+
+def tune(runs: Sequence[Run]) -> Factors:
+    """The factors under which the measured step times of ``runs`` are predicted best."""
+    factors, best = Factors(), error(runs, Factors())
     for step in STEPS:
         improved = True
         while improved:
             improved = False
             for field in Factors._fields:
-                for sign in (step, 1 / step):
-                    value = getattr(factors, field) * sign
+                for value in (getattr(factors, field) * step, getattr(factors, field) / step):
                     if not 1 / LIMIT <= value <= LIMIT:
                         continue
                     tried = factors._replace(**{field: value})
-                    found = error(cases, tried)
+                    found = error(runs, tried)
                     if found < best:
                         factors, best, improved = tried, found, True
     return factors
 
 
-def error(cases: Sequence[Case], factors: Factors) -> float:
-    """Mean absolute logarithm of predicted over measured step time."""
-    return fmean(abs(math.log(seconds(case, factors) / (case.step_seconds or 1.0))) for case in cases)
+def error(runs: Sequence[Run], factors: Factors) -> float:
+    """Mean absolute relative error of the step time."""
+    return fmean(abs(seconds(run, factors) / (run.case.step_seconds or 1.0) - 1) for run in runs)
 
 
-def seconds(case: Case, factors: Factors) -> float:
-    """The predicted step of ``case`` on the changed machine."""
-    planner = Planner(model=case.model, machine=factors.apply(case.machine), job=case.job)
-    return planner.estimate(case.layout).clock.seconds
+def seconds(run: Run, factors: Factors) -> float:
+    """The predicted step on the changed machine."""
+    units = Units(run.counts, factors.apply(run.case.machine))
+    return Timeline(units).step(run.case.layout, run.memory).seconds
+
+
+class Halves(NamedTuple):
+    """Mean absolute error of the step times of one chip's second half, stock and with factors from its first half."""
+
+    chip: str
+    runs: int
+    stock: float
+    tuned: float
+    factors: Factors
+
+
+def halves(cases: Iterable[Case]) -> list[Halves]:
+    """Per chip: every second run tunes, the others are scored."""
+    chips: dict[str, list[Run]] = {}
+    for run in prepared(cases):
+        chips.setdefault(run.case.machine.chip.name, []).append(run)
+    found = []
+    for chip, runs in chips.items():
+        learnt, held = runs[::2], runs[1::2]
+        if held:
+            factors = tune(learnt)
+            found.append(Halves(chip, len(held), error(held, Factors()), error(held, factors), factors))
+    return found

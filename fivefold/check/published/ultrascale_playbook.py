@@ -1,9 +1,10 @@
 """The Ultra-Scale Playbook's heat maps: nanotron's best layouts on 8 to 512 H100, MFU and peak memory.
 
 huggingface/nanotron@c252843:docs/benchmark_summary.svg; scripts/scaling_benchmarks.py@0e0a27e: fp32 gradient sums,
-no recomputation, 1F1B without hidden messages, fused norms, loss in fp32 on copies. A layer's input travels beside
-the matmul of the rank's own tokens alone, 1/tp of it (functional.py@00708b8), and weights after the update
-(optim/zero.py@069c21c). MFU counts full attention of 989 TFLOP/s; memory is GiB, of which counter is not stated.
+no recomputation, 1F1B without hidden messages, FlashAttention's norms and rotary, loss in fp32 on copies. A layer's
+input travels beside the matmul of the rank's own tokens alone, 1/tp of it (functional.py@00708b8), and weights after
+the update (optim/zero.py@069c21c). MFU counts full attention of 989 TFLOP/s. Memory is GiB of rank 0, allocated or
+reserved (helpers.py@31aa4c4 writes both): above what lives at once by its buffers (nccl's, ZeRO's), so reserved.
 """
 
 from __future__ import annotations
@@ -49,17 +50,36 @@ def _model(row: Row) -> Model:
     )
 
 
+def _stages(model: Model, pp: int) -> tuple[int, ...]:
+    """A stage ends with the layer that exceeds its share of all layers and the head, by elements of their weights
+    (models/base.py@01de8d9, build_model; models/llama.py@03b83fc, get_block_compute_costs).
+    """
+    layer = 4 * model.width * model.width + 3 * model.ffn * model.width
+    whole, stages = model.layers * layer + model.vocab * model.width, [0] * pp
+    for index in range(model.layers):
+        stages[next(stage for stage in range(pp) if index * layer * pp <= whole * (stage + 1))] += 1
+    return tuple(stages)
+
+
 def _case(row: Row) -> Case:
     model, layout = _model(row), spread(row, zero=whole(row, "zero"))
+    if layout.pp > 1:
+        layout = layout.replace(stages=_stages(model, layout.pp))
+    sharded = layout.zero > 0  # and so without DistributedDataParallel (trainer.py@004a89c, _init_model)
     job = Job(
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16"),
-        loss="plain",
+        loss="copied",
         attention="flash2",
+        kernels="norms",
+        joint=True,
+        weight_gradients="late" if sharded or layout.dp == 1 else "buckets",
         overlap=("dp",),
         weights="at_once",
+        joined=("weights",) if sharded else (),
         async_tp=True,
+        run_ahead=True,
     )
     where = machine("h100", whole(row, "gpus"))
     rate = number(row, "mfu_pct") / 100 * PEAK_FLOPS
@@ -73,6 +93,7 @@ def _case(row: Row) -> Case:
         job=job,
         step_seconds=seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="full"),
         memory_bytes=number(row, "peak_mem_gib") * GIB,
+        memory="reserved",
     )
 
 

@@ -19,7 +19,6 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import Policy, policy
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model
 from fivefold.plan.count.chunk import Chunk, Held, chunk_of
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.part import part_of

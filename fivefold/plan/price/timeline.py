@@ -58,7 +58,8 @@ class StageTime(NamedTuple):
     """One micro-batch through one stage."""
 
     forward: Taken
-    backward: Taken
+    backward: Taken  # B, wherever the schedule puts W: its messages have B alone to hide behind
+    whole: Taken  # BW
     weight: float
     longest: tuple[float, str]
 
@@ -98,7 +99,7 @@ class Durations:
         if task.kind == "B":
             return self._sent(stage.backward)
         if task.kind == "BW":
-            return self._sent(stage.backward._replace(compute=stage.backward.compute + stage.weight))
+            return self._sent(stage.whole)
         if task.kind == "W":
             return Taken(stage.weight, {})
         forward, backward = self._way(task.stage, back=False), self._way(task.backward_stage, back=True)
@@ -197,29 +198,29 @@ class Timeline:
 
     def stage(self, layout: Layout, work: Work) -> StageTime:
         """One micro-batch through one stage, each direction alone."""
-        forward = backward = weight = 0.0
-        fronts, backs = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        compute, weight = [0.0, 0.0, 0.0], 0.0  # forward, B and BW
+        exposed = [dict.fromkeys(AXES, 0.0) for _ in compute]
         longest, parallel = (0.0, ""), self.parallel
         speaks = not policy(layout).weights_stay or parallel.reduces_each(layout)
         for run, times in work:
             unit = self.units.unit(layout, run)
-            ahead, back = unit.forward, unit.backward
+            ours = [unit.forward, unit.backward, unit.backward + unit.weight]
             for axis, first, second in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
                 if first or second:
-                    fronts[axis] += times * first
-                    backs[axis] += times * second
+                    for way, seconds in zip(exposed, (first, second, second), strict=True):
+                        way[axis] += times * seconds
             if speaks:
-                front, behind = parallel.each_way(layout, run.name)
-                shown, slowed = parallel.waits(front, ahead + sum(unit.forward_exposed))
-                late, slowed_too = parallel.waits(behind, back + unit.weight + sum(unit.backward_exposed))
-                fronts["dp"] = fronts.get("dp", 0.0) + times * shown
-                backs["dp"] = backs.get("dp", 0.0) + times * late
-                ahead, back = ahead + slowed, back + slowed_too
-            forward += times * ahead
-            backward += times * back
+                front, back = parallel.each_way(layout, run.name)
+                talk = [sum(unit.forward_exposed), *[sum(unit.backward_exposed)] * 2]
+                for index, message in enumerate((front, back, back)):
+                    shown, slowed = parallel.waits(message, ours[index] + talk[index])
+                    exposed[index]["dp"] = exposed[index].get("dp", 0.0) + times * shown
+                    ours[index] += slowed
+            compute = [sum_ + times * each for sum_, each in zip(compute, ours, strict=True)]
             weight += times * unit.weight
-            longest = max(longest, (times * (ahead + back + unit.weight), unit.longest))
-        return StageTime(Taken(forward, fronts), Taken(backward, backs), weight, longest)
+            longest = max(longest, (times * (ours[0] + ours[2]), unit.longest))
+        forward, backward, whole = map(Taken, compute, exposed)
+        return StageTime(forward, backward, whole, weight, longest)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:
         """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.

@@ -116,6 +116,15 @@ def test_playbook_parameters_and_seconds() -> None:
         assert case.step_seconds == pytest.approx(float(printed[row]["step_s_derived"]), rel=1e-3, abs=6e-4), row
 
 
+def test_playbook_stages_share_layers_and_head() -> None:
+    """1B: sixteen layers and a head worth four; the eleventh is the first to exceed ten. 80B: 81.1 layers over 16."""
+    found = cases("ultrascale_playbook")
+    assert found["ultrascale_playbook-0001"].layout.stages == (11, 5)
+    assert found["ultrascale_playbook-0025"].layout.stages == (6, *[5] * 13, 6, 3)
+    buckets = {row[-4:] for row, case in found.items() if case.job.weight_gradients == "buckets"}
+    assert buckets == {"0006", "0013", "0020"}  # data parallel without ZeRO
+
+
 def test_internevo_shards_in_groups() -> None:
     found = cases("misc_throughput")
     layouts = [str(found[f"misc_throughput-{row}"].layout) for row in ("0017", "0018", "0015", "0039")]
@@ -129,8 +138,8 @@ def test_torchtune_ladder() -> None:
     runs = list(cases("finetune_memory").values())
     assert [(case.job.loss, case.job.kernels, case.layout.ac) for case in runs] == [
         ("plain", "plain", "none"),
-        ("chunked", "fused", "none"),
-        ("chunked", "fused", "full"),
+        ("fused", "fused", "none"),
+        ("fused", "fused", "full"),
     ]
     # Weights, gradients and two moments of two bytes each fill the last rung but for a tenth.
     assert runs[-1].memory_bytes == pytest.approx(8 * runs[-1].model.parameters, rel=0.1)

@@ -51,6 +51,23 @@ def test_expandable_segments_reserve_what_lives() -> None:
     assert held(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
 
 
+def reserved(job: Job, text: str) -> int:
+    counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
+    return held(counts, layout, memory(counts, layout)).reserved_bytes
+
+
+def test_joined_weights_are_a_segment_of_their_own() -> None:
+    job = Job(sequence=4096, global_batch=4, weight_gradients="late")
+    more = reserved(job.replace(joined=("weights",)), "dp4 zero1") - reserved(job, "dp4 zero1")
+    assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
+
+
+def test_the_host_ahead_reserves_what_was_sent() -> None:
+    """Under sequence parallelism two sums of each layer and one of the embedding, whole: tokens x D in 16 bits."""
+    more = reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - reserved(MEGATRON, "dp4 tp2 zero1")
+    assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
+
+
 def test_the_driver_shows_context_and_communicators() -> None:
     model = Model(name="m", layers=2, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
     counts = Counts(model, Job(sequence=64, global_batch=8))

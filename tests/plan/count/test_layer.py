@@ -67,6 +67,8 @@ def test_pytorchs_own_kernels_keep_more() -> None:
     plain = kept(LLAMA, job.replace(kernels="plain"), sequences=B)
     assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
     assert kept(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
+    for joint in (False, True):  # beside gate and up, in one tensor or in two
+        assert kept(LLAMA, job.replace(kernels="norms", joint=joint), sequences=B) - fused == B * T * 2 * F
 
 
 def test_forward_is_two_flops_per_parameter_and_token() -> None:

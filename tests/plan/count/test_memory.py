@@ -167,10 +167,34 @@ def test_placeholders_are_one_of_each_shape() -> None:
     assert kept - summed == 2 * ((D + 2 * kv) * D + D * D + 2 * F * D + D * F)
 
 
-@pytest.mark.parametrize(("loss", "per_logit"), [("fused", 2), ("narrow", 8), ("widened", 6), ("plain", 12)])
+def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
+    """Sums of 4 bytes from the start; a backward ends with every gradient of 2 bytes, and buckets hold 2 more."""
+    model = named("llama3-8b").replace(layers=4)
+    layout, P = Layout(dp=2, zero=0), model.parameters
+    apart, late, buckets = (
+        memory(Counts(model, Job(sequence=64, global_batch=2, weight_gradients=each)), layout)[0].passes_bytes
+        for each in ("apart", "late", "buckets")
+    )
+    assert buckets - late == 2 * P
+    assert late == pytest.approx((2 + 12 + 4 + 2) * P, rel=0.05)  # weights, the optimizer's, sums, gradients
+    assert apart == pytest.approx((2 + 12 + 4) * P, rel=0.05)
+
+
+def test_gradients_joined_for_the_update() -> None:
+    """Each rank's half of them, in 2 bytes and in 4."""
+    job = JOB.replace(joined=("gradients",))
+    apart, joined = (only_rank(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=each) for each in (JOB, job))
+    assert (apart.peak_cause, joined.peak_cause) == ("optimizer", "optimizer")
+    assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated
+    assert joined.peak_bytes == pytest.approx((2 + 2 + (12 + 2 + 4) / 2) * ZERO_TABLE.parameters, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("loss", "per_logit"), [("fused", 2), ("narrow", 8), ("widened", 6), ("copied", 8), ("plain", 12)]
+)
 def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit: int) -> None:
     """fused: logits; narrow: they, their log-softmax and two gradients in 16 bits; widened: fp32 and a 16-bit copy;
-    plain: log-softmax and two gradients in fp32."""
+    copied: fp32 twice; plain: log-softmax and two gradients in fp32."""
     model = named("llama3-8b").replace(layers=1)
     job = Job.read({"sequence": 4096, "global_batch": 8, "loss": loss}, origin="test")
     head = Counts(model, job).profile(part_of(Layout(dp=8)), "head")

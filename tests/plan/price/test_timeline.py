@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from fivefold.job import Job
 from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout, refuse
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.continued import continued
+from fivefold.plan.price.units import AXES, CONTENTION
 from fivefold.record import Mistake
 
 JOB = Job(sequence=2048, global_batch=64)
@@ -98,14 +100,81 @@ def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap
 @given(text=LAYOUTS)
 def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     layout = legal(text)
-    # DualPipe hides messages beside the launches of the host too: the fewer there are, the less there is to hide
-    if layout is None or layout.schedule == "dualpipev":
+    if layout is None:
         return
     time = planner().estimate(layout).clock.seconds
     assert planner(machine="b200:256").estimate(layout).clock.seconds <= time
     assert planner(JOB.replace(early_stop=True)).estimate(layout).clock.seconds <= time
     if layout.zero < 3:  # ZeRO-3 may wait for gathers, beside which recomputation is free
         assert planner().estimate(layout.replace(ac="none")).clock.seconds <= time * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.builds(
+        "dp{} tp2 cp{} ep{} pp4 zero{} {}".format, st.sampled_from([4, 8]), st.sampled_from([1, 2]),
+        st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]), st.sampled_from(["dualpipe", "v2 dualpipev"]),
+    ),
+    overlap=OVERLAPS.map(lambda axes: (*axes, "ep")),
+)  # fmt: skip
+def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(text, overlap):
+    job = JOB.replace(overlap=overlap, global_batch=256, graphs="full")
+    layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
+    durations, stages = plan.timeline.durations(layout), range(layout.pp * layout.v)
+    for other in stages:
+        both, forward, backward = (
+            durations.taken(Task(*task)) for task in (("FB", 1, other), ("F", 1, -1), ("BW", other, -1))
+        )
+        one, two = durations._way(1, back=False), durations._way(other, back=True)
+        talk, compute = sum((*one.beside.values(), *two.beside.values())), one.compute + two.compute
+        stays = sum((*one.stays.values(), *two.stays.values())) + 2 * durations.sending
+        assert both.seconds >= max(talk, compute) + stays
+        assert both.seconds >= one.gathered + two.gathered  # of ZeRO-3, unit by unit
+        hidden = talk + one.gathers + two.gathers + stays - sum(both.exposed.values())
+        assert both.compute - compute >= CONTENTION * (hidden - one.hidden - two.hidden) * (1 - 1e-9) - 1e-12
+        # Apart only what one direction has room for is hidden; together more contends.
+        assert both.seconds <= (forward.seconds + backward.seconds) * (1 + CONTENTION)
+        assert all(both.exposed.get(axis, 0.0) <= forward.exposed.get(axis, 0.0) + backward.exposed.get(axis, 0.0) + 1e-12
+                   for axis in (*AXES, "pp"))  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "v2 dualpipev"])
+def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
+    text = f"dp4 ep4 tp2 pp4 {schedule}"
+    known = {"model": "qwen3-30b-a3b", "machine": "h800:32"}
+    shown, hidden = (planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).clock
+                     for axes in (("dp", "pp"), ("dp", "ep", "pp")))  # fmt: skip
+    flat = planner(JOB.replace(overlap=("dp", "pp"), graphs="full"), **known)
+    layout = Layout.parse(text)
+    durations = flat.timeline.durations(layout)
+    fb = durations.taken(Task("FB", 1, 2))
+    apart = [durations.taken(Task("F", 1, -1)), durations.taken(Task("BW", 2, -1))]
+    assert fb.exposed["ep"] == pytest.approx(sum(each.exposed["ep"] for each in apart), rel=1e-9)
+    assert hidden.exposed.get("ep", 0.0) < 0.5 * shown.exposed["ep"]
+    assert hidden.seconds < shown.seconds
+
+
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "v2 interleaved", "zb1p", "zb2p", "v2 zbv", "dualpipe", "v2 dualpipev"]
+)
+@pytest.mark.parametrize("zero", [1, 3])
+def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
+    """Of a long table too, that is played short: messages of each axis as often as its actions have them."""
+    plan, layout = (
+        planner(JOB.replace(global_batch=256, overlap=("dp", "cp"))),
+        Layout.parse(f"dp4 tp2 cp2 pp4 zero{zero} {name}"),
+    )
+    clock, durations = plan.estimate(layout).clock, plan.timeline.durations(layout)
+    table = schedule(layout.schedule, pp=4, v=layout.v, micro_batches=64)
+    rows = [
+        [durations.taken(Task(action.kind, action.stage, action.backward_stage)) for action in row]
+        for row in table.rows
+    ]
+    sums = [{axis: sum(taken.exposed.get(axis, 0.0) for taken in row) for axis in ("tp", "cp", "pp")} for row in rows]
+    assert (
+        min(max(abs(each[axis] - clock.exposed.get(axis, 0.0)) for axis in each) for each in sums)
+        < 1e-9 * clock.seconds
+    )
 
 
 def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():

@@ -1,0 +1,27 @@
+"""Calibration on measured steps finds the machine that made them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.check.published import cases_of
+from fivefold.check.published.tune import Factors, error, halves, prepared, seconds, tune
+
+RUNS = prepared(case for case in cases_of(["vtrain"]) if case.machine.ranks <= 8)[::40]
+SLOW = Factors(matmul=0.7, launch=1.5)
+
+
+def test_a_slower_machine_is_found_from_its_steps() -> None:
+    made = [run._replace(case=run.case._replace(step_seconds=seconds(run, SLOW))) for run in RUNS]
+    found = tune(made)
+    assert error(made, Factors()) > 0.2
+    assert error(made, found) < 0.02
+    assert found.matmul < 0.9  # bandwidth takes its part of it: narrow layers cannot tell them apart
+    assert found.launch == pytest.approx(SLOW.launch, rel=0.1)
+
+
+def test_the_other_half_is_scored() -> None:
+    made = [run.case._replace(step_seconds=seconds(run, SLOW)) for run in RUNS]
+    (one,) = halves(made)
+    assert (one.chip, one.runs) == ("a100", len(RUNS) // 2)
+    assert one.tuned < 0.05 < one.stock

@@ -1,0 +1,55 @@
+"""Messages of data parallelism in time: what hides behind a backward hides there once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.plan.predict import Planner
+from fivefold.plan.price.units import CONTENTION
+
+JOB = Job(sequence=2048, global_batch=64, graphs="full")
+
+
+def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
+    return Planner(model=named("llama3-8b"), machine=resolve(machine, local=Path("none")), job=job)
+
+
+def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
+    """One sequence a rank on slow links: the last backward has no room left beside ZeRO-3's gathers."""
+    plan, layout = planner(), Layout.parse("dp64 zero3")
+    trips = {run.name: plan.timeline.data_parallel(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
+    units = {run.name: plan.units.unit(layout, run) for run, _ in plan.counts.stage_work(layout)[0]}
+    (block,) = set(units) - {"embed", "head"}
+    gather, backward = trips[block].gather, units[block].backward + units[block].weight
+    assert gather > 0.5 * backward
+    ends = plan.timeline.parallel.ends(layout, (0,))
+    reduce = 32 * trips[block].reduce + trips["head"].reduce
+    room = 32 * max(0.0, backward - gather) + units["head"].backward + units["head"].weight + units["embed"].backward
+    assert ends.exposed == pytest.approx(trips["embed"].reduce + max(0.0, reduce - room), rel=1e-9)
+    assert ends.slowed == pytest.approx(CONTENTION * (reduce + trips["embed"].reduce - ends.exposed), rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
+    layout = Layout.parse(f"dp8 zero{zero}")
+    once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).clock.exposed["dp"]
+                  for how in ("step", "micro_batch"))  # fmt: skip
+    plan = planner()
+    reduce = sum(
+        n * plan.timeline.data_parallel(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0]
+    )
+    assert each - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
+
+
+def test_the_last_reduction_hides_behind_nothing() -> None:
+    plan, layout = planner(JOB.replace(reduce="micro_batch")), Layout.parse("dp8 zero2")
+    trip, unit = ((plan.timeline.data_parallel(layout, run.name), plan.units.unit(layout, run))
+                  for run, _ in plan.counts.stage_work(layout)[0][:1]).__next__()  # fmt: skip
+    gathered = plan.timeline.parallel.ends(layout, (0,)).exposed - min(trip.reduce, unit.backward + unit.weight)
+    assert gathered == pytest.approx(trip.gather, rel=1e-9)
