@@ -1,0 +1,82 @@
+"""No accuracy claim without its run: the README's table is made anew, and no source may get worse than its bound.
+
+A wanted change is frozen with ``FIVEFOLD_FREEZE=1 pytest tests/check/published/test_accuracy.py`` and seen in the diff.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fivefold.check.published import Report, run, table_markdown
+from fivefold.check.published.regimes import learn, write
+from fivefold.plan.price.errors import TABLE
+
+README = Path(__file__).parents[3] / "README.md"
+FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
+
+# Mean absolute error that each may have, in percent: a little over what it has today.
+BOUNDS = {
+    ("korthikanti2022", "time"): 3.0,
+    ("korthikanti2022", "states"): 0.5,
+    ("korthikanti2022", "activations"): 1.0,
+    ("vtrain", "time"): 8.0,
+    ("simumax_b200", "time"): 6.0,
+    ("simumax_b200", "peak"): 0.5,
+    ("zero_bubble", "time"): 10.0,
+    ("zero_bubble", "peak"): 4.0,
+    ("llm_foundry", "time"): 9.0,
+    ("nemo_perf", "time"): 5.0,
+    ("dgxc_benchmarking", "time"): 3.5,
+    ("megatron_bridge_perf", "time"): 11.0,
+    ("megatron_bridge_memory", "peak"): 6.5,
+    ("ultrascale_playbook", "time"): 13.0,
+    ("ultrascale_playbook", "peak"): 8.0,
+    ("kempnerforge", "time"): 12.0,
+    ("torchtitan", "time"): 12.5,
+    ("bloom_prequel", "peak"): 11.0,
+    ("bloom_prequel", "time"): 18.0,
+    ("misc_throughput", "time"): 15.0,
+}
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return run()
+
+
+def test_no_source_is_worse_than_its_bound(report: Report) -> None:
+    means = {(row.source, row.quantity): 100 * row.mean for row in report.summaries}
+    assert {key: mean for key, mean in means.items() if mean > BOUNDS.get(key, 100.0)} == {}
+    assert BOUNDS.keys() <= means.keys()
+
+
+def test_the_readme_has_the_table_of_this_commit(report: Report) -> None:
+    text, table = README.read_text(encoding="utf-8"), table_markdown(report)
+    begin = text.index("| source | of |")
+    end = text.index("\n\n", begin) + 1
+    if FREEZE:
+        README.write_text(text[:begin] + table + text[end:], encoding="utf-8")
+    else:
+        assert text[begin:end] == table
+
+
+def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report, tmp_path: Path) -> None:
+    write(learn(report.scores), tmp_path / "errors.csv")
+    if FREEZE:
+        write(learn(report.scores))
+    else:
+        assert TABLE.read_text(encoding="utf-8") == (tmp_path / "errors.csv").read_text(encoding="utf-8")
+
+
+def test_rankings_hold(report: Report) -> None:
+    """Per source: layouts that were tried side by side come in the measured order, and our pick costs little more."""
+    ranked = {row.source: row for row in report.summaries if row.groups}
+    assert ranked["vtrain"].regret is not None
+    assert ranked["vtrain"].regret < 0.06
+    assert ranked["simumax_b200"].regret is not None
+    assert ranked["simumax_b200"].regret < 0.02
+    assert ranked["bloom_prequel"].regret is not None
+    assert ranked["bloom_prequel"].regret < 0.05
