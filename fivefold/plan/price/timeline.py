@@ -86,6 +86,7 @@ class Durations:
         self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
         nccl = timeline.machine.backend == "nccl"
         self.sending = 0.0 if "pp" in self.job.overlap and nccl else self.hop  # of sends that block
+        self._ways: dict[tuple[int, bool], Way] = {}
 
     def seconds(self, task: Task) -> float:
         """Of one action."""
@@ -102,11 +103,17 @@ class Durations:
             return self._sent(stage.whole)
         if task.kind == "W":
             return Taken(stage.weight, {})
-        forward, backward = self._way(task.stage, back=False), self._way(task.backward_stage, back=True)
+        forward, backward = self.way(task.stage, back=False), self.way(task.backward_stage, back=True)
         return self._sent(self._both(forward, backward), hops=2)
 
     def _sent(self, taken: Taken, hops: int = 1) -> Taken:
         return taken._replace(exposed={**taken.exposed, "pp": hops * self.sending}) if self.sending else taken
+
+    def way(self, stage: int, *, back: bool) -> Way:
+        """One direction of a stage, for an FB."""
+        if (stage, back) not in self._ways:
+            self._ways[stage, back] = self._way(stage, back=back)
+        return self._ways[stage, back]
 
     def _way(self, stage: int, *, back: bool) -> Way:
         compute = hidden = gathers = gathered = meanwhile = 0.0
@@ -173,9 +180,8 @@ class Timeline:
         micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
         updates = [self.update(layout, rank) for rank in memory]
         if layout.pp == 1:
-            tasks = {Task("F", 0, -1): micro_batches, Task("BW", 0, -1): micro_batches}
-            ends = self.parallel.ends(layout, (0,))
-            compute, exposed = _sum((durations.taken(task), times) for task, times in tasks.items())
+            stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
+            compute, exposed = _sum([(stage.forward, micro_batches), (stage.whole, micro_batches)])
             return _clock(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
         line = continued(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
         tails = [self.parallel.ends(layout, held) for held in line.held]
@@ -198,29 +204,34 @@ class Timeline:
 
     def stage(self, layout: Layout, work: Work) -> StageTime:
         """One micro-batch through one stage, each direction alone."""
-        compute, weight = [0.0, 0.0, 0.0], 0.0  # forward, B and BW
-        exposed = [dict.fromkeys(AXES, 0.0) for _ in compute]
+        forward = backward = whole = weight = 0.0
+        fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
         longest, parallel = (0.0, ""), self.parallel
         speaks = not policy(layout).weights_stay or parallel.reduces_each(layout)
         for run, times in work:
             unit = self.units.unit(layout, run)
-            ours = [unit.forward, unit.backward, unit.backward + unit.weight]
+            ahead, back = unit.forward, unit.backward
+            both = back + unit.weight
             for axis, first, second in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
                 if first or second:
-                    for way, seconds in zip(exposed, (first, second, second), strict=True):
-                        way[axis] += times * seconds
+                    fronts[axis] += times * first
+                    backs[axis] += times * second
             if speaks:
-                front, back = parallel.each_way(layout, run.name)
-                talk = [sum(unit.forward_exposed), *[sum(unit.backward_exposed)] * 2]
-                for index, message in enumerate((front, back, back)):
-                    shown, slowed = parallel.waits(message, ours[index] + talk[index])
-                    exposed[index]["dp"] = exposed[index].get("dp", 0.0) + times * shown
-                    ours[index] += slowed
-            compute = [sum_ + times * each for sum_, each in zip(compute, ours, strict=True)]
+                front, behind = parallel.each_way(layout, run.name)
+                talk = sum(unit.backward_exposed)
+                shown, slows = parallel.waits(front, ahead + sum(unit.forward_exposed))
+                late, slowed = parallel.waits(behind, back + talk)
+                later, slower = parallel.waits(behind, both + talk)
+                fronts["dp"] = fronts.get("dp", 0.0) + times * shown
+                backs["dp"] = backs.get("dp", 0.0) + times * late
+                wholes["dp"] += times * later
+                ahead, back, both = ahead + slows, back + slowed, both + slower
+            forward += times * ahead
+            backward += times * back
+            whole += times * both
             weight += times * unit.weight
-            longest = max(longest, (times * (ours[0] + ours[2]), unit.longest))
-        forward, backward, whole = map(Taken, compute, exposed)
-        return StageTime(forward, backward, whole, weight, longest)
+            longest = max(longest, (times * (ahead + both), unit.longest))
+        return StageTime(Taken(forward, fronts), Taken(backward, backs), Taken(whole, backs | wholes), weight, longest)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:
         """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.
@@ -239,8 +250,6 @@ class Timeline:
             both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
         return seconds
-
-    _update = update  # the name by which bounds.py asks
 
 
 def _sum(parts: Iterable[tuple[Taken, int]]) -> tuple[float, dict[str, float]]:

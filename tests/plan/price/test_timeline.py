@@ -125,11 +125,11 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
         both, forward, backward = (
             durations.taken(Task(*task)) for task in (("FB", 1, other), ("F", 1, -1), ("BW", other, -1))
         )
-        one, two = durations._way(1, back=False), durations._way(other, back=True)
+        one, two = durations.way(1, back=False), durations.way(other, back=True)
         talk, compute = sum((*one.beside.values(), *two.beside.values())), one.compute + two.compute
         stays = sum((*one.stays.values(), *two.stays.values())) + 2 * durations.sending
-        assert both.seconds >= max(talk, compute) + stays
-        assert both.seconds >= one.gathered + two.gathered  # of ZeRO-3, unit by unit
+        assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
+        assert both.seconds >= (one.gathered + two.gathered) * (1 - 1e-9)  # of ZeRO-3, unit by unit
         hidden = talk + one.gathers + two.gathers + stays - sum(both.exposed.values())
         assert both.compute - compute >= CONTENTION * (hidden - one.hidden - two.hidden) * (1 - 1e-9) - 1e-12
         # Apart only what one direction has room for is hidden; together more contends.
