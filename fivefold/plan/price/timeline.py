@@ -82,7 +82,8 @@ class Durations:
     def __init__(self, timeline: Timeline, layout: Layout) -> None:
         self.timeline, self.layout, self.job = timeline, layout, timeline.job
         self.work = timeline.counts.stage_work(layout)
-        self.stages = [timeline.stage(layout, work) for work in self.work]
+        alike = {work: timeline.stage(layout, work) for work in dict.fromkeys(self.work)}
+        self.stages = [alike[work] for work in self.work]
         self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
         nccl = timeline.machine.backend == "nccl"
         self.sending = 0.0 if "pp" in self.job.overlap and nccl else self.hop  # of sends that block
@@ -184,7 +185,10 @@ class Timeline:
             compute, exposed = _sum([(stage.forward, micro_batches), (stage.whole, micro_batches)])
             return _clock(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
         line = continued(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
-        tails = [self.parallel.ends(layout, held) for held in line.held]
+        work = [tuple(durations.work[stage] for stage in held) for held in line.held]
+        alike = dict(zip(work, line.held, strict=True))  # ranks whose stages do the same end the same way
+        ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
+        tails = [ends_of[same] for same in work]
         after = [tail.slowed + tail.exposed + update for tail, update in zip(tails, updates, strict=True)]
         total = max(end + late for end, late in zip(line.ends, after, strict=True))
         critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
