@@ -26,4 +26,5 @@ lint: $(BIN)/fivefold
 check: lint test
 
 bench: $(BIN)/fivefold
+	$(BIN)/python tests/bench/search.py
 	$(BIN)/python tests/bench/bench.py

@@ -39,7 +39,7 @@ def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Tabl
     return _generated(name, pp, v, micro_batches)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table:
     reason = _reason(name, pp=pp, v=v, micro_batches=micro_batches)
     if reason:

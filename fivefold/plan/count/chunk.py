@@ -5,7 +5,7 @@ A walk through a step (``memory.py``) visits the runs; ranks, schedules and plac
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run, run_part
@@ -37,14 +37,13 @@ class Chunk(NamedTuple):
     shapes: frozenset[tuple[int, int]]  # of its weights
 
 
-def chunk_of(counts: Counts, layout: Layout, stage: int) -> Chunk:
-    """The stage called ``stage``, from the cache of ``counts``."""
-    key = part_of(layout), counts.stage_key(layout), stage, counts.states_key(layout)
+def chunks_of(counts: Counts, layout: Layout) -> tuple[Chunk, ...]:
+    """All stages in the order of the model, from the cache of ``counts``."""
+    key = part_of(layout), counts.stage_key(layout), counts.states_key(layout)
     found = counts.chunks.get(key)
     if found is None:
-        found = counts.chunks[key] = _chunk(counts, layout, counts.stage_runs(layout)[stage])
-    assert isinstance(found, Chunk)
-    return found
+        found = counts.chunks[key] = tuple(_chunk(counts, layout, runs) for runs in counts.stage_runs(layout))
+    return cast(tuple[Chunk, ...], found)
 
 
 def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...]) -> Chunk:

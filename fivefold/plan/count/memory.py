@@ -19,7 +19,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import Policy, policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.chunk import Chunk, Held, chunk_of
+from fivefold.plan.count.chunk import Chunk, Held, chunks_of
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.standing import inputs_bytes, spare_gradients_bytes
@@ -56,9 +56,9 @@ class RankMemory(NamedTuple):
 def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     """Of every pipeline rank."""
     if layout.pp == 1:
-        return [_Rank(counts, layout, chunks=(0,)).flat()]
+        return [_Rank(counts, layout, held=(0,)).flat()]
     table = table_of(layout, counts.job)
-    return [_Rank(counts, layout, chunks=held).piped(table, rank) for rank, held in enumerate(table.held)]
+    return [_Rank(counts, layout, held=held).piped(table, rank) for rank, held in enumerate(table.held)]
 
 
 def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
@@ -69,10 +69,10 @@ def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
     """
     trace: list[Moment] = []
     if layout.pp == 1:
-        _Rank(counts, layout, chunks=(0,), trace=trace).flat()
+        _Rank(counts, layout, held=(0,), trace=trace).flat()
         return trace
     table = table_of(layout, counts.job)
-    _Rank(counts, layout, chunks=table.held[rank], trace=trace).piped(table, rank)
+    _Rank(counts, layout, held=table.held[rank], trace=trace).piped(table, rank)
     return trace
 
 
@@ -88,17 +88,19 @@ class _Rank:
     """The step of one rank; ``self.full`` notes the fullest moment so far."""
 
     def __init__(
-        self, counts: Counts, layout: Layout, *, chunks: Iterable[int], trace: list[Moment] | None = None
+        self, counts: Counts, layout: Layout, *, held: Iterable[int], trace: list[Moment] | None = None
     ) -> None:
         self.layout, self.job, self.model = layout, counts.job, counts.model
         self.policy: Policy = policy(layout)
         self.trace = trace
-        self.chunks = {chunk: chunk_of(counts, layout, chunk) for chunk in chunks}
-        held = sum((chunk.states for chunk in self.chunks.values()), start=UnitStates())
-        self.parameters = (held.whole if self.policy.weights_stay else 0) + held.apart
-        self.gradients = held.sums if self.policy.gradients_stay else held.reduced
-        self.whole_gradients, self.moments, self.updated = held.sums, held.moments, held.updated
-        self.largest, self.widened = held.largest, held.sums // layout.shards
+        chunks = chunks_of(counts, layout)
+        self.chunks = {stage: chunks[stage] for stage in held}
+        states = [chunk.states for chunk in self.chunks.values()]
+        total = states[0] if len(states) == 1 else sum(states, start=UnitStates())
+        self.parameters = (total.whole if self.policy.weights_stay else 0) + total.apart
+        self.gradients = total.sums if self.policy.gradients_stay else total.reduced
+        self.whole_gradients, self.moments, self.updated = total.sums, total.moments, total.updated
+        self.largest, self.widened = total.largest, total.sums // layout.shards
         # The head's gradient of a tied weight waits for the embedding's, where both are on one rank.
         self.tied = self.model.tied_embeddings and layout.pp == 1
         waiting = self.model.vocab * self.model.width * self.job.precision.gradients_bytes // layout.tp

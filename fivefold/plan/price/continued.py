@@ -65,7 +65,7 @@ def continued(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], f
     return Continued(ends, [busy(each) for each in whole], list(whole), table.held)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
     """How often each rank does what."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
