@@ -5,7 +5,7 @@ A walk through a step (``memory.py``) visits the runs; ranks, schedules and plac
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run, run_part
@@ -37,13 +37,23 @@ class Chunk(NamedTuple):
     shapes: frozenset[tuple[int, int]]  # of its weights
 
 
-def chunks_of(counts: Counts, layout: Layout) -> tuple[Chunk, ...]:
-    """All stages in the order of the model, from the cache of ``counts``."""
+class Stages(NamedTuple):
+    """All stages in the order of the model. ``walks``: of a stage, by its place, the fullest moment of one micro-batch
+    above what lives anyway, with its cause; ``memory.py`` fills it.
+    """
+
+    chunks: tuple[Chunk, ...]
+    walks: dict[int, tuple[int, tuple[Any, ...]]]
+
+
+def stages_of(counts: Counts, layout: Layout) -> Stages:
+    """The stages of a layout, from the cache of ``counts``: ranks, schedules and placements share them."""
     key = part_of(layout), counts.stage_key(layout), counts.states_key(layout)
     found = counts.chunks.get(key)
     if found is None:
-        found = counts.chunks[key] = tuple(_chunk(counts, layout, runs) for runs in counts.stage_runs(layout))
-    return cast(tuple[Chunk, ...], found)
+        chunks = tuple(_chunk(counts, layout, runs) for runs in counts.stage_runs(layout))
+        found = counts.chunks[key] = Stages(chunks, {})
+    return cast(Stages, found)
 
 
 def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...]) -> Chunk:

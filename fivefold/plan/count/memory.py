@@ -10,8 +10,9 @@ pipeline the schedule's table says how many micro-batches are alive on a rank wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from heapq import nlargest
-from operator import mul
+from operator import itemgetter, mul
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
@@ -19,7 +20,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import Policy, policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.chunk import Chunk, Held, chunks_of
+from fivefold.plan.count.chunk import Chunk, Held, stages_of
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.standing import inputs_bytes, spare_gradients_bytes
@@ -93,8 +94,8 @@ class _Rank:
         self.layout, self.job, self.model = layout, counts.job, counts.model
         self.policy: Policy = policy(layout)
         self.trace = trace
-        chunks = chunks_of(counts, layout)
-        self.chunks = {stage: chunks[stage] for stage in held}
+        self.stages = stages_of(counts, layout)
+        self.chunks = {stage: self.stages.chunks[stage] for stage in held}
         states = [chunk.states for chunk in self.chunks.values()]
         total = states[0] if len(states) == 1 else sum(states, start=UnitStates())
         self.parameters = (total.whole if self.policy.weights_stay else 0) + total.apart
@@ -139,16 +140,25 @@ class _Rank:
         # Deferred, they are whole until the last micro-batch.
         self.sums = self.gradients if self.each or self.policy.gradients_stay else self.whole_gradients
         self.reduced_live = self.each
-        seen = set()
         for chunk, mine in zip(held, kept, strict=True):
-            alike = tuple((unit.run.name, unit.run.times, unit.run.recomputed) for unit in self.chunks[chunk].runs)
-            if self.trace is None and alike in seen:
-                continue
-            seen.add(alike)
             self.kept = 0 if self.offloads else alive - mine
-            self._micro_batch(self.chunks[chunk].runs, first=False, last=False)
+            if self.trace is not None:
+                self._micro_batch(self.chunks[chunk].runs, first=False, last=False)
+                continue
+            above, cause = self._walked(chunk)
+            self.full = max(self.full, (self.base + self.sums + self.kept + above, cause), key=itemgetter(0))
         self.kept = 0
         return self._found(alive)
+
+    def _walked(self, chunk: int) -> tuple[int, _Cause]:
+        """The fullest moment of one micro-batch through a stage above all else: equal for whoever shares the stages."""
+        if chunk not in self.stages.walks:
+            alone = copy(self)
+            alone.base = alone.sums = alone.kept = 0
+            alone.full = (0, ("",))
+            alone._micro_batch(self.chunks[chunk].runs, first=False, last=False)
+            self.stages.walks[chunk] = alone.full
+        return self.stages.walks[chunk]
 
     def _on_device(self, chunk: Chunk) -> int:
         """What a micro-batch keeps; of offloaded activations the unit that runs and the one that is on its way."""
