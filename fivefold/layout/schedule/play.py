@@ -27,11 +27,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """A table with times: ``ends`` of the turns and ``durations`` of the tasks of ``table.order``."""
+    """A table with times: ``ends`` of the turns and ``durations`` of the tasks of ``table.order``; when ranks end."""
 
     table: Table
     ends: tuple[float, ...]
     durations: tuple[float, ...]
+    rank_ends: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
@@ -78,6 +79,7 @@ def play(
     delays = [hop_seconds(*hop) for hop in hops]
     free = [0.0] * table.pp
     ends: list[float] = []
+    append = ends.append
     for rank, task, first, first_hop, second, second_hop in turns:
         start = free[rank]
         if first >= 0:
@@ -89,8 +91,8 @@ def play(
                 if arrival > start:
                     start = arrival
         free[rank] = end = start + durations[task]
-        ends.append(end)
-    return Played(table, tuple(ends), durations)
+        append(end)
+    return Played(table, tuple(ends), durations, tuple(free))
 
 
 def levels(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[tuple[int, ...], ...]:

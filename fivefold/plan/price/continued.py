@@ -39,10 +39,7 @@ def continued(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], f
 
     def played(count: int) -> tuple[Table, list[float], tuple[Mapping[Task, int], ...]]:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
-        done = play_table.play(table, seconds=once, hop_seconds=lambda *_: hop)
-        ends = [0.0] * table.pp
-        for turn, end in zip(table.order.turns, done.ends, strict=True):
-            ends[turn.rank] = end
+        ends = list(play_table.play(table, seconds=once, hop_seconds=lambda *_: hop).rank_ends)
         return table, ends, _tasks(layout.schedule, layout.pp, layout.v, count)
 
     def busy(tasks: Mapping[Task, int]) -> float:
