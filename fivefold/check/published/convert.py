@@ -18,6 +18,9 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 
+# Megatron-Core with Transformer Engine: joint projections, an unused gradient of each shape, a padded vocabulary.
+TRANSFORMER_ENGINE = Job(vocab_multiple=128, joint=True, weight_gradients="placeholders")
+
 Row = dict[str, str]
 
 CHECK = "the source contradicts itself"

@@ -13,6 +13,7 @@ from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
+    TRANSFORMER_ENGINE,
     Row,
     megatron_overlap,
     narrow_gradients,
@@ -21,7 +22,7 @@ from fivefold.check.published.convert import (
     spread,
     whole,
 )
-from fivefold.job import Job, Recipe, recipe
+from fivefold.job import Recipe, recipe
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model, MoE
 
@@ -98,14 +99,11 @@ def _case(row: Row) -> Case:
     # The expert tensor degree of NeMo 1 is that of the rest.
     etp = whole(row, "tp") if model.moe else 1
     layout = spread(row, zero=1, etp=etp, ac="selective" if selective else "none")
-    job = Job(
+    job = TRANSFORMER_ENGINE.replace(
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=_precision(row, model),
         overlap=megatron_overlap(layout, tensor=not model.moe),  # grok1_314b.yaml: ub_tp_comm_overlap false
-        vocab_multiple=128,
-        joint=True,
-        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     return Case(

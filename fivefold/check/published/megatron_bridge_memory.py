@@ -13,6 +13,7 @@ from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
+    TRANSFORMER_ENGINE,
     Row,
     megatron_overlap,
     narrow_gradients,
@@ -97,14 +98,11 @@ def _moonlight(row: Row) -> Case:
     model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
     layout = spread(row, zero=1, ac=RECOMPUTED[row["recompute"]])
     half = narrow_gradients("bf16").replace(name="bf16-states16", moments_bytes=(2, 2))
-    job = Job(
+    job = TRANSFORMER_ENGINE.replace(
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=half,
         overlap=megatron_overlap(layout),
-        vocab_multiple=128,
-        joint=True,
-        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     made = _made(row, model=model, layout=layout, job=job, where=where)

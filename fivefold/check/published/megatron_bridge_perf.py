@@ -15,6 +15,7 @@ from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
+    TRANSFORMER_ENGINE,
     Row,
     in_nodes,
     megatron_overlap,
@@ -130,14 +131,11 @@ def job_of(
     experts = Experts("none")
     if model.moe:
         experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
-    return Job(
+    return TRANSFORMER_ENGINE.replace(
         sequence=sequence,
         global_batch=batch,
         precision=narrow_gradients(precision),
         overlap=megatron_overlap(layout, tensor=tensor, expert=experts.pairs),
-        vocab_multiple=128,
-        joint=True,
-        weight_gradients="placeholders",
         **experts._asdict(),
     )
 

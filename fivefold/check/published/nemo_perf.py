@@ -13,6 +13,7 @@ from fivefold.check.published.case import Case, Excluded, machine, regime
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
+    TRANSFORMER_ENGINE,
     Row,
     megatron_overlap,
     narrow_gradients,
@@ -22,7 +23,6 @@ from fivefold.check.published.convert import (
     spread,
     whole,
 )
-from fivefold.job import Job
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 
@@ -62,14 +62,11 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     model, layout = _model(row), spread(row, zero=1)
-    job = Job(
+    job = TRANSFORMER_ENGINE.replace(
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=narrow_gradients("fp8"),
         overlap=megatron_overlap(layout, tensor=True),
-        vocab_multiple=128,
-        joint=True,
-        weight_gradients="placeholders",
     )
     where = machine("h100", whole(row, "gpus"))
     return Case(

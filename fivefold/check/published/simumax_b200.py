@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, machine, regime, rows
-from fivefold.job import Job, recipe
+from fivefold.check.published.convert import TRANSFORMER_ENGINE
+from fivefold.job import recipe
 from fivefold.layout.spec import Layout
 from fivefold.model import catalog
 from fivefold.model.spec import Model
@@ -45,14 +46,11 @@ def _case(row: dict[str, str]) -> Case:
         mbs=1,
         cp_kind="ulysses" if cp > 1 else "ring",
     )
-    job = Job(
+    job = TRANSFORMER_ENGINE.replace(
         sequence=int(row["seq"]),
         global_batch=int(row["gbs"]),
         precision=recipe("bf16"),
         overlap=(),
-        vocab_multiple=128,
-        joint=True,
-        weight_gradients="placeholders",
     )
     machines = machine("b200", gpus)
     return Case(

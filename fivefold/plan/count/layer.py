@@ -7,7 +7,6 @@ Letters: B sequences of T tokens in the micro-batch, D width, N and K heads of H
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, Job
@@ -98,16 +97,6 @@ def kind_of(model: Model, layer: int) -> Kind:
     return Kind(model.slides(layer), model.is_moe(layer))
 
 
-def kinds(model: Model) -> dict[int, int]:
-    """The first layer of every kind of block, and how many there are of it."""
-    first: dict[Kind, int] = {}
-    counts: dict[int, int] = {}
-    for layer in range(model.layers):
-        alike = first.setdefault(kind_of(model, layer), layer)
-        counts[alike] = counts.get(alike, 0) + 1
-    return counts
-
-
 def head(local: Local) -> list[Op]:
     """x → loss, the vocabulary cut over tp: the logits are never gathered, only maxima, sums and targets.
 
@@ -164,17 +153,6 @@ def _in_16_bits(local: Local) -> Local:
     return Local(local.model, local.job.replace(precision=wide), local.part)
 
 
-def block_unit(local: Local, *, layer: int, recomputed: bool = True) -> Unit:
+def block_unit(local: Local, *, layer: int) -> Unit:
     """A block with its recomputation."""
-    ops = block(local, layer=layer)
-    if not recomputed:
-        return Unit(tuple(ops))
-    return recompute(ops, local.part.recomputed, early_stop=local.job.early_stop)
-
-
-def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
-    """The distinct lists of operations of the whole model, each with how often it occurs."""
-    yield 1, embedding(local)
-    for layer, times in kinds(local.model).items():
-        yield times, block(local, layer=layer)
-    yield 1, head(local)
+    return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.early_stop)

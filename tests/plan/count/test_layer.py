@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +15,9 @@ from fivefold.model.catalog import named, names
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.plan.count.attention import attended_pairs
-from fivefold.plan.count.layer import block, unit_lists
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.layer import block, embedding, head
+from fivefold.plan.count.ops import Op
 from fivefold.plan.count.part import Local, Part
 from fivefold.plan.count.work import work
 
@@ -21,6 +26,15 @@ GPT = Model(
     mlp="plain", activation="gelu", position="learned", dropout=0.1, qkv_bias=True, out_bias=True, mlp_bias=True,
 )  # fmt: skip
 LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=32, ffn=344, vocab=1000)
+
+
+def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
+    """The distinct lists of operations of the whole model, each with how often it occurs."""
+    yield 1, embedding(local)
+    counts = Counts(local.model, local.job)
+    for kind, times in Counter(counts.kinds).items():
+        yield times, block(local, layer=counts.example[kind])
+    yield 1, head(local)
 
 
 def kept(model: Model, job: Job, *, sequences: int) -> int:
