@@ -174,6 +174,8 @@ class Job(Record):
     precision: Recipe = RECIPES["bf16"]
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written out
     attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
+    # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
+    documents: Literal["joined", "apart"] = "joined"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
     # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
     # as widened, but beside the fp32 logits (huggingface/nanotron@00708b8:src/nanotron/parallel/tensor_parallel)
@@ -182,6 +184,9 @@ class Job(Record):
     kernels: Literal["fused", "norms", "plain"] = "fused"
     compile: bool = False
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
+    # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
+    # sums itself (ours); apart: each for itself, under autograd
+    linears: Literal["fanned", "apart"] = "fanned"
     # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
     # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer Engine,
     # NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad); late: all live until
@@ -212,9 +217,9 @@ class Job(Record):
     # without sequence parallelism, each tensor-parallel rank sends its part of the stream to the next pipeline stage,
     # which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends the whole
     scatter_hops: bool = False
-    # recomputation ends with the last operation whose result the backward asks for (PyTorch's non-reentrant
+    # recomputation ends with the last operation whose result the backward asks for (ours, and PyTorch's non-reentrant
     # checkpoints); else the whole layer runs again (Megatron)
-    early_stop: bool = False
+    early_stop: bool = True
     vocab_multiple: PositiveInt = 1  # the vocabulary is padded to a multiple of this times tp
     imbalance: float = Field(1.0, ge=1)  # tokens of the fullest expert rank over the even share
     expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)

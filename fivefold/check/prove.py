@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -25,6 +26,7 @@ from fivefold.train.metrics import resident_bytes
 from fivefold.train.process import Process
 from fivefold.train.run import Run
 from fivefold.train.sample import sample
+from fivefold.train.whole import whole_module
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,12 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
         text = ""
         if run.sample and not outcome.stopped:
-            text = sample(
-                built, shards.tokenizer, prompt=run.sample, tokens=run.sample_tokens,
-                window=run.job.sequence, seed=run.job.seed,
-            )  # fmt: skip
+            plain = whole_module(built, model=model)
+            if plain is not None:
+                text = sample(
+                    plain, shards.tokenizer, prompt=run.sample, tokens=run.sample_tokens,
+                    window=run.job.sequence, seed=run.job.seed,
+                )  # fmt: skip
     finally:
         process.end()
     return Proof(predicted, measured, outcome, text)
@@ -68,28 +72,22 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
 def measured_step(
     outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process
 ) -> Step | None:
-    """The record of what was measured, on the fullest rank; ``None`` if the run was too short."""
+    """The record of what was measured, on the fullest rank of each stage; ``None`` if the run was too short."""
     mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
     everyone: list[Any] = [None] * process.world
     dist.all_gather_object(everyone, mine)
     if any(measured is None or seconds is None for measured, _, seconds in everyone):
         return None
-    fullest: Measured = max((measured for measured, _, _ in everyone), key=lambda one: one.peak_bytes)
     seconds = max(seconds for _, _, seconds in everyone)
     counted = work(model, layout=layout, job=run.job)
     done = counted.replace(
-        parameters=fullest.parameters, hardware_flops=sum(measured.flops for measured, _, _ in everyone)
+        parameters=round(sum(measured.parameters for measured, _, _ in everyone)),
+        hardware_flops=sum(measured.flops for measured, _, _ in everyone),
     )  # the model FLOPs, and which parameters are active, are definitions and not measured
-    states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
-    stage = StageMemory(
-        stage=0,
-        parameters_bytes=fullest.parameters_bytes,
-        gradients_bytes=fullest.gradients_bytes,
-        optimizer_bytes=fullest.optimizer_bytes,
-        activations_bytes=fullest.kept_bytes,
-        temporary_bytes=max(0, fullest.peak_bytes - states - fullest.kept_bytes),
-        peak_bytes=fullest.peak_bytes,
-        peak_cause=fullest.peak_cause,
+    pp = group(layout, "pp")
+    stages = tuple(
+        _stage(stage, [one for rank, (one, _, _) in enumerate(everyone) if rank // pp.stride % pp.ranks == stage])
+        for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in everyone)
     return Step(
@@ -99,14 +97,32 @@ def measured_step(
         layout=str(layout),
         job=run.job.model_dump(mode="json"),
         world=layout.world,
-        memory=Memory(peak_bytes=stage.peak_bytes, reserved_bytes=reserved, fits=True, stages=(stage,)),
+        memory=Memory(
+            peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages
+        ),
         work=done,
-        traffic=fullest.traffic,
+        traffic=everyone[0][0].traffic,  # as predicted: of the first pipeline rank
         time=Time(step_seconds=seconds, compute_seconds=seconds),
         tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(
             done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
         ),
+    )
+
+
+def _stage(stage: int, ranks: list[Measured]) -> StageMemory:
+    """What the fullest of a pipeline rank's ``ranks`` held."""
+    fullest = max(ranks, key=lambda one: one.peak_bytes)
+    states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
+    return StageMemory(
+        stage=stage,
+        parameters_bytes=fullest.parameters_bytes,
+        gradients_bytes=fullest.gradients_bytes,
+        optimizer_bytes=fullest.optimizer_bytes,
+        activations_bytes=fullest.kept_bytes,
+        temporary_bytes=max(0, fullest.peak_bytes - states - fullest.kept_bytes),
+        peak_bytes=fullest.peak_bytes,
+        peak_cause=fullest.peak_cause,
     )
 
 

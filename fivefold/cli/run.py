@@ -11,8 +11,10 @@ import typer
 from fivefold.cli.words import AsJson, load_machine, local_file, say, show
 from fivefold.record import Mistake
 from fivefold.train.ending import LAUNCHER, one_line
+from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
+    from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.train.run import Run
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 def train(
     run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
     layout: Annotated[str | None, typer.Option(help="Instead of the run file's layout.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start although the planner says that it does not fit.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
@@ -34,7 +39,9 @@ def train(
     model, machine = resolve(settings.model), load_machine(settings.machine)
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
-    check_supported(chosen, settings.job)
+    check_supported(chosen, settings.job, model=model)
+    if launcher() is None and not force:
+        _must_fit(settings, chosen, model=model, machine=machine)
     if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
         _prepare(settings, model)
     if chosen.world > 1 and "RANK" not in os.environ:
@@ -135,6 +142,20 @@ def _layout(run: Run, machine: Machine) -> str:
     found = fastest(resolve(run.model), machine, run.job, **TRAINABLE)
     say(f"layout {found}: the fastest that fits {machine.name}")
     return str(found)
+
+
+def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
+    """Refuse a step that the planner says does not fit, with its figures."""
+    from fivefold.plan.predict import predict
+
+    memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
+    if not memory.fits:
+        fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
+        raise Mistake(
+            f"layout {str(layout)!r} would need {show_bytes(fullest.peak_bytes)} on stage {fullest.stage} "
+            f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
+            "shard more (zero), cut more (tp, pp), recompute (ac=full), or --force"
+        )
 
 
 def launcher() -> int | None:

@@ -23,15 +23,20 @@ class Group(NamedTuple):
 def group(layout: Layout, axis: str) -> Group:
     """The ranks of one group of ``axis``.
 
-    Beside the axes of the mesh: ``shard`` and ``replica`` (ZeRO's two, over dp·cp), ``ep``, ``etp``, and
+    Beside the axes of the mesh: ``world``, ``stage`` (all of one pipeline rank; in a line, but where pp lies among
+    them), ``shard`` and ``replica`` (ZeRO's two, over dp·cp), ``ep``, ``etp``, and
     ``expert_shard`` and ``expert_replica`` (ZeRO's two for experts, over what ep and etp leave of dp·cp·tp).
     """
+    if axis == "world":
+        return Group(layout.world, 1)
     strides, reach = {}, 1
     for name in layout.order:
         strides[name] = reach
         reach *= int(getattr(layout, name))
     if axis in strides:
         return Group(int(getattr(layout, axis)), strides[axis])
+    if axis == "stage":
+        return Group(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
     replicas = layout.dp * layout.cp
     near = min(strides[name] for name in ("dp", "cp") if getattr(layout, name) > 1 or replicas == 1)
     if axis == "shard":

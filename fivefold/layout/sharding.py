@@ -7,7 +7,7 @@ Source: ZeRO, arXiv:1910.02054. The planner counts bytes from here and the engin
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -79,7 +79,35 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     return weight
 
 
-WHOLE = ("q_down", "kv_down", "out.bias", "down.bias", "embed.positions")  # biases of row layers are added once
+WHOLE = (
+    "q_down",
+    "kv_down",
+    "attention.out.bias",
+    "down.bias",
+    "embed.positions",
+)  # biases of row layers are added once
+
+
+def copies(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv"]:
+    """Whose gradients of a weight must be added up beside data parallelism's, since each has seen a part of its use.
+
+    tp: all tensor ranks hold the weight, but under sequence parallelism each sees only its rows, and of norms over
+    single heads always only its heads · kv: as many tensor ranks as hold the same key head, each with other queries
+    """
+    if layout.tp == 1 or weight.kind.startswith("expert"):
+        return ""
+    full = model.qk_norm == "full"
+    key = weight.name.endswith(KEYS) or (full and "attention.k_norm" in weight.name)
+    if model.mla is None and key and layout.tp > model.kv_heads:
+        return "kv"
+    if model.mla is None and weight.name.endswith(HEAD_NORMS):
+        return "" if full else "tp"
+    whole = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
+    return "tp" if whole and layout.sp else ""
+
+
+KEYS = tuple(f"attention.{part}.{each}" for part in "kv" for each in ("weight", "bias"))
+HEAD_NORMS = tuple(f"attention.{part}_norm.{each}" for part in "qk" for each in ("weight", "bias"))
 
 
 def shard_numel(weight: Weight, *, shards: int) -> int:

@@ -9,7 +9,7 @@ World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, Self
 
@@ -19,7 +19,6 @@ from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, nearest
-from fivefold.units import ceil_div
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"]
 SCHEDULES: tuple[ScheduleName, ...] = (
@@ -68,18 +67,18 @@ class Layout(Record):
             if replicas % self.shard_group:
                 raise ValueError(
                     f"dp·cp={replicas} is not divisible by the shard group {self.shard_group}; "
-                    f"try zero{self.zero}/{_divisor_below(replicas, self.shard_group)}"
+                    f"try zero{self.zero}/{divisor_below(replicas, self.shard_group)}"
                 )
         if self.tp % self.tp_inner:
-            inner = _divisor_below(self.tp, self.tp_inner)
+            inner = divisor_below(self.tp, self.tp_inner)
             raise ValueError(
                 f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}; try tp{self.tp // inner}x{inner}"
             )
         if self.tp % self.etp:
-            raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{_divisor_below(self.tp, self.etp)}")
+            raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{divisor_below(self.tp, self.etp)}")
         room = replicas * self.tp // self.etp
         if room % self.ep:
-            raise ValueError(f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{_divisor_below(room, self.ep)}")
+            raise ValueError(f"ep={self.ep} does not divide dp·cp·tp/etp={room}; try ep{divisor_below(room, self.ep)}")
         self._check_schedule()
         self._check_stages()
         if sorted(self.order) != sorted(DEFAULT_ORDER):
@@ -190,73 +189,11 @@ class Layout(Record):
 
 def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
     """Raise a ``Mistake`` of one line if this model, job or machine cannot take the layout."""
-    reason = next(_reasons(layout, model=model, job=job, machine=machine), None)
+    from fivefold.layout.legal import reasons
+
+    reason = next(reasons(layout, model=model, job=job, machine=machine), None)
     if reason is not None:
         raise Mistake(f"layout {str(layout)!r}: {reason}")
-
-
-def _reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
-    if machine is not None and layout.world > machine.ranks:
-        world = layout.world
-        yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
-    chunk = layout.dp * layout.mbs
-    if job.global_batch % chunk:
-        near = ceil_div(job.global_batch, chunk) * chunk
-        if job.global_batch % layout.dp:
-            other = f"dp{_divisor_below(job.global_batch, layout.dp)} mbs1"
-        else:
-            other = f"mbs{_divisor_below(job.global_batch // layout.dp, layout.mbs)}"
-        yield (
-            f"global batch {job.global_batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; "
-            f"try gbs {near} or {other}"
-        )
-    yield from _tensor_reasons(layout, model)
-    yield from _context_reasons(layout, model=model, job=job)
-    if layout.pp * layout.v > model.layers:
-        yield f"pp·v={layout.pp * layout.v} stages are more than layers={model.layers}; lower pp or v"
-    if layout.stages and sum(layout.stages) != model.layers:
-        yield f"stages={'-'.join(map(str, layout.stages))} hold {sum(layout.stages)} layers, not layers={model.layers}"
-    micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * layout.pp
-    if layout.schedule == "dualpipe" and micro % 2:
-        yield f"dualpipe sends half of the micro-batches from each end, but {micro} is odd; change gbs or mbs"
-    if micro < needed:
-        yield (
-            f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; "
-            "raise gbs or lower dp·mbs"
-        )
-
-
-def _tensor_reasons(layout: Layout, model: Model) -> Iterator[str]:
-    experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
-    tp = next(t for t in range(layout.tp, 0, -1) if _takes_tp(model, t))
-    for axis, name, size, mend in (
-        ("tp", "heads", model.heads, tp),
-        ("tp", "ffn", model.ffn, tp),
-        ("ep", "experts", experts, _divisor_below(experts, layout.ep)),
-        ("etp", "expert ffn", expert_ffn, _divisor_below(expert_ffn, layout.etp)),
-    ):
-        degree = getattr(layout, axis)
-        if size % degree:
-            yield f"{name}={size} is not divisible by {axis}={degree}; try {axis}{mend}"
-    if tp != layout.tp:
-        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other; try tp{tp}"
-
-
-def _takes_tp(model: Model, tp: int) -> bool:
-    small, large = sorted((model.kv_heads, tp))
-    return not (model.heads % tp or model.ffn % tp or large % small)
-
-
-def _context_reasons(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
-    parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
-    if layout.cp > 1 and job.sequence % parts:
-        near = ceil_div(job.sequence, parts) * parts
-        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
-    heads = model.heads // layout.tp
-    if layout.cp_kind == "ulysses" and heads % layout.cp:
-        fewer = _divisor_below(heads, layout.cp)
-        mend = f"cp{fewer}" if fewer > 1 else "cp=ring"
-        yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {mend}"
 
 
 _AC = re.compile(rf"none|selective|full(/[1-9]\d{{0,3}})?|({'|'.join(RECOMPUTABLE)})(\+({'|'.join(RECOMPUTABLE)}))*")
@@ -299,6 +236,6 @@ def _degree(token: str, digits: str) -> int:
     return int(digits)
 
 
-def _divisor_below(number: int, limit: int) -> int:
+def divisor_below(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
     return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Name, Run, run_part
+from fivefold.plan.count.counts import Name, Run, apart, run_part
 from fivefold.plan.count.part import part_of
 from fivefold.plan.predict import Planner
 from fivefold.plan.space import Ints, Leaves, Space
@@ -37,6 +37,8 @@ class Asked:
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
+        shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
+        self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
         self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
 
     def profiles(self, leaves: Leaves, *, limit: bool = False) -> Floats:
@@ -65,7 +67,7 @@ class Asked:
     def states(self, leaves: Leaves) -> Floats:
         """[n, (at rest, sums under micro-batches, sums at the update, gathered, updated), units] bytes, elements."""
         s = self.stems.take(leaves.stem)
-        columns = [s.tp, s.ep, s.etp, leaves.zero, leaves.shards, s.dp * s.cp, (s.pp > 1).astype(np.int64)]
+        columns = [s.tp, s.ep, s.etp, leaves.zero, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
 
         def make(layout: Layout) -> Floats:
             keeps, rows = policy(layout), []
@@ -116,7 +118,7 @@ class Asked:
     def parallel(self, leaves: Leaves) -> Floats:
         """[n, (gather, reduce), units] seconds of one message each."""
         s = self.stems.take(leaves.stem)
-        columns = [s.tp, s.ep, s.etp, leaves.shards, s.dp * s.cp, (s.pp > 1).astype(np.int64)]
+        columns = [s.tp, s.ep, s.etp, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
         columns += self._places(leaves, ("shard", "replica", "expert_shard", "expert_replica"))
 
         def make(layout: Layout) -> Floats:

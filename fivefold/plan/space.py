@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Axis, Job
+from fivefold.layout.legal import neighbours, takes_tp
 from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName
 from fivefold.model.spec import Model
 
@@ -97,7 +98,7 @@ class Space:
         moe = model.moe
         sizes = divisors(world)
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0]])
-        tps = [tp for tp in sizes if not (model.heads % tp or model.ffn % tp or _apart(model.kv_heads, tp))]
+        tps = [tp for tp in sizes if takes_tp(model, tp)]
         rows = _split(rows, 1, tps if "tp" in self.axes else [1])
         rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
         rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
@@ -106,8 +107,9 @@ class Space:
             rows = _cross(rows, 5, divisors(moe.ffn), lambda r: r[:, 1] % r[:, 5] == 0)
             rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         rows = _cross(rows, 7, (0, 1), self._context)
-        rows = _cross(rows, 8, (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = _cross(rows, 8, (1,) if moe else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
         rows = _cross(rows, 6, divisors(job.global_batch), lambda r: job.global_batch % (r[:, 0] * r[:, 6]) == 0)
+        rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         rows = _cross(rows, 9, range(len(self.recomputations)))
         return Stems(*(np.ascontiguousarray(column) for column in rows.T))
 
@@ -146,12 +148,16 @@ class Space:
         sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
         return [(0, 1), *((zero, size) for zero in (1, 2, 3) for size in sizes if replicas > 1)]
 
-    def orders_of(self, active: tuple[bool, ...]) -> list[int]:
-        """One order for each way in which the axes with more than one rank can follow one another."""
+    def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
+        """One order for each legal way in which the axes with more than one rank can follow one another; ``spread`` and
+        ``partly`` as in ``layout.legal``.
+        """
         seen: dict[tuple[str, ...], int] = {}
         in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
         for index, order in enumerate(self.orders):
-            seen.setdefault(tuple(axis for axis in order if axis in in_use), index)
+            ways = tuple(axis for axis in order if axis in in_use)
+            if neighbours(ways, spread=spread, partly=partly):
+                seen.setdefault(ways, index)
         return list(seen.values())
 
     def expand(self, stems: Stems, index: Ints) -> Leaves:
@@ -175,18 +181,30 @@ class Space:
 
     def place(self, stems: Stems, leaves: Leaves) -> Leaves:
         """The leaves in every order."""
-        active = _active(stems.take(leaves.stem))
+        pattern_of = self._patterns(stems.take(leaves.stem))
         pieces = []
-        for pattern in np.unique(active):
-            mine = np.flatnonzero(active == pattern)
-            orders = np.array(self.orders_of(_bits(int(pattern))))
+        for pattern in np.unique(pattern_of):
+            mine = np.flatnonzero(pattern_of == pattern)
+            orders = np.array(self._orders(int(pattern)))
             again = leaves.take(np.repeat(mine, len(orders)))
             pieces.append(again._replace(order=np.tile(orders, len(mine))))
         return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
 
     def orders_each(self, stems: Stems) -> Ints:
         """How many orders each stem has."""
-        return _mapped(_active(stems), lambda bits: len(self.orders_of(_bits(bits))))
+        return _mapped(self._patterns(stems), lambda pattern: len(self._orders(pattern)))
+
+    def _patterns(self, stems: Stems) -> Ints:
+        """As bits all on which the legal orders depend: axes with more than one rank, and how experts lie over tp."""
+        bits = np.zeros(len(stems.dp), np.int64)
+        for place, axis in enumerate(DEFAULT_ORDER):
+            bits |= (getattr(stems, axis) > 1).astype(np.int64) << place
+        spread = (stems.etp < stems.tp) & (self.model.moe is not None)
+        return bits | spread.astype(np.int64) << 4 | (spread & (stems.etp > 1)).astype(np.int64) << 5
+
+    def _orders(self, pattern: int) -> list[int]:
+        active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
+        return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
 
     def leaves_of(self, stems: Stems) -> Ints:
         """How many leaves each stem has."""
@@ -232,10 +250,6 @@ def divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def _apart(kv_heads: int, tp: int) -> bool:
-    return max(kv_heads, tp) % min(kv_heads, tp) != 0
-
-
 def _cross(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
 ) -> Ints:  # fmt: skip
@@ -253,18 +267,6 @@ def _split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
     found = _cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
     found[:, 0] //= found[:, column]
     return found
-
-
-def _active(stems: Stems) -> Ints:
-    """Which of ``DEFAULT_ORDER`` have more than one rank, as bits."""
-    bits = np.zeros(len(stems.dp), np.int64)
-    for place, axis in enumerate(DEFAULT_ORDER):
-        bits |= (getattr(stems, axis) > 1).astype(np.int64) << place
-    return bits
-
-
-def _bits(pattern: int) -> tuple[bool, ...]:
-    return tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
 
 
 def _mapped(column: Ints, value: Callable[[int], int]) -> Ints:

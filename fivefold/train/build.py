@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout, refuse
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.train import optimizer
+from fivefold.train.linear import Later
 from fivefold.train.parallel.apply import apply
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
-from fivefold.train.parallel.zero import Shard, ZeroUnit
+from fivefold.train.parallel.shard import Shard
+from fivefold.train.parallel.zero import ZeroUnit
 from fivefold.train.supported import check_supported
 from fivefold.train.transformer import Transformer
 
@@ -28,38 +32,43 @@ class Built:
 
     module: Transformer
     units: list[ZeroUnit]
+    later: Later
     optimizer: torch.optim.AdamW
     ranks: Ranks
+    table: Table  # of the pipeline; of one rank, forward and backward in turn
 
     @property
     def shards(self) -> list[Shard]:
-        """This rank's part of every weight, in module order."""
+        """This rank's part of every weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
 
 
-def build(*, model: Model, layout: Layout, job: Job, device: torch.device) -> Built:
-    """Every rank calls it; weights are drawn from ``job.seed`` by name, so that no layout changes them."""
+def build(*, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None) -> Built:
+    """Every rank calls it; weights are drawn from ``job.seed`` by name, so that no layout changes them.
+
+    ``table``: a pipeline schedule of one's own instead of the layout's.
+    """
     refuse(layout, model=model, job=job)
-    check_supported(layout, job)
-    ranks = make_ranks(layout, device=device)
+    check_supported(layout, job, model=model)
+    if table is None:
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device)
     with torch.device("meta"):
         module = Transformer(model)
-    units = apply(module, model=model, layout=layout, job=job, ranks=ranks)
+    units, later = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     drawn = {weight.name: weight for weight in weights(model)}
     with torch.no_grad():
-        for unit in units:
-            for shard in unit.shards:
-                whole = initial(drawn[shard.name], model=model, seed=job.seed)
-                shard.weight.copy_(whole[shard.first_row : shard.first_row + shard.rows])
-    return Built(module=module, units=units, optimizer=optimizer.make(units, job), ranks=ranks)
+        for shard in (shard for unit in units for shard in unit.shards):
+            shard.weight.copy_(shard.cut(initial(drawn[shard.name], model=model, seed=job.seed)))
+    return Built(module, units, later, optimizer.make(units, job), ranks, table)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
     """The whole initial weight in fp32: normal(0, 0.02), smaller into the residual stream (GPT-2)."""
     if weight.kind == "norm":
         return torch.zeros(weight.shape) if weight.name.endswith("bias") else torch.ones(weight.shape)
-    if weight.kind in ("bias", "vector"):
+    if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     spread = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
-    generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(weight.name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # it keeps 32 bits
     return torch.empty(weight.shape).normal_(0.0, spread, generator=generator)

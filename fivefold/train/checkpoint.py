@@ -1,9 +1,9 @@
 """Checkpoints: all that the next step depends on, for any later layout; every rank calls.
 
-    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step   rng/RANK
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step   bias/LAYER   rng/RANK
 
-torch.distributed.checkpoint cuts and joins the tensors: each weight and moment is a DTensor whose dim 0 lies over the
-shard axis. ``checkpoint_folder.py`` sees to it that a folder is whole or not there.
+torch.distributed.checkpoint cuts and joins the tensors: each rank says which boxes of the whole its shards are.
+``checkpoint_folder.py`` sees to it that a folder is whole or not there.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor import Shard as Cut
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake, Record
 from fivefold.train import checkpoint_folder as folder
+from fivefold.train.boxes import Boxes
 from fivefold.train.build import Built
 from fivefold.train.checkpoint_folder import Checkpoint, File, Progress, latest, read
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.zero import Shard
 from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
@@ -135,25 +133,20 @@ def _difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> s
 # What is kept
 
 
-def _tensors(built: Built) -> dict[str, Tensor]:
+def _tensors(built: Built) -> dict[str, Tensor | Boxes]:
     """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Boxes] = {}
     for shard in built.shards:
         state = built.optimizer.state[shard.weight] if shard.rows else dict.fromkeys(MOMENTS, shard.weight)
-        tensors[f"weights/{shard.name}"] = _whole(shard.weight, shard=shard, ranks=built.ranks)
+        tensors[f"weights/{shard.name}"] = Boxes(shard, shard.weight)
         for kind in MOMENTS:
-            tensors[f"moments/{shard.name}/{kind}"] = _whole(state[kind], shard=shard, ranks=built.ranks)
+            tensors[f"moments/{shard.name}/{kind}"] = Boxes(shard, state[kind])
         if shard.rows:
             tensors[f"moments/{shard.name}/step"] = state["step"]
+    here = {int(shard.name.split(".")[1]) for shard in built.shards if ".experts." in shard.name}
+    for layer in sorted(here):  # by which experts are chosen
+        tensors[f"bias/{layer}"] = built.module.blocks[layer].get_submodule("moe").get_buffer("bias")
     return tensors
-
-
-def _whole(local: Tensor, *, shard: Shard, ranks: Ranks) -> DTensor:
-    """The weight of which ``local`` is this rank's rows: DTensor cuts dim 0 as ``layout/sharding.py`` does."""
-    return DTensor.from_local(
-        local.detach(), ranks.mesh, [Replicate(), Cut(0)], run_check=False, shape=shard.shape,
-        stride=torch.empty(shard.shape, device="meta").stride(),
-    )  # fmt: skip
 
 
 def _ensure_moments(built: Built) -> None:

@@ -100,7 +100,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        for rows in _row_chunks(logits):
+        for rows in row_chunks(logits):
             part, target = logits[rows], targets[rows, None]
             share = part.softmax(-1, dtype=torch.float32)
             # Σ exp is known from the largest share, exp(top) / Σ exp, which never vanishes
@@ -118,7 +118,8 @@ class _CrossEntropy(torch.autograd.Function):
         return logits.mul_(grad), None, None
 
 
-def _row_chunks(logits: Tensor) -> list[slice]:
+def row_chunks(logits: Tensor) -> list[slice]:
+    """Rows so few that their logits in fp32 are no more than ``LOSS_CHUNK_ELEMENTS``."""
     rows = max(1, LOSS_CHUNK_ELEMENTS // logits.shape[1])
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 

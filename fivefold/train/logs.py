@@ -65,7 +65,7 @@ class Logs(NoLogs):
         with self._writing():
             self._file.write(json.dumps(line) + "\n")
             for key, value in line.items():
-                if key != "step":
+                if key != "step" and not isinstance(value, dict):  # the load of each expert is for reading
                     self._board.add_scalar(key, value, line["step"])
         self.report(line)
 

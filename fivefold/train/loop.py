@@ -11,8 +11,11 @@ import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,8 +27,10 @@ from fivefold.step import Traffic
 from fivefold.train import checkpoint, optimizer
 from fivefold.train.build import Built
 from fivefold.train.data import Loader, heldout_batches
+from fivefold.train.engine import Done, Engine
 from fivefold.train.logs import NoLogs
 from fivefold.train.metrics import Meter, resident_bytes
+from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.run import Run
 from fivefold.train.shards import Shards
 
@@ -37,7 +42,7 @@ UNTIMED = 3  # the first steps, the metered one among them
 class Measured:
     """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
 
-    parameters: int  # of the whole model
+    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -83,7 +88,7 @@ class Loop:
         self.loader.check(global_batch=self.job.global_batch)
         self.signal = ""
         self.measured: Measured | None = None
-        self.kept_bytes = 0
+        self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
 
     def train(self) -> Outcome:
         """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
@@ -96,13 +101,14 @@ class Loop:
             while step < self.job.steps and not stopped:
                 meter = Meter(self._living(), axis=self.built.ranks.axis) if step == start + METERED else None
                 begin = time.perf_counter()
-                loss, norm, stop = self._step(step, meter)
+                done = self._step(step, meter)
                 took = time.perf_counter() - begin
                 step += 1
                 if step - start > UNTIMED:
                     seconds.append(took)
-                self._log_step(step, loss, norm, took)
-                stopped = self._named(stop)
+                loss = done.loss
+                self._log_step(step, done, took)
+                stopped = self._named(done.stop)
                 if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                     heldout = self.evaluate(step)
                     stopped = stopped or self._wish()
@@ -121,57 +127,30 @@ class Loop:
     def _named(self, stop: bool) -> str:
         return (self.signal or "a signal to another rank") if stop else ""
 
-    def _step(self, step: int, meter: Meter | None) -> tuple[float, float, bool]:
-        """One optimizer step: mean loss in nats per token, gradient norm before clipping, whether to stop."""
-        job, built, layout = self.job, self.built, self.layout
-        micro_batches = layout.micro_batches(job)
+    def _step(self, step: int, meter: Meter | None) -> Done:
+        """One optimizer step; with a ``meter``, measured."""
+        job, built, engine = self.job, self.built, self.engine
         rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
         for group in built.optimizer.param_groups:
             group["lr"] = rate
         tokens = self.loader.batch(
-            step, global_batch=job.global_batch, rank=built.ranks.rank, ranks=layout.dp,
-            micro_batches=micro_batches, mbs=layout.mbs,
+            step, global_batch=job.global_batch, rank=built.ranks["dp"].rank, ranks=self.layout.dp,
+            micro_batches=self.layout.micro_batches(job), mbs=self.layout.mbs,
         )  # fmt: skip
-        total = torch.zeros((), device=built.ranks.device)
-        if meter and self._on_gpu:
+        if self._on_gpu and meter:
             torch.cuda.reset_peak_memory_stats()
+        engine.meter = meter
         with meter or nullcontext():
-            for index in range(micro_batches):
-                for unit in built.units:
-                    unit.first_micro_batch, unit.last_micro_batch = index == 0, index == micro_batches - 1
-                total += self._forward_backward(torch.from_numpy(tokens[index]), meter)
-            if meter:
-                meter.phase = "optimizer"
-            norm, (loss, stop) = optimizer.sum_over_ranks(
-                built.shards, total, float(bool(self.signal)), ranks=built.ranks
-            )
-            optimizer.clip(built.shards, norm, largest=job.optimizer.clip)
-            built.optimizer.step()
+            done = engine.step(torch.from_numpy(tokens), stop=bool(self.signal))
+        engine.meter = None
         if meter:
             self.measured = self._read(meter)
-        for unit in built.units:
-            unit.updated()
-        return loss.item(), norm.item(), stop.item() > 0
-
-    def _forward_backward(self, tokens: Tensor, meter: Meter | None) -> Tensor:
-        tokens = tokens.to(self.built.ranks.device, non_blocking=True)
-        before = 0
-        if meter:
-            before, meter.phase = self._apart_from_weights(meter), "forward"
-        loss: Tensor = self.built.module(tokens[:, :-1], tokens[:, 1:], scale=1 / self.job.tokens_per_step)
-        if meter:
-            self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(meter) - before)
-            meter.phase = "backward"
-        loss.backward()
-        return loss.detach()
+        engine.forget()
+        return done
 
     @property
     def _on_gpu(self) -> bool:
         return self.built.ranks.device.type == "cuda"
-
-    def _apart_from_weights(self, meter: Meter) -> int:
-        """Live bytes less the gathered weights, which come and go under ZeRO-3."""
-        return meter.live_bytes - sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
 
     def _living(self) -> list[Tensor]:
         """Every tensor that lives from step to step."""
@@ -187,11 +166,13 @@ class Loop:
         whole = [tensor for unit in units for tensor in unit.living()]
         gradients = [unit.reduced for unit in units if unit.reduced is not None]
         return Measured(
-            parameters=sum(weight.numel() for weight in self.built.module.parameters()),
+            parameters=sum(
+                prod(box.sizes) / shard.held.holders for shard in self.built.shards for box in shard.boxes()
+            ),
             parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in whole),
             gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
             optimizer_bytes=sum(tensor.nbytes for tensor in self._moments()),
-            kept_bytes=self.kept_bytes,
+            kept_bytes=self.engine.kept_bytes,
             peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
             peak_cause=meter.peak_cause,
             flops=meter.flops,
@@ -201,29 +182,36 @@ class Loop:
     def evaluate(self, step: int) -> float:
         """Held-out loss in nats per token, over all ranks."""
         ranks, job = self.built.ranks, self.job
-        batches = heldout_batches(
+        rows = np.stack(list(heldout_batches(
             self.shards, sequence=job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
-            rank=ranks.rank, ranks=self.layout.dp,
-        )  # fmt: skip
-        total = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-        with torch.no_grad():
-            for rows in batches:
-                tokens = torch.from_numpy(rows).to(ranks.device)
-                total[0] += self.built.module(tokens[:, :-1], tokens[:, 1:]).double()
-                total[1] += tokens[:, 1:].numel()
-        dist.all_reduce(total, group=ranks.data)
+            rank=ranks["dp"].rank, ranks=self.layout.dp,
+        )))  # fmt: skip
+        total = self.engine.evaluate(torch.from_numpy(rows)).double()
+        all_reduce(total, ranks["world"]).wait()
+        predicted_tokens = self.layout.dp * rows[..., 1:].size
         for unit in self.built.units:
             unit.drop()
-        loss = float(total[0] / total[1])
+        loss = total.item() / predicted_tokens
         self.logs.write({"step": step, "heldout_loss": loss})
+        if self.model.moe:
+            self._log_loads(step)
         return loss
 
-    def _log_step(self, step: int, loss: float, norm: float, seconds: float) -> None:
+    def _log_loads(self, step: int) -> None:
+        """By layer, the share of choices that went to each expert since it was last told; an even share is 1."""
+        everyone: list[Any] = [None] * self.built.ranks.world
+        dist.all_gather_object(everyone, self.engine.expert_loads())
+        loads = {layer: load for found in everyone for layer, load in found.items() if sum(load)}
+        shares = {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
+        if shares:
+            self.logs.write({"step": step, "expert_load": shares})
+
+    def _log_step(self, step: int, done: Done, seconds: float) -> None:
         self.logs.write(
             {
                 "step": step,
-                "loss": loss,
-                "gradient_norm": norm,
+                "loss": done.loss,
+                "gradient_norm": done.norm,
                 "learning_rate": self.built.optimizer.param_groups[0]["lr"],
                 "tokens": step * self.job.tokens_per_step,
                 "seconds": seconds,

@@ -22,7 +22,11 @@ from fivefold.step import Traffic, sent_bytes
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
-MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+# operation → which argument is the left matrix
+MATMULS = {
+    aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
+    aten.addmm.out: 1, aten.baddbmm.default: 1,
+}  # fmt: skip
 ATTENTION_FORWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -128,8 +132,10 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 def operation_flops(func: Any, args: Any, out: Any) -> int:
     """FLOPs of one aten operation; 0 for all that is neither matmul nor attention."""
     if func in MATMULS:
-        left = args[1] if func in (aten.addmm.default, aten.baddbmm.default) else args[0]
-        return 2 * int(out.numel()) * int(left.shape[-1])
+        return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
+    if func is aten._grouped_mm.default:  # rows of a group by its matrix, or the columns of groups by one another
+        left, right = args[0], args[1]
+        return 2 * int(left.numel()) * int(right.shape[-1])
     if func in ATTENTION_FORWARD:
         q, k = args[0], args[1]
         return 4 * int(q.numel() * k.shape[-2])

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.job import Job, LearningRate
+from fivefold.model.weights import Weight
 from fivefold.record import Mistake
+from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.zero import Shard, ZeroUnit
+from fivefold.train.parallel.shard import Shard
+from fivefold.train.parallel.zero import ZeroUnit
 
 
 def make(units: list[ZeroUnit], job: Job) -> torch.optim.AdamW:
@@ -23,9 +25,11 @@ def make(units: list[ZeroUnit], job: Job) -> torch.optim.AdamW:
     if settings.kind != "adamw":
         raise Mistake(f"optimizer {settings.kind!r} cannot be trained yet; use adamw")
     shards = [shard for unit in units for shard in unit.shards if shard.rows]
+    vectors = [shard.weight for shard in shards if _is_vector(shard.held.weight)]
+    matrices = [shard.weight for shard in shards if not _is_vector(shard.held.weight)]
     groups = [
-        {"params": [shard.weight for shard in shards if len(shard.shape) > 1], "weight_decay": settings.weight_decay},
-        {"params": [shard.weight for shard in shards if len(shard.shape) == 1], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -56,11 +60,19 @@ def clip(shards: list[Shard], norm: Tensor, *, largest: float) -> None:
 
 
 def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
-    """The global gradient norm and the sums of ``numbers`` over the ranks, all by one all_reduce, in fp32."""
-    grads = [shard.weight.grad for shard in shards if shard.weight.grad is not None]
-    copies = ranks.data.size() // ranks.shard.size()
-    square = torch.stack(torch._foreach_norm(grads, dtype=torch.float32)).square().sum() / copies
+    """The global gradient norm and the sums of ``numbers`` over all ranks, by one all_reduce, in fp32.
+
+    The square of a gradient that several ranks hold is divided by their number.
+    """
+    square = torch.zeros((), dtype=torch.float32, device=ranks.device)
+    for holders in sorted({shard.held.holders for shard in shards}):
+        here = [s.weight.grad for s in shards if s.held.holders == holders and s.weight.grad is not None]
+        if here:
+            square += torch.stack(torch._foreach_norm(here, dtype=torch.float32)).square().sum() / holders
     packed = torch.stack([square, *(torch.as_tensor(n, dtype=torch.float32, device=ranks.device) for n in numbers)])
-    if ranks.data.size() > 1:
-        dist.all_reduce(packed, group=ranks.data)
+    all_reduce(packed, ranks["world"]).wait()
     return packed[0].sqrt(), list(packed[1:])
+
+
+def _is_vector(weight: Weight) -> bool:
+    return weight.kind in ("norm", "bias", "vector") or weight.name.endswith("bias")

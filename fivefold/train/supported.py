@@ -1,22 +1,46 @@
-"""What the engine runs so far, out of all that the planner plans. Refused before a process starts."""
+"""What the engine runs, out of all that the planner plans. Refused in one line before a process starts."""
 
 from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
+# Facts of other people's software that the planner can count with, and the one value that is ours.
+OURS = {
+    "attention": "flash", "loss": "fused", "kernels": "fused", "joint": False, "weight_gradients": "apart",
+    "joined": (), "dispatcher": "all_to_all", "pairs": False, "reduce": "step", "scatter_hops": False, "offload": (),
+}  # fmt: skip
 
-def check_supported(layout: Layout, job: Job) -> None:
-    """Raise a ``Mistake`` of one line for an axis or a kernel that the engine does not have yet."""
-    plain = Layout(dp=layout.dp, zero=layout.zero, shard_group=layout.shard_group, mbs=layout.mbs)
-    if layout != plain:
-        raise Mistake(f"layout {str(layout)!r}: the engine runs dp, zero and mbs so far; try {str(plain)!r}")
-    wanted = {"attention": job.attention, "loss": job.loss, "kernels": job.kernels, "reduce": job.reduce,
-              "optimizer": job.optimizer.kind, "offload": "+".join(job.offload) or "nothing",
-              "vocab_multiple": str(job.vocab_multiple)}  # fmt: skip
-    has = {"attention": "flash", "loss": "fused", "kernels": "fused", "reduce": "step", "optimizer": "adamw",
-           "offload": "nothing", "vocab_multiple": "1"}  # fmt: skip
-    for field, value in wanted.items():
-        if value != has[field]:
-            raise Mistake(f"job: the engine has {field}={has[field]} so far, not {value}; `predict` plans both")
+# Fields of a model that may have any value; all others must be those of a plain decoder.
+FREE = frozenset({
+    "layers", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction", "tied_embeddings", "source",
+    "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "mla", "moe",
+})  # fmt: skip
+
+
+def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` of one line for an axis, a kernel or an operation that the engine does not have."""
+    if layout.tp_inner > 1:
+        flat = layout.replace(tp_inner=1)
+        raise Mistake(f"layout {str(layout)!r}: the engine cuts tensors over one axis; try {str(flat)!r}")
+    for field, ours in OURS.items():
+        if getattr(job, field) != ours:
+            raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job, field)}; `predict` plans both")
+    if job.optimizer.kind != "adamw":
+        raise Mistake(f"job: the engine has optimizer=adamw so far, not {job.optimizer.kind}; `predict` plans both")
+    _check_model(layout, model)
+
+
+def _check_model(layout: Layout, model: Model) -> None:
+    plain = Model(
+        name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
+        head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,
+    )  # fmt: skip
+    for field in type(model).model_fields:
+        value = getattr(model, field)
+        if field not in FREE and value != getattr(plain, field):
+            raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if model.qk_norm == "full" and layout.tp > 1:
+        raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")

@@ -2,32 +2,24 @@
 
     x = embed(tokens);  x += attention(norm1(x));  x += mlp(norm2(x))  per block;  loss = head(x, targets)
 
-Module names are those of ``model/weights.py``.
+The stream x_RD is rows: the tokens of all sequences in order. Module names are those of ``model/weights.py``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
-from fivefold.train.attention import Attention, rotary_tables
-from fivefold.train.kernels import cross_entropy, rms_norm, swiglu
-
-
-class RmsNorm(nn.Module):
-    """Root-mean-square norm with a learned weight (arXiv:1910.07467)."""
-
-    def __init__(self, width: int, *, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D]."""
-        return rms_norm(x, self.weight, epsilon=self.epsilon)
+from fivefold.train.attention import GroupedAttention, LatentAttention, rotary_tables
+from fivefold.train.kernels import cross_entropy, swiglu
+from fivefold.train.linear import Linear, fan
+from fivefold.train.moe import Moe
+from fivefold.train.norm import RmsNorm
+from fivefold.train.operation import Run, direct
 
 
 class Mlp(nn.Module):
@@ -35,110 +27,118 @@ class Mlp(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.gate = nn.Linear(model.width, model.ffn, bias=model.mlp_bias)
-        self.up = nn.Linear(model.width, model.ffn, bias=model.mlp_bias)
-        self.down = nn.Linear(model.ffn, model.width, bias=model.mlp_bias)
+        self.run: Run = direct
+        self.gate = Linear(model.width, model.ffn, bias=model.mlp_bias)
+        self.up = Linear(model.width, model.ffn, bias=model.mlp_bias)
+        self.down = Linear(model.ffn, model.width, bias=model.mlp_bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, D]."""
-        out: Tensor = self.down(swiglu(self.gate(x_BTD), self.up(x_BTD)))
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, D] → [R, D]."""
+        gate_RF, up_RF = self.run("mlp.gate_up", fan, x_RD, self.gate, self.up)
+        act_RF = self.run("mlp.act", swiglu, gate_RF, up_RF)
+        out: Tensor = self.run("mlp.down", self.down, act_RF)
         return out
 
 
 class Block(nn.Module):
-    """One decoder layer with norms before attention and MLP."""
+    """One decoder layer with norms before attention and MLP or experts."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
+        self.run: Run = direct
         self.norm1 = RmsNorm(model.width, epsilon=model.norm_epsilon)
-        self.attention = Attention(model)
+        self.attention = LatentAttention(model) if model.mla else GroupedAttention(model)
         self.norm2 = RmsNorm(model.width, epsilon=model.norm_epsilon)
-        self.mlp = Mlp(model)
+        self.moe = Moe(model) if model.is_moe(layer) else None
+        self.mlp = None if model.is_moe(layer) else Mlp(model)
 
-    def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, D]."""
-        y_BTD: Tensor = x_BTD + self.attention(self.norm1(x_BTD), cos_TH, sin_TH)
-        z_BTD: Tensor = y_BTD + self.mlp(self.norm2(y_BTD))
-        return z_BTD
+    @property
+    def feed_forward(self) -> nn.Module:
+        """Experts or one MLP."""
+        found = self.moe or self.mlp
+        assert found is not None
+        return found
+
+    def forward(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """[R, D] → [R, D]."""
+        y_RD: Tensor = x_RD + self.attention(self.run("norm1", self.norm1, x_RD), cos_TH, sin_TH, documents_BT)
+        z_RD: Tensor = y_RD + self.feed_forward(self.run("norm2", self.norm2, y_RD))
+        return z_RD
 
 
 class Embed(nn.Module):
-    """Token ids to vectors."""
+    """Token ids to vectors. Seam: ``lookup``."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.tokens = nn.Embedding(model.vocab, model.width)
+        self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """[B, T] → [B, T, D]."""
-        out: Tensor = self.tokens(tokens_BT)
-        return out
+        """[B, T] → [B · T, D]."""
+        return self.lookup(tokens_BT.flatten(), self.tokens.weight)
 
 
 class Head(nn.Module):
-    """Last norm, projection to the vocabulary and loss; ``tied`` is the embedding where its weight serves here."""
+    """Last norm, projection to the vocabulary and loss. Seam: ``loss``."""
 
     def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
         super().__init__()
         self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
-        self.out = nn.Linear(model.width, model.vocab, bias=model.head_bias) if tied is None else None
-        self._tied = [tied]  # in a list, so that its weight is listed once, with the embedding
+        bias = model.head_bias
+        self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
+        self.loss: Callable[[Tensor, Tensor, float], Tensor] = _loss
 
-    def logits(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] → [B, T, V]."""
-        x_BTD = self.norm(x_BTD)
-        tied = self._tied[0]
-        if self.out is None:
-            assert tied is not None
-            return F.linear(x_BTD, tied.weight)
-        out: Tensor = self.out(x_BTD)
-        return out
+    def forward(self, x_RD: Tensor, targets_R: Tensor | None, scale: float) -> Tensor:
+        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [R, V]."""
+        logits_RV: Tensor = self.out(self.norm(x_RD))
+        return logits_RV if targets_R is None else self.loss(logits_RV, targets_R, scale)
 
-    def forward(self, x_BTD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
-        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [B, T, V]."""
-        logits_BTV = self.logits(x_BTD)
-        if targets_BT is None:
-            return logits_BTV
-        return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), scale=scale)
+
+def _loss(logits_RV: Tensor, targets_R: Tensor, scale: float) -> Tensor:
+    return cross_entropy(logits_RV, targets_R, scale=scale)
 
 
 class Transformer(nn.Module):
-    """The whole decoder. Build it on the meta device and give the parameters storage before use."""
+    """The whole decoder. Build it on the meta device and give the parameters storage before use.
+
+    Seam: ``positions`` [T], which tokens of a sequence are here; None: all, in order.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        _supported(model)
         self.model = model
+        self.positions: Tensor | None = None
         self.embed = Embed(model)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
         self.head = Head(model, tied=self.embed.tokens if model.tied_embeddings else None)
         self.tables: tuple[Tensor, ...] = ()  # cos and sin, made at the first forward
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none."""
-        x_BTD = self.embed(tokens_BT)
-        cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], like=x_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, cos_TH, sin_TH)
-        loss: Tensor = self.head(x_BTD, targets_BT, scale)
-        return loss
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale)
+        return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
+
+    def stage(
+        self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
+        documents_BT: Tensor | None = None, scale: float = 1.0,
+    ) -> Tensor:  # fmt: skip
+        """``layers`` of the decoder on the stream that enters, or on the embedding; with the last one also the head.
+
+        ``documents_BT``: an id per token of the whole sequences, where none is to be attended to from another.
+        """
+        x_RD: Tensor = self.embed(tokens_BT) if entry_RD is None else entry_RD
+        cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], like=x_RD)
+        for layer in layers:
+            x_RD = self.blocks[layer](x_RD, cos_TH, sin_TH, documents_BT)
+        if layers.stop < self.model.layers:
+            return x_RD
+        out: Tensor = self.head(x_RD, None if targets_BT is None else targets_BT.flatten(), scale)
+        return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
         if not self.tables or self.tables[0].shape[0] < tokens:
-            self.tables = rotary_tables(self.model, tokens=tokens, dtype=like.dtype, device=like.device)
+            positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
+            self.tables = rotary_tables(self.model, positions=positions, dtype=like.dtype, device=like.device)
         cos, sin = self.tables
         return cos[:tokens], sin[:tokens]
-
-
-def _supported(model: Model) -> None:
-    """Refuse, by the name of the missing operation, what this decoder cannot compute."""
-    plain = Model(
-        name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
-        head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,
-    )  # fmt: skip
-    free = {"layers", "positions", "norm_epsilon", "rope_theta", "tied_embeddings", "source",
-            "qkv_bias", "out_bias", "mlp_bias", "head_bias"}  # fmt: skip
-    for field in type(model).model_fields:
-        value = getattr(model, field)
-        if field not in free and value != getattr(plain, field):
-            raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fivefold.layout.schedule import GENERATORS, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
+from fivefold.layout.schedule.mail import cues, links
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
@@ -476,3 +477,97 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
         read_table(tmp_path / "bytes.csv")
     with pytest.raises(Fault, match="cannot be written"):
         write_table(ONE, tmp_path / "no" / "such.csv")
+
+
+# ---- messages
+
+
+def crossings(table: Table) -> dict[tuple[str, int, int], tuple[int, int]]:
+    """Who makes and who takes each message, from the paths alone."""
+    found = {}
+    for i, path in enumerate(table.paths):
+        for stage, (here, there) in enumerate(pairwise(path)):
+            if here != there:
+                found["F", stage, i] = here, there
+                found["B", stage + 1, i] = there, here
+    return found
+
+
+@some
+@given(tables())
+@example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
+@example(schedule("interleaved", pp=2, v=4, micro_batches=5))
+def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(table: Table) -> None:
+    rows = [cues(table, rank=rank) for rank in range(table.pp)]
+    made = crossings(table)
+    assert sorted(part for row in rows for cue in row for part in cue.post) == sorted(made)
+    for rank, row in enumerate(rows):
+        assert tuple(cue.action for cue in row) == table.rows[rank]
+        posted = {part: index for index, cue in enumerate(row) for part in cue.post}
+        for index, cue in enumerate(row):
+            needed = [part for part in needs(cue.action, stages=table.stages) if made.get(part, (0, -1))[1] == rank]
+            assert all(posted[part] <= max(0, index - 1) for part in needed)
+        for source in range(table.pp):
+            for kind in "FB":
+                sent = [p for action in table.rows[source] for p in parts(action) if made.get(p) == (source, rank)]
+                assert [p for p in posted if p in sent and p[0] == kind] == [p for p in sent if p[0] == kind]
+
+
+@some
+@given(tables())
+@example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
+def test_waiting_for_sends_never_locks(table: Table) -> None:
+    """Played as the engine plays it: a send that is waited for must have met a posted receive."""
+    rows = [cues(table, rank=rank) for rank in range(table.pp)]
+    done: set[Any] = set()
+    posted: set[Any] = set()
+    at, begun = [0] * table.pp, [False] * table.pp
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row):
+                action, post, settle = row[at[rank]]
+                if not begun[rank]:
+                    posted.update(post)
+                    begun[rank] = moved = True
+                if not (posted.issuperset(settle) and done.issuperset(needs(action, stages=table.stages))):
+                    break
+                done.update(parts(action))
+                at[rank], begun[rank], moved = at[rank] + 1, False, True
+    assert at == [len(row) for row in rows]
+
+
+def test_sends_are_waited_for_once_after_they_are_made() -> None:
+    for name in SCHEDULES:
+        v = 2 if name in (*V_SHAPED, "interleaved") else 1
+        table = schedule(name, pp=4, v=v, micro_batches=12)
+        under_way = []
+        for rank in range(table.pp):
+            open_, most = set(), 0
+            for action, _, settle in cues(table, rank=rank):
+                assert open_.issuperset(settle)
+                open_ -= set(settle)
+                open_ |= {part for part in parts(action) if crossings(table).get(part, (-1,))[0] == rank}
+                most = max(most, len(open_))
+            under_way.append(most)
+        assert max(under_way) <= 5, (name, under_way)
+
+
+def test_the_links_are_those_that_are_used() -> None:
+    wrap = schedule("interleaved", pp=3, v=2, micro_batches=3)
+    assert links(wrap) == tuple(sorted([*(("F", r, (r + 1) % 3) for r in range(3)),
+                                        *(("B", (r + 1) % 3, r) for r in range(3))]))  # fmt: skip
+    assert links(schedule("zbv", pp=2, v=2, micro_batches=4)) == (("B", 0, 1), ("B", 1, 0), ("F", 0, 1), ("F", 1, 0))
+    assert links(schedule("interleaved", pp=1, v=4, micro_batches=4)) == ()
+
+
+def test_the_messages_of_1f1b_by_hand() -> None:
+    first, second = (cues(ONE, rank=rank) for rank in range(2))
+    assert [(str(action), post, settle) for action, post, settle in first] == [
+        ("F0.0", (), ()),
+        ("F0.1", (("B", 1, 0),), ()),
+        ("BW0.0", (("B", 1, 1),), (("F", 0, 0),)),
+        ("BW0.1", (), (("F", 0, 1),)),
+    ]
+    assert [cue.post for cue in second] == [(("F", 0, 0),), (("F", 0, 1),), (), ()]

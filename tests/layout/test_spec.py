@@ -143,19 +143,35 @@ REFUSALS = [
     ("dp4 tp3", {}, "needs 12 ranks, but eight has 8"),
     ("dp7 mbs2", {}, "global batch 24 is not divisible by dp·mbs=7·2=14; try gbs 28 or dp6 mbs1"),
     ("dp2 mbs5", {}, "global batch 24 is not divisible by dp·mbs=2·5=10; try gbs 30 or mbs4"),
-    ("tp8", {}, "heads=12 is not divisible by tp=8; try tp4"),
+    ("tp8", {}, "heads=12 is not divisible by tp=8; try tp4 or tp12"),
     ("tp4", {"model": MODEL.replace(ffn=90)}, "ffn=90 is not divisible by tp=4; try tp2"),
     ("tp6", {}, "kv_heads=4 and tp=6: one must divide the other; try tp4"),
-    ("dp4 ep4", {"model": EXPERTS}, "experts=6 is not divisible by ep=4; try ep3"),
-    ("tp3 etp3", {"model": EXPERTS.replace(kv_heads=3)}, "expert ffn=40 is not divisible by etp=3; try etp2"),
+    ("dp4 ep4", {"model": EXPERTS}, "experts=6 is not divisible by ep=4; try ep2"),
+    ("tp3 etp3", {"model": EXPERTS.replace(kv_heads=3)}, "expert ffn=40 is not divisible by etp=3; try etp1"),
     ("dp2 ep2", {}, "experts=1 is not divisible by ep=2; try ep1"),
     ("cp4", {"job": JOB.replace(sequence=60)}, "sequence 60 is not divisible by 8 (cp=4, ring); try seq 64"),
     ("cp8 cp=ulysses", {}, "heads/tp=12 is not divisible by cp=8; try cp6"),
     ("tp2 cp4 cp=ulysses", {"model": MODEL.replace(heads=8)}, ""),
     ("tp4 cp2 cp=ulysses", {"job": JOB}, "heads/tp=3 is not divisible by cp=2; try cp=ring"),
-    ("pp4 v3", {}, "pp·v=12 stages are more than layers=8; lower pp or v"),
-    ("pp4 v2 mbs12", {}, "interleaved needs 4 micro-batches or more, but the batch gives 2; raise gbs or lower dp·mbs"),
-    ("pp4 dualpipev mbs4", {}, "dualpipev needs 8 micro-batches or more, but the batch gives 6"),
+    ("pp4 v3", {}, "pp·v=12 stages are more than layers=8; try pp2 or v2"),
+    ("pp4 v2 mbs12", {}, "interleaved needs 4 micro-batches or more, but the batch gives 2; try gbs 48 or mbs6"),
+    ("pp4 dualpipev mbs4", {}, "but the batch gives 6; try gbs 32 or mbs3"),
+    (
+        "pp2 dualpipe mbs8",
+        {},
+        "dualpipe sends half of the micro-batches from each end, but 3 is odd; try gbs 32 or mbs6",
+    ),
+    ("tp4", {"job": JOB.replace(sequence=3)}, "=3: 3 rows are not divisible by tp=4; try nosp or tp1"),
+    ("tp4", {"job": JOB.replace(sequence=3), "model": EXPERTS}, "3 rows are not divisible by tp=4; try tp"),
+    ("tp2 cp2 cp=ulysses", {"job": JOB.replace(sequence=6)}, "6/2: 3 rows are not divisible by tp=2; try nosp or tp1"),
+    ("tp2 cp2 cp=ulysses mbs2", {"job": JOB.replace(sequence=6)}, ""),
+    ("tp4 nosp", {"job": JOB.replace(sequence=3)}, ""),
+    ("tp2 nosp", {"model": EXPERTS}, "each of tp=2 ranks would send the same tokens to the experts; drop nosp"),
+    ("dp2 cp2 tp2 order=cp-tp-dp-pp", {}, "dp and cp must be neighbours; try order="),
+    ("dp2 tp2 pp2 order=dp-pp-tp-cp", {}, ""),
+    ("dp2 tp2 pp2 order=dp-pp-tp-cp", {"model": EXPERTS}, "tp, dp and cp must be neighbours; try order="),
+    ("dp2 tp2 pp2 etp2 order=dp-pp-tp-cp", {"model": EXPERTS}, ""),
+    ("dp2 tp4 etp2 order=dp-cp-tp-pp", {"model": EXPERTS}, "must be neighbours, tp first; try order="),
     ("dp2 tp2 pp2 zero3 mbs2", {}, ""),
 ]
 
@@ -186,7 +202,9 @@ def test_a_mend_mends(layout: Layout, model: Model, batch: int, sequence: int) -
     assume("; try " in refusal)
     for mend in refusal.split("; try ")[1].split(" or "):
         words = mend.split()
-        if words[0] in ("gbs", "seq"):
+        if mend.startswith("order="):
+            again = reason(layout.replace(order=tuple(mend[6:].split("-"))), model, job)
+        elif words[0] in ("gbs", "seq"):
             job_mended = job.replace(**{{"gbs": "global_batch", "seq": "sequence"}[words[0]]: int(words[1])})
             again = reason(layout, model, job_mended)
         else:
@@ -199,9 +217,9 @@ def test_a_mend_mends(layout: Layout, model: Model, batch: int, sequence: int) -
         assert cause(again) != cause(refusal), f"{refusal!r} proposes {mend!r}, which gives {again!r}"
 
 
-def change(word: str) -> tuple[str, int | str]:
-    if word == "cp=ring":
-        return "cp_kind", "ring"
+def change(word: str) -> tuple[str, int | str | bool]:
+    if word in ("cp=ring", "nosp"):
+        return ("cp_kind", "ring") if word == "cp=ring" else ("sp", False)
     match = re.fullmatch(r"([a-z]+)(\d+)", word)
     assert match is not None, word
     return match[1], int(match[2])

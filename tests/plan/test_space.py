@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations, product
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -24,7 +25,7 @@ def all_leaves(space: Space) -> Leaves:
     return space.shard(stems, space.place(stems, leaves))
 
 
-def every_layout(model: Model, *, world: int) -> set[Layout]:
+def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
     """All that parse, without regard to how the space is made; one order, and v that divides a rank's layers."""
     sizes = [size for size in range(1, world + 1) if world % size == 0]
     experts = [1, 2, 4] if model.moe else [1]
@@ -43,28 +44,47 @@ def every_layout(model: Model, *, world: int) -> set[Layout]:
             try:
                 layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
                                 cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
-                refuse(layout, model=model, job=JOB)
+                refuse(layout, model=model, job=job)
             except (ValidationError, Mistake):
                 continue
             found.add(layout)
     return found
 
 
+@pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
-def test_the_space_is_every_legal_layout_once(model: Model) -> None:
-    space = Space(model, JOB, world=4, recomputations=("none",), placements=False)
+def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
+    job = JOB.replace(sequence=sequence)
+    space = Space(model, job, world=4, recomputations=("none",), placements=False)
     leaves = all_leaves(space)
     mine = [space.layout(space.stems, leaves, at) for at in range(len(leaves.stem))]
     assert len(mine) == len(set(mine)) == int(space.leaves_of(space.stems).sum())
-    assert set(mine) == every_layout(model, world=4)
+    assert set(mine) == every_layout(model, job, world=4)
 
 
-def test_orders_differ_only_where_axes_have_ranks() -> None:
-    space = Space(DENSE, JOB, world=8)
-    for active in product((False, True), repeat=4):
-        in_use = [axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more]
-        orders = [tuple(a for a in space.orders[at] if a in in_use) for at in space.orders_of(active)]
-        assert sorted(orders) == sorted(permutations(in_use))
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "text", ["dp8", "dp2 tp2 cp2", "dp2 cp2 pp2", "dp2 tp2 pp2", "tp4 pp2", "dp2 tp4 etp2", "dp2 tp2 pp2 etp2"]
+)
+def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(model: Model, text: str) -> None:
+    layout = Layout.parse(text if model.moe else text.partition(" etp")[0])
+    in_use = [axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1]
+    legal = set()
+    for order in permutations(DEFAULT_ORDER):
+        try:
+            refuse(layout.replace(order=order), model=model, job=JOB)
+        except Mistake:
+            continue
+        legal.add(tuple(axis for axis in order if axis in in_use))
+    space = Space(model, JOB, world=8)
+    degrees = ("dp", "tp", "cp", "pp", "ep", "etp", "mbs")
+    alike = [getattr(space.stems, name) == getattr(layout, name) for name in degrees]
+    stem = np.flatnonzero(np.logical_and.reduce(alike))[:1]
+    leaves = space.place(space.stems, space.expand(space.stems, stem))
+    orders = [space.orders[at] for at in leaves.take(leaves.shape == leaves.shape[0]).order]
+    found = [tuple(axis for axis in order if axis in in_use) for order in orders]
+    assert len(found) == len(set(found))
+    assert set(found) == legal
 
 
 def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:

@@ -1,4 +1,4 @@
-"""Each kernel against torch's own autograd, and the whole decoder against Hugging Face's Llama."""
+"""Each kernel against torch's own autograd."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.huggingface import from_config
 from fivefold.model.spec import Model
 from fivefold.train import kernels
 from fivefold.train.attention import rotary_tables
-from fivefold.train.transformer import Transformer
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -43,7 +41,7 @@ def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_rotate() -> None:
     model = Model(name="m", layers=1, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=8, rope_theta=100.0)
-    cos, sin = rotary_tables(model, tokens=7, dtype=torch.float32, device=torch.device("cpu"))
+    cos, sin = rotary_tables(model, positions=torch.arange(7), dtype=torch.float32, device=torch.device("cpu"))
     angles = torch.outer(torch.arange(7), 100.0 ** -(torch.arange(0, 8, 2) / 8))[:, None, :]
     x = drawn(2, 7, 3, 8)
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
@@ -59,41 +57,3 @@ def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
     theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
     ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25)
     same(ours, theirs, (logits, weight), tolerance=2e-6)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_decoder_is_hugging_faces_llama(tied: bool) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=131, hidden_size=64, intermediate_size=150, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=tied, rope_theta=10000.0, attn_implementation="sdpa",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    theirs = LlamaForCausalLM(config).eval()
-    model: Model = from_config(config.to_dict(), name="hf")
-    ours = Transformer(model)
-    with torch.no_grad():
-        for name, weight in ours.named_parameters():
-            weight.copy_(theirs.get_parameter(hugging_face_name(name)))
-    tokens = torch.randint(0, 131, (2, 33), generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
-    loss = ours(tokens[:, :-1], tokens[:, 1:], scale=1 / 64)
-    reference = theirs(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, reference, rtol=1e-6, atol=1e-6)
-    loss.backward()
-    reference.backward()
-    for name, weight in ours.named_parameters():
-        expected = theirs.get_parameter(hugging_face_name(name)).grad
-        torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-def hugging_face_name(name: str) -> str:
-    for ours, theirs in (
-        ("embed.tokens", "model.embed_tokens"), ("blocks.", "model.layers."), ("norm1", "input_layernorm"),
-        ("norm2", "post_attention_layernorm"), ("attention.out", "self_attn.o_proj"), ("mlp.gate", "mlp.gate_proj"),
-        ("mlp.up", "mlp.up_proj"), ("mlp.down", "mlp.down_proj"), ("head.norm", "model.norm"), ("head.out", "lm_head"),
-        ("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"), ("attention.v", "self_attn.v_proj"),
-    ):  # fmt: skip
-        name = name.replace(ours, theirs)
-    return name

@@ -19,7 +19,9 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 
 # Megatron-Core with Transformer Engine: joint projections, an unused gradient of each shape, a padded vocabulary.
-TRANSFORMER_ENGINE = Job(vocab_multiple=128, joint=True, weight_gradients="placeholders")
+TRANSFORMER_ENGINE = Job(
+    vocab_multiple=128, joint=True, linears="apart", early_stop=False, weight_gradients="placeholders"
+)
 
 Row = dict[str, str]
 

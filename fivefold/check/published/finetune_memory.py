@@ -61,6 +61,8 @@ def _case(row: Row) -> Case:
     model, rung = resolve("llama3.2-3b"), LADDER[row["technique"]]
     layout = spread(row, zero=0, ac=rung.ac)
     job = Job(
+        linears="apart",
+        early_stop=False,
         sequence=whole(row, "seq"),
         global_batch=layout.mbs,
         precision=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),

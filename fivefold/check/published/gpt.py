@@ -43,6 +43,8 @@ def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> M
 # Of Megatron-LM and Megatron-DeepSpeed until 2022: nothing runs beside compute, the loss works on fp32 logits, q, k and
 # v are one matmul, and hops carry parts of the stream (arXiv:2104.04473 §4.1; DeepSpeed's runtime/pipe/engine.py).
 PLAIN_MEGATRON = Job(
+    linears="apart",
+    early_stop=False,
     precision=recipe("fp16"),
     attention="unfused",
     loss="widened",

@@ -77,6 +77,7 @@ def _case(row: Row) -> Case:
     batch = whole(row, "gbs") or layout.dp * layout.mbs
     compiled = row["torch_compile"] == "true"
     job = Job(
+        linears="apart",
         sequence=tokens,
         global_batch=batch,
         precision=SUMMED if layout.dp > 1 else STATES,

@@ -47,6 +47,8 @@ def _case(row: Row) -> Case:
     layout = spread(row, zero=whole(row, "zero"), ac=row["recompute"])
     precision = "bf16-grad16" if row["mp_mode"] == "PURE" else {"amp_fp8": "fp8"}.get(row["precision"], "bf16")
     job = Job(
+        linears="apart",
+        early_stop=False,
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe(precision),

@@ -54,6 +54,8 @@ def _internevo(row: Row) -> Case:
     shards = min(int(group[1]), replicas) if group else replicas
     layout = spread(row, zero=1, sp=tp == 1, ac=row["recompute"], shard_group=shards if shards < replicas else None)
     job = Job(
+        linears="apart",
+        early_stop=False,
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16-grad16"),
@@ -81,6 +83,8 @@ def _fms(row: Row) -> Case:
     model, a100 = resolve("llama2-7b"), row["hardware"].startswith("A100")
     layout = spread(row, zero=3, shard_group=8)  # HSDP: shards within a node
     job = Job(
+        linears="apart",
+        early_stop=False,
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16-grad16"),

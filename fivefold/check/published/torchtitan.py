@@ -69,6 +69,7 @@ def _case(row: Row) -> Case:
     layout = spread(row, zero=3, ac=RECOMPUTED[row["recompute"]])
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
     job = Job(
+        linears="apart",
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=_precision(row["precision"]),

@@ -67,6 +67,8 @@ def _case(row: Row) -> Case:
         layout = layout.replace(stages=_stages(model, layout.pp))
     sharded = layout.zero > 0  # and so without DistributedDataParallel (trainer.py@004a89c, _init_model)
     job = Job(
+        linears="apart",
+        early_stop=False,
         sequence=whole(row, "seq"),
         global_batch=whole(row, "gbs"),
         precision=recipe("bf16"),

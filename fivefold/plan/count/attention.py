@@ -9,6 +9,8 @@ Heads are cut over tp. Under cp the core sees all keys: they come by in a ring, 
 
 from __future__ import annotations
 
+from math import lcm
+
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.plan.count.linear import Source, row
@@ -68,13 +70,16 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
     dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
     heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
     ops, message = [], None
+    if part.cp > 1 and part.ulysses:  # heads that cp does not divide are repeated
+        kv_heads = lcm(kv_heads, part.cp)
     own = rows * kv_heads * sum(dims) * width
     if part.cp > 1 and part.ulysses:
         for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
             ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
         q, k, v = f"{q}.all", f"{k}.all", f"{v}.all"
     elif part.cp > 1:
-        message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own)
+        # backward the gradients of keys and values follow them round
+        message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
     per_pair = 2 * heads * sum(dims) * part.sequences
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
@@ -109,23 +114,34 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     assert mla is not None
     N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
     own = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
-    ops = [*own.ops]
+    ops, ups = [*own.ops], list[Op]()
     if mla.q_rank is None:
         whole = Source(local, source, into=model.width, rows=local.stream_rows)
         ops += [op for op in whole.ops if op.kind != "cast"]
         ops.append(whole.column("attention.q", "q", outof=N * q_dim))
     else:
         ops.append(own.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
-        ops += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+        ups += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
     ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
-    ops += _up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))
-    ops += [
+    shared, key = _shared(local, "ckv", "key", dim=mla.rope_dim)
+    ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
+    ups += [
         # Rotated and joined to whole heads; the values stay a view of kv, whose storage is kept for them.
         rope("rope.q", "q", "qr", numel=rows * N * q_dim, width=width),
-        rope("rope.k", "kv", "kr", numel=rows * N * q_dim, width=width),
+        rope("rope.k", "kv", "kr", numel=rows * N * q_dim, width=width)._replace(reads=("kv", *key)),
     ]
-    ops += _core(local, q="qr", k="kr", v="kv", layer=layer)
+    ops += [*ups, *_core(local, q="qr", k="kr", v="kv", layer=layer)]
     return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
+
+
+def _shared(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
+    """The rotary key, one for all heads, of all rows: over tp each rank has made it of its own rows, or uses a part."""
+    size, part = local.rows * dim * local.width, local.part
+    if part.tp == 1:
+        return [], ()
+    kinds = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
+    message = Message("tp", *kinds, payload=size)
+    return [exchange("attention.key.share", source, out, size=size if part.sp else 0, message=message)], (out,)
 
 
 def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:

@@ -10,10 +10,11 @@ from collections import Counter
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.plan.count.fan import fanned
 from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of, sums_itself
 from fivefold.plan.count.part import Local, Part
 from fivefold.plan.count.recompute import Unit
@@ -79,9 +80,9 @@ class Counts:
         if key not in self._profiles:
             entry, size = ("ids", 0) if name == "embed" else ("x", self.local(part).stream_bytes)
             width = self.job.precision.gradients_bytes
-            self._profiles[key] = play(
-                self.unit(part, name), entry=entry, entry_bytes=size, width=width, sums_bytes=sums_bytes
-            )
+            unit = self.unit(part, name)
+            unit = fanned(unit) if self.job.linears == "fanned" else unit
+            self._profiles[key] = play(unit, entry=entry, entry_bytes=size, width=width, sums_bytes=sums_bytes)
         return self._profiles[key]
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
@@ -121,18 +122,18 @@ class Counts:
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """All of a layout on which states depend."""
         return (layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-                layout.dp * layout.cp, layout.pp > 1)  # fmt: skip
+                layout.dp * layout.cp, self.model.tied_embeddings and apart(layout))  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """All of a layout on which it depends which units a stage has."""
         return layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
-        """The whole weights of a unit; under a pipeline the head has a tied table of its own."""
+        """The whole weights of a unit; where embedding and head lie on two ranks, each has a tied table."""
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
-            tied = self.model.tied_embeddings and layout.pp > 1
+            tied = self.model.tied_embeddings and apart(layout)
             return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if tied else ())]
         assert isinstance(name, Kind)
         return list(block_weights(self.model, self.example[name]))
@@ -175,6 +176,11 @@ class Counts:
             else:
                 runs.append(Run(kind, layer, 1, again))
         return (*runs, Run("head", self.model.layers, 1)) if last else tuple(runs)
+
+
+def apart(layout: Layout) -> bool:
+    """Whether the two ends of the model lie on two ranks."""
+    return layout.pp > 1 and layout.schedule not in (*V_SHAPED, "dualpipe")
 
 
 def run_part(part: Part, run: Run) -> Part:

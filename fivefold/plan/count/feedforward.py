@@ -38,23 +38,22 @@ def experts(local: Local, source: str) -> list[Op]:
     )  # fmt: skip
     ops, ready, back = [router, pick, gather], "routed", "returned"
     crosses = part.ep > 1 or part.etp > 1
+    there: list[Op] = []
     if crosses:
         ready, back = "arrived", "expert.out"
-        ops += _travel(local, "routed", ready, sent=sent, received=received, home=False)
-    ops += _grouped_mlp(local, ready, back, rows=received)
+        there = _travel(local, "routed", ready, sent=sent, received=received, home=False)
+    # the shared experts compute while tokens travel
+    ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
+    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    ops += [*there[:1], *shared, *there[1:], *_grouped_mlp(local, ready, back, rows=received)]
     if crosses:
         ops += _travel(local, back, "returned", sent=sent, received=received, home=True)
-    combined = "e" if moe.shared_experts else "d"
-    combine = Op(
-        "moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
-        moved_backward_bytes=2 * moe.topk * size,
+    combined = "e" if shared else "d"
+    ops.append(
+        Op("moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
+           moved_backward_bytes=2 * moe.topk * size)
     )  # fmt: skip
-    ops.append(combine)
-    if not moe.shared_experts:
-        return ops
-    ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
-    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn)
-    return [*ops, *shared, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)]
+    return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
 def routed_rows(local: Local) -> int:

@@ -114,7 +114,8 @@ def head(local: Local) -> list[Op]:
     loss = Op(
         "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
         moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
-        forward_scratch=2 * chunk if width < 4 else chunk,  # the softmax of a chunk, and the chunk widened for it
+        # the softmax of a chunk, and the chunk widened for it; over tp its exponential alone
+        forward_scratch=2 * chunk if width < 4 and part.tp == 1 else chunk,
         message=small,
     )  # fmt: skip
     wide = rows * vocab * 4

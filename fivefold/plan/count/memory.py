@@ -131,6 +131,8 @@ class _Rank:
     def piped(self, table: Table, rank: int) -> RankMemory:
         """One micro-batch of every chunk, over the most that the table lets live beside it."""
         held = table.held[rank]
+        neighbours = 1 if rank in (0, table.pp - 1) else 2
+        self.base += (1 + neighbours) * self.stream  # one on its way to each neighbour, one awaited
         kept = [self._on_device(self.chunks[chunk]) for chunk in held]
         late = [self.chunks[chunk].late for chunk in held]
         weights = kept + [min(*pair) for pair in zip(late, kept, strict=True)]

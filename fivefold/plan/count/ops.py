@@ -25,6 +25,7 @@ class Message(NamedTuple):
     times: int = 1
     again: str = ""  # before the backward: what the forward had gathered was let go
     backward_payload: int | None = None  # None: as forward
+    backward_parts: int = 1  # messages side by side that this payload goes in
 
 
 class Op(NamedTuple):
@@ -54,6 +55,7 @@ class Op(NamedTuple):
     message: Message | None = None
     gradient_bytes: int | None = None  # of the gradient of what is written; None: as large
     again: bool = False  # runs a second time, in the backward
+    delivers: bool = False  # hands over its weights' gradients, one after another, before it lets anything go
 
 
 def split(name: str, source: str, parts: dict[str, int]) -> Op:

@@ -48,7 +48,7 @@ def groups(op: Op) -> frozenset[str]:
 def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False) -> Unit:
     """``ops`` with what the ``wanted`` groups let go, and those that run again marked.
 
-    ``early_stop``: of operations in a row, those after the last whose result is kept do not run again.
+    ``early_stop``: what makes nothing that the backward reads, nor is needed for it, does not run again.
     """
     chosen = [bool(groups(op) & wanted) for op in ops]
     if not any(chosen):
@@ -65,23 +65,32 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
         else op
         for op, again in zip(ops, chosen, strict=True)
     ]
-    return Unit(tuple(_stopped(marked, frozenset(dropped)) if early_stop else marked), frozenset(dropped))
+    if early_stop:
+        marked = _asked_for(marked, frozenset(dropped), whole="layer" in wanted)
+    return Unit(tuple(marked), frozenset(dropped))
 
 
-def _stopped(ops: Sequence[Op], dropped: frozenset[str]) -> list[Op]:
-    """Without the marks of operations at the end of a run that make nothing which was kept and let go."""
-    wanted = dropped & {name for op in ops for name in op.keeps}
+def _asked_for(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> list[Op]:
+    """Without the marks of operations of which nothing is asked: neither what was kept and let go, nor what is read to
+    make that. ``whole``: all that come before one of which something is asked run too.
+    """
+    asked = {name for op in ops for name in op.keeps} & dropped
     found: list[Op] = []
-    running = False  # whether something later in the run is wanted
+    running = False
     for op in reversed(ops):
-        running = op.again and (running or not wanted.isdisjoint(op.writes))
+        running = op.again and ((running and whole) or not asked.isdisjoint(op.writes))
         found.append(op._replace(again=running))
+        if running:
+            asked |= dropped.intersection(op.reads)
     return found[::-1]
 
 
 def _bring(ops: Sequence[Op], chosen: list[bool]) -> None:
-    """Choose too the messages and casts that serve chosen operations alone: what goes in is kept, not what comes."""
+    """Choose too the messages and casts that serve chosen operations alone: what goes in is kept, not what comes. Not
+    the sums of what operations before them made, nor what comes as large as it goes (heads against tokens).
+    """
     for index in reversed(range(len(ops))):
-        if ops[index].kind in ("message", "cast") and not chosen[index]:
-            readers = [chosen[later] for later, op in enumerate(ops) if set(op.reads) & ops[index].writes.keys()]
+        op = ops[index]
+        if op.kind in ("message", "cast") and not chosen[index] and not op.name.endswith((".reduce", ".swap")):
+            readers = [chosen[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
             chosen[index] = bool(readers) and all(readers)

@@ -39,12 +39,16 @@ class UnitStates(NamedTuple):
 def local_parts(
     weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job
 ) -> tuple[tuple[Unit, int, int], ...]:
-    """Dense and expert weights of one rank, each with its shards and with the replicas of its shard group."""
+    """Dense and expert weights of one rank, each with its shards and with the replicas of its shard group; a tied table
+    beside the head of a pipeline is apart.
+    """
     vocab = padded_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
-    dense = Unit("dense", tuple(weight for weight in local if not weight.kind.startswith("expert")))
     experts = Unit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
-    found = [(dense, layout.shards, layout.dp * layout.cp // layout.shards)] if dense.weights else []
+    table = tuple(weight for weight in local if weight.name.startswith("embed."))
+    dense = tuple(weight for weight in local if weight not in table and not weight.kind.startswith("expert"))
+    replicas = layout.dp * layout.cp // layout.shards
+    found = [(Unit("dense", each), layout.shards, replicas) for each in (dense, table) if each]
     if experts.weights:
         found.append((experts, layout.expert_shards, layout.expert_replicas // layout.expert_shards))
     return tuple(found)

@@ -52,7 +52,7 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums_bytes: in
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
     tape.run(kept)
     products = {name for op in ops if op.kind == "matmul" for name in op.keeps if name not in unit.dropped}
-    outputs = sum(op.writes[next(iter(op.writes))] for op in ops if op.kind == "matmul")
+    outputs = sum(size for op in ops if op.kind == "matmul" for name, size in op.writes.items() if name not in op.keeps)
     weights = sum(sizes[name] for name in products) + outputs
     return Profile(kept, forward_peak, tape.peak, tape.cause, weights, tape.kept_then, tape.sums_then)
 
@@ -108,6 +108,9 @@ class _Backward:
         targets = op.reads if op.differentiates is None else op.differentiates
         weights = sum(op.gradient_widths) * self.width
         made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
+        if op.delivers and weights:
+            weights = max(op.gradient_widths) * self.width
+            self._bear()
         self._note(self.live + made + weights + op.backward_scratch, op.name)
         self.live += made
         for name in targets:
@@ -128,11 +131,15 @@ class _Backward:
                 self.kept -= self.sizes[name]
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
-        if weights:
-            self.live += self.sums_bytes
-            self.sums += self.sums_bytes
-            self.sums_bytes = 0
+        if weights and not op.delivers:
+            self._bear()
             self._note(self.live + weights, op.name)
+
+    def _bear(self) -> None:
+        """The unit's first gradient brings the sums to life."""
+        self.live += self.sums_bytes
+        self.sums += self.sums_bytes
+        self.sums_bytes = 0
 
 
 def _drop(buffer: list[int]) -> int:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import padded_numel, policy
+from fivefold.layout.sharding import copies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts, Name, run_part
+from fivefold.plan.count.counts import Counts, Name, Run, run_part
+from fivefold.plan.count.layer import Kind
 from fivefold.plan.count.ops import Message as Exchange
 from fivefold.plan.count.ops import Op
 from fivefold.plan.count.part import part_of
@@ -37,28 +38,34 @@ class Message(NamedTuple):
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
     """Every message of a rank that holds the stages ``chunks``, in no particular order."""
-    micro_batches, stages = layout.micro_batches(counts.job), counts.stage_work(layout)
-    if layout.schedule == "dualpipe":  # the other half goes through the rank that holds the same stages
-        micro_batches //= 2
-    found = list(_once(counts, layout, ends={0, len(stages) - 1} & set(chunks)))
+    micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
+    found = list(_once(counts, layout, chunks=chunks))
     for chunk in chunks:
         for run, times in stages[chunk]:
-            found += [
-                message._replace(times=message.times * times) for message in unit_messages(counts, layout, run.name)
-            ]
-            for op in counts.unit(run_part(part_of(layout), run), run.name).ops:
+            once = [*unit_messages(counts, layout, run.name), *copy_messages(counts, layout, run.name)]
+            found += [message._replace(times=message.times * times) for message in once]
+            ops = counts.unit(run_part(part_of(layout), run), run.name).ops
+            for op in ops:
                 if op.message is not None:
                     found += _spoken(op, op.message, layout, times=times * micro_batches)
+            if isinstance(run.name, Kind) and run.name.moe:
+                found += routing_messages(counts, layout, run, times=times * micro_batches)
         found += _boundaries(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return found
 
 
+def passes(layout: Layout, job: Job) -> int:
+    """Micro-batches that a rank sends through each of its stages."""
+    micro_batches = layout.micro_batches(job)  # under dualpipe half go through the rank that holds the same stages
+    return micro_batches // 2 if layout.schedule == "dualpipe" else micro_batches
+
+
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """What data parallelism says about one unit in a step."""
-    recipe, micro_batches = counts.job.precision, layout.micro_batches(counts.job)
+    recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     each = counts.job.reduce == "micro_batch" and not policy(layout).gradients_stay
     weights = counts.weights(layout, name)
-    for unit, shards, copies in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+    for unit, shards, replicas in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
@@ -68,18 +75,78 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_gather", gathers, padded * recipe.weights_bytes, shards, group)
             reduces = micro_batches if each else 1
             yield Message("dp", "reduce_scatter", reduces, padded * recipe.summed_bytes, shards, group)
-        if copies > 1:
+        if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
-            yield Message("dp", "all_reduce", 1, payload, copies, f"{prefix}replica")
+            yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
 
-def _once(counts: Counts, layout: Layout, *, ends: set[int]) -> Iterator[Message]:
-    """``ends`` of the model that the rank holds; with both it adds up a tied table's gradient by itself."""
-    if layout.dp > 1:
-        yield Message("dp", "all_reduce", 1, 12, layout.dp, "dp")
+def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+    """What is added up beside, of the gradients that data parallelism has reduced: those of weights that ranks of tp
+    hold alike (``sharding.copies``), and all of a rank whose stages another holds too (DualPipe).
+    """
+    width, model = counts.job.precision.summed_bytes, counts.model
+    groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads}
+    for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
+        sizes = dict.fromkeys(groups, 0)
+        for weight in unit.weights:
+            if kind := copies(weight, model=model, layout=layout):
+                sizes[kind] += shard_numel(weight, shards=shards)
+        for among, ranks in groups.items():
+            if sizes[among]:
+                yield Message("tp", "all_reduce", 1, sizes[among] * width, ranks, "tp")
+        if layout.schedule == "dualpipe":
+            yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
+
+
+def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) -> Iterator[Message]:
+    """What a layer of experts says ``times`` beside the rows that travel: how many go where, and with what weights;
+    for balance, how often each expert was chosen in each sequence, where its rows lie on several ranks.
+    """
+    part, moe = run_part(part_of(layout), run), counts.model.moe
+    assert moe is not None
+    local = counts.local(part)
+    anew = times * (2 if "layer" in part.recomputed else 1)  # planned again only with the whole layer
+    sent_again = any(
+        op.again and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
+    )
+    forward, weights = times * (2 if sent_again else 1), 4 * local.stream_rows * moe.topk
+    if layout.ep > 1:
+        yield Message("ep", "all_to_all", anew, 8 * moe.experts, layout.ep, "ep")
+        yield Message("ep", "all_to_all", forward + times, weights, layout.ep, "ep")
+    if layout.etp > 1:
+        yield Message("etp", "all_gather", anew, 8 * moe.experts * layout.etp, layout.etp, "etp")
+        for collective, each in (("all_gather", forward), ("reduce_scatter", times)):
+            yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
+    cut = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
+    counted = 8 * layout.mbs * moe.experts
+    if cut and moe.balance == "aux" and moe.aux_coefficient:
+        for axis in cut:
+            yield Message(axis, "all_reduce", times, counted, group(layout, axis).ranks, axis)
+    if cut and moe.capacity is not None:  # of each part of a sequence apart
+        parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
+        for axis in cut:
+            yield Message(axis, "all_reduce", anew, counted * parts, group(layout, axis).ranks, axis)
+
+
+def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """With both ends of the model a rank adds up a tied table's gradient by itself."""
+    stages = counts.stage_work(layout)
+    ends = {0, len(stages) - 1} & set(chunks)
+    if layout.world > 1:
+        yield Message("world", "all_reduce", 1, 12, layout.world, "world")
     if layout.pp > 1 and counts.model.tied_embeddings and len(ends) == 1:
-        table = counts.local(part_of(layout)).vocab * counts.model.width
-        yield Message("pp", "all_reduce", 1, table * counts.job.precision.summed_bytes, 2, "pp")
+        weights = counts.weights(layout, "embed")[:1]
+        ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
+        payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
+        yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+    moe = counts.model.moe
+    if moe and moe.balance == "free":  # how often each expert was chosen, of all layers here
+        kinds = ((run.name, times) for chunk in chunks for run, times in stages[chunk])
+        payload = 8 * moe.experts * sum(times for name, times in kinds if isinstance(name, Kind) and name.moe)
+        if payload and layout.world > layout.pp:
+            yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
+        if payload and layout.schedule == "dualpipe":
+            yield Message("pp", "all_reduce", 1, payload, 2, "pp")
 
 
 def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
@@ -93,8 +160,9 @@ def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterato
     if message.again and not op.again:
         yield Message(message.axis, message.again, times, message.payload, ranks, message.axis)
     if message.backward:
-        payload = message.payload if message.backward_payload is None else message.backward_payload
-        yield Message(message.axis, message.backward, times, payload, ranks, message.axis)
+        payload, parts = message.payload, message.backward_parts
+        payload = payload if message.backward_payload is None else message.backward_payload // parts
+        yield Message(message.axis, message.backward, times * parts, payload, ranks, message.axis)
 
 
 def _boundaries(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:

@@ -1,7 +1,8 @@
 """FLOPs of one optimizer step over all ranks, and the parameters they act on.
 
 model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
-hardware FLOPs = model FLOPs (full) + forwards repeated by recomputation
+hardware FLOPs = what all ranks do: with the full square, forwards repeated by recomputation, copies of key heads and
+padding of the vocabulary; of what a ring sends round, only half is seen in zig-zag order
 """
 
 from __future__ import annotations
@@ -12,34 +13,50 @@ from functools import lru_cache
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.counts import Counts, Name
-from fivefold.plan.count.part import Part
+from fivefold.plan.count.counts import Counts, Name, run_part
+from fivefold.plan.count.ops import Op
+from fivefold.plan.count.part import Part, part_of
 from fivefold.step import Work
 
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
     """FLOPs of the whole step."""
-    one = job.replace(global_batch=1)
-    full, causal, again = _per_sequence(model, one, layout.recomputed, layout.recompute_every)
+    full, causal = _per_sequence(model, job.replace(global_batch=1))
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,
         model_flops_causal=3 * causal * job.global_batch,
         model_flops_full=3 * full * job.global_batch,
-        hardware_flops=(3 * full + again) * job.global_batch,
+        hardware_flops=_done(model, layout, job),
     )
 
 
+def _done(model: Model, layout: Layout, job: Job) -> int:
+    """By all ranks, from the lists of one: an imbalance takes from the others what it gives."""
+    counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
+    each = sum(
+        times * (4 if op.again else 3) * _seen(op, part)
+        for stage in counts.stage_work(layout)
+        for run, times in stage
+        for op in counts.unit(run_part(part, run), run.name).ops
+    )
+    return each * layout.dp * layout.cp * layout.tp * layout.micro_batches(job)
+
+
+def _seen(op: Op, part: Part) -> int:
+    if op.kind == "attention" and not part.ulysses:
+        return op.flops * (part.cp + 1) // (2 * part.cp) if part.cp > 1 else op.flops
+    return op.flops
+
+
 @lru_cache(maxsize=256)
-def _per_sequence(model: Model, job: Job, recomputed: frozenset[str], every: int) -> tuple[int, int, int]:
-    """Forward FLOPs of one sequence: attention as the full square, causal, and what runs again in the backward."""
-    counts, part = Counts(model, job), Part(sequences=1, recomputed=recomputed)
+def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
+    """Forward FLOPs of one sequence: attention as the full square, and causal."""
+    counts, part = Counts(model, job), Part(sequences=1)
     names: tuple[Name, ...] = ("embed", *counts.example, "head")
     lists = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))
-    again = Counter[Name](("head", *counts.kinds[::every]))  # of the head, a loss in chunks
     return (
         sum(times * sum(op.flops for op in lists[name]) for name, times in tally.items()),
         sum(times * sum(op.causal_flops for op in lists[name]) for name, times in tally.items()),
-        sum(times * sum(op.flops for op in lists[name] if op.again) for name, times in again.items()),
     )

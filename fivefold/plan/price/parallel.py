@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.layout.mesh import Group, group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Name
+from fivefold.plan.count.counts import Name, apart
 from fivefold.plan.count.traffic import unit_messages
 from fivefold.plan.price.units import CONTENTION, Units
 
@@ -43,7 +43,7 @@ class Parallel:
     def trip(self, layout: Layout, name: Name) -> Trip:
         """Of one unit."""
         key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp, layout.pp,
-               layout.order)  # fmt: skip
+               layout.order, apart(layout))  # fmt: skip
         found = self._trips.get(key)
         if found is None:
             gather = reduce = 0.0

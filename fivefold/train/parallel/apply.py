@@ -1,43 +1,43 @@
-"""All parallelisms, applied in their only legal order. So far: ZeRO over data ranks, then compilation."""
+"""All parallelisms, applied in their only legal order: how rows travel inside a block, what is computed again, what is
+compiled, and last who holds which weights.
+
+    tensor → context → expert → recompute (and compile) → zero       (pipeline.py plays the stages that come out)
+"""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from fivefold.job import Job
-from fivefold.layout.sharding import policy, units
+from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
+from fivefold.train.linear import Later
+from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.zero import ZeroUnit, attach
-from fivefold.train.precision import Dtypes
+from fivefold.train.parallel.spread import Spread
+from fivefold.train.parallel.zero import ZeroUnit
+from fivefold.train.transformer import Transformer
 
 
-def apply(module: nn.Module, *, model: Model, layout: Layout, job: Job, ranks: Ranks) -> list[ZeroUnit]:
-    """Spread ``module`` (on the meta device) over ``ranks``; its parameters become real, still uninitialised."""
-    _supported(layout)
-    dtypes = Dtypes(job.precision)
-    sharded: list[ZeroUnit] = []
-    for unit in units(model):
-        names = [weight.name for weight in unit.weights]
-        zero = ZeroUnit(module, names, ranks=ranks, policy=policy(layout), dtypes=dtypes)
-        first, last = unit.name == "embed", unit.name == "head"
-        attach(
-            module.get_submodule(unit.name),
-            zero,
-            keep=last or (first and model.tied_embeddings),
-            backward=not first,
-        )
-        sharded.append(zero)
-    if job.compile:
-        for block in module.get_submodule("blocks").children():
-            block.forward = torch.compile(block.forward)
-    return sharded
-
-
-def _supported(layout: Layout) -> None:
-    allowed = Layout(dp=layout.dp, zero=layout.zero, shard_group=layout.shard_group, mbs=layout.mbs)
-    if layout != allowed:
-        raise Mistake(f"layout {str(layout)!r}: the trainer runs dp, zero and mbs so far; try {str(allowed)!r}")
+def apply(
+    module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table
+) -> tuple[list[ZeroUnit], Later]:
+    """Spread ``module`` (on the meta device) over ``ranks``: the units of the stages that ``table`` gives to this rank,
+    whose parameters become real, still uninitialised, and where put-off gradients of weights wait.
+    """
+    later = Later()
+    for part in module.modules():
+        if isinstance(getattr(part, "later", None), Later):
+            part.later = later  # type: ignore[assignment]
+    if layout.tp > 1:
+        tensor.attach(module, ranks["tp"], sp=layout.sp)
+    if layout.cp > 1:
+        context.attach(module, ranks["cp"], kind=layout.cp_kind)
+        module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
+    if model.moe:
+        cut = layout.sp and layout.tp > 1
+        expert.attach(module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring")
+    recompute.attach(dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.compile else None)
+    spread = Spread(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    return spread.units(), later

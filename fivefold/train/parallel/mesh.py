@@ -1,50 +1,100 @@
-"""The process groups of a layout. Collectives issued here: none, but each group knows its axis."""
+"""The process groups of a layout. Collectives issued here: none, but each group knows its axis.
+
+One group per axis of ``layout/mesh.py``, made only by those who speak in it: pp, dp, cp, tp, shard and replica (ZeRO's
+two, over dp·cp), ep, etp, expert_shard, expert_replica, kv (tensor ranks with copies of one kv head), stage (those of
+one pipeline rank), and world.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
+
+# as traffic is counted: ZeRO's groups speak for data parallelism
+SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
+          "twin": "pp"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks that this process speaks with along one axis; ``rank`` is its own place among them."""
+
+    name: str
+    rank: int
+    ranks: tuple[int, ...]  # of the world
+    group: dist.ProcessGroup | None  # None: alone
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return len(self.ranks)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. ``shard`` x ``replicate`` = dp: ZeRO cuts over the one, sums over both."""
+    """This process among the others."""
 
     rank: int
     world: int
     device: torch.device
-    data: dist.ProcessGroup
-    shard: dist.ProcessGroup
-    replicate: dist.ProcessGroup
-    mesh: DeviceMesh  # (replicate, shard)
+    axes: Mapping[str, Axis]
 
-    @property
-    def shard_rank(self) -> int:
-        """Which shard of every weight lies here."""
-        return self.rank % self.shard.size()
+    def __getitem__(self, name: str) -> Axis:
+        return self.axes[name]
 
     def axis(self, group_name: str) -> str:
-        """The axis over which the group of that name speaks."""
-        data = (self.data, self.shard, self.replicate)
-        return "dp" if any(group.group_name == group_name for group in data) else "world"
+        """The axis over which the group of that name speaks, as traffic is counted."""
+        for axis in self.axes.values():
+            if axis.group is not None and axis.group.group_name == group_name:
+                return SPOKEN.get(axis.name, axis.name.partition("_")[0])
+        return "world"
 
 
-def ranks(layout: Layout, *, device: torch.device) -> Ranks:
+def ranks(layout: Layout, *, kv_heads: int, device: torch.device) -> Ranks:
     """Process groups of ``layout`` over the initialised world; every rank must call it."""
-    shards, everyone = layout.shards, dist.group.WORLD
-    assert everyone is not None, "start the process group first"
-    mesh = init_device_mesh(device.type, (layout.dp // shards, shards), mesh_dim_names=("replicate", "shard"))
-    return Ranks(
-        rank=dist.get_rank(),
-        world=dist.get_world_size(),
-        device=device,
-        data=everyone,
-        shard=mesh.get_group("shard"),
-        replicate=mesh.get_group("replicate"),
-        mesh=mesh,
-    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    groups = {name: group(layout, name) for name in (
+        "dp", "cp", "tp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")}  # fmt: skip
+    groups["kv"] = Group(max(1, layout.tp // kv_heads), groups["tp"].stride)
+    axes = {name: _axis(name, _members(found, rank=rank), rank=rank) for name, found in groups.items()}
+    everyone, pp = tuple(range(world)), groups["pp"]
+    stage = tuple(other for other in everyone if other // pp.stride % pp.ranks == rank // pp.stride % pp.ranks)
+    axes["stage"] = _axis("stage", stage, rank=rank)
+    axes["world"] = Axis("world", rank, everyone, dist.group.WORLD if world > 1 else None)
+    return Ranks(rank, world, device, axes | _pipes(axes["pp"], layout, rank=rank))
+
+
+def _members(found: Group, *, rank: int) -> tuple[int, ...]:
+    place = rank // found.stride % found.ranks
+    return tuple(rank + (other - place) * found.stride for other in range(found.ranks))
+
+
+def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:
+    made = None
+    if len(members) > 1:
+        made = dist.new_group(list(members), use_local_synchronization=True)
+    return Axis(name, members.index(rank), members, made)
+
+
+def _pipes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
+    """What pipelines need besides: a group per direction and kind of what is sent, so that no send waits for another
+    kind's; ``tie`` of the two ends for a tied table, ``twin`` of the two ranks that hold the same stages.
+    """
+    if pp.size == 1:
+        return {}
+    found = {name: _axis(name, pp.ranks, rank=rank) for name in PIPES}
+    ends = (pp.ranks[0], pp.ranks[-1])
+    partner = pp.ranks[pp.size - 1 - pp.rank]
+    if layout.schedule == "dualpipe":
+        found["twin"] = _axis("twin", tuple(sorted((rank, partner))), rank=rank)
+    found["pp_tie"] = _axis("pp_tie", ends, rank=rank) if rank in ends else Axis("pp_tie", 0, (rank,), None)
+    return found
+
+
+PIPES = ("pp_onward_down", "pp_onward_up", "pp_back_down", "pp_back_up")

@@ -281,23 +281,46 @@ def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.Data
 @given(st.data())
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE, WINDOWS], ids=lambda model: model.name)
 def test_all_ranks_together_recompute_what_work_says(model: Model, data: st.DataObject) -> None:
-    """Without copies: what is repeated of them is repeated too."""
-    layout = legal(data.draw, model.replace(vocab=1024))
-    assume(layout.tp <= model.kv_heads)
+    """Without copies and rings as much as one process does, and that is what their lists say."""
+    model = model.replace(vocab=1024)
+    layout = legal(data.draw, model)
+    assume(layout.tp <= model.kv_heads and (layout.cp == 1 or layout.cp_kind == "ulysses"))
     job = Job(sequence=64, global_batch=32)
-    hardware = issued(model.replace(vocab=1024), layout, job)[2]
-    assert hardware == work(model.replace(vocab=1024), layout=layout, job=job).hardware_flops
+    hardware = work(model, layout=layout, job=job).hardware_flops
+    assert hardware == issued(model, layout, job)[2]
+    assert hardware == work(model, layout=Layout(ac=layout.ac), job=job).hardware_flops
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_a_ring_sees_half_of_what_goes_round(cp: int) -> None:
+    job = Job(sequence=64, global_batch=2)
+    attention = 3 * 4 * job.sequence * LLAMA.heads * LLAMA.head_dim * job.tokens_per_step * LLAMA.layers
+    one, ring = (work(LLAMA, layout=Layout(cp=n), job=job).hardware_flops for n in (1, cp))
+    assert one - ring == attention * (cp - 1) // cp // 2
+
+
+def test_copies_of_key_heads_work_too() -> None:
+    """tp8 with 2 key heads: each is projected, forward and backward, by four ranks."""
+    job, model = Job(sequence=64, global_batch=2), LLAMA.replace(vocab=1024)
+    one, spread = (work(model, layout=Layout(tp=tp), job=job).hardware_flops for tp in (1, 8))
+    assert spread - one == copied_flops(model, Layout(tp=8), job) > 0
 
 
 def test_recomputation_by_hand() -> None:
-    """Full: a forward of the layers; of every second of 7 layers, 4 of them; selective: a third of their attention."""
+    """Full: a forward of the layers, but of ours not the last product, of which the backward asks nothing; of every
+    second of 7 layers, 4 of them; selective: a third of their attention.
+    """
     job, model = Job(sequence=64, global_batch=2), LLAMA.replace(layers=7)
     head = 6 * job.tokens_per_step * model.width * model.vocab
     plain = work(model, layout=Layout(), job=job).hardware_flops
     layer = (plain - head) // 7 // 3  # forward
     attention = 4 * job.sequence * model.heads * model.head_dim * job.tokens_per_step
-    for ac, again in (("full", 7 * layer), ("full/2", 4 * layer), ("selective", 7 * attention)):
-        assert work(model, layout=Layout(ac=ac), job=job).hardware_flops == plain + again
+    down = 2 * job.tokens_per_step * model.width * model.ffn
+    for ac, times, last in (("full", 7, down), ("full/2", 4, down), ("selective", 7, 0)):
+        again = times * (attention if ac == "selective" else layer)
+        for stops in (False, True):
+            done = work(model, layout=Layout(ac=ac), job=job.replace(early_stop=stops)).hardware_flops
+            assert done == plain + again - stops * times * last
 
 
 def test_a_loss_in_chunks_projects_twice() -> None:

@@ -13,7 +13,7 @@ from fivefold.layout.mesh import group
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, ScheduleName
-from fivefold.model.spec import Model, MoE
+from fivefold.model.spec import MLA, Model, MoE
 from fivefold.model.weights import weights
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import Message, first_rank, messages, per_step
@@ -38,6 +38,9 @@ def said(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB) -> Count
 
 # ---- tensor parallelism
 
+# Each rank has seen its rows alone: two norms a layer and the last, summed once a step in fp32.
+NORMS = Counter({("all_reduce", 2 * D * 4): L, ("all_reduce", D * 4): 1})
+
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("cp", [1, 2])
@@ -46,11 +49,12 @@ def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: in
     B, m = 2, 4
     stream = B * T // cp * D * 2
     forward, backward, again = 2 * L + 1, 2 * L + 1, 2 * L + 1  # gathers: backward, of what the forward scattered
-    assert said(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == {
+    expected = Counter({
         ("all_gather", stream): m * (forward + backward + again),
         ("reduce_scatter", stream): m * ((2 * L + 1) + (2 * L + 1)),
         ("all_reduce", B * T // cp * 4): m * 3,
-    }
+    }) + NORMS  # fmt: skip
+    assert said(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == expected
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -71,16 +75,48 @@ def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> Non
         return sum(row.bytes for row in rows if row.axis == "tp")
 
     again = 8 * (2 * L + 1) * sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
-    assert sent(f"tp{tp} mbs2") == sent(f"tp{tp} mbs2 nosp") + again
+    norms = sum(n * sent_bytes("all_reduce", payload=size, ranks=tp) for (_, size), n in NORMS.items())
+    assert sent(f"tp{tp} mbs2") == sent(f"tp{tp} mbs2 nosp") + again + norms
 
 
 def test_recomputed_layers_say_their_forward_twice() -> None:
+    """But for the last sum over ranks, of which the backward asks nothing, and what was gathered again is gathered."""
     stream = T * D * 2
-    plain, full = (said(f"tp2 {ac}", axis="tp") for ac in ("", "ac=full"))
-    assert full["reduce_scatter", stream] - plain["reduce_scatter", stream] == 16 * 2 * L
+    for stops, sums in ((True, 1), (False, 2)):
+        job = JOB.replace(early_stop=stops)
+        plain, full = (said(f"tp2 {ac}", axis="tp", job=job) for ac in ("", "ac=full"))
+        assert full["reduce_scatter", stream] - plain["reduce_scatter", stream] == 16 * sums * L
+        assert full["all_gather", stream] == plain["all_gather", stream]
     assert said("tp2 ac=selective", axis="tp") == plain
-    attention = said("cp2 ac=selective", axis="cp")["p2p", T // 2 * K * 2 * H * 2]
-    assert attention == 2 * said("cp2", axis="cp")["p2p", T // 2 * K * 2 * H * 2]
+    hop = "p2p", T // 2 * K * 2 * H * 2
+    assert said("cp2 ac=selective", axis="cp")[hop] - said("cp2", axis="cp")[hop] == 16 * L
+
+
+@pytest.mark.parametrize("text", ["tp4", "tp4 nosp", "dp2 tp4 zero1"])
+def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> None:
+    """Norms of single heads and copied key heads always, all else that is whole under sequence parallelism alone."""
+    model = DENSE.replace(kv_heads=2, qk_norm="head", qkv_bias=True, out_bias=True, mlp_bias=True, norm="layernorm")
+    layout = Layout.parse(text)
+    shards = layout.shards
+    whole = 2 * 2 * D + 2 * D if layout.sp else 0  # norms; biases of what is added up over ranks
+    norms, keys = 2 * 2 * H, 2 * (H * D + H)
+    expected = Counter({("all_reduce", 4 * (whole + norms) // shards): L, ("all_reduce", 4 * keys // shards): L})
+    expected += Counter({("all_reduce", 4 * 2 * D // shards): 1} if layout.sp else {})
+    expected += Counter({("all_reduce", T * 4): 3 * layout.micro_batches(JOB)})  # of the loss
+    found = said(text, axis="tp", model=model)
+    del found["all_reduce", T * D * 2]  # the stream
+    assert Counter({key: n for key, n in found.items() if key[0] == "all_reduce"}) == expected
+    kv = [m for m in messages(Counts(model, JOB), layout) if m.payload == 4 * keys // shards]
+    assert {message.ranks for message in kv} == {2}
+
+
+@pytest.mark.parametrize(("text", "said_back"), [("tp2", "reduce_scatter"), ("tp2 nosp", "all_reduce")])
+def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> None:
+    model = DENSE.replace(mla=MLA(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=6, v_dim=16))
+    found = said(text, axis="tp", model=model)
+    key = T * 6 * 2
+    assert found[said_back, key] == 16 * L
+    assert found["all_gather", key] == (16 * L if said_back == "reduce_scatter" else 0)
 
 
 # ---- context and expert parallelism
@@ -90,10 +126,7 @@ def test_recomputed_layers_say_their_forward_twice() -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_too(cp: int, tp: int) -> None:
     own = 2 * T // cp * K // tp * H * 2 * 2
-    assert said(f"cp{cp} tp{tp} mbs2", axis="cp") == {
-        ("p2p", own): 8 * L * (cp - 1),
-        ("p2p", 2 * own): 8 * L * (cp - 1),
-    }
+    assert said(f"cp{cp} tp{tp} mbs2", axis="cp") == {("p2p", own): 3 * 8 * L * (cp - 1)}
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -115,11 +148,43 @@ def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
     }
 
 
+def test_ulysses_repeats_key_heads_that_cp_does_not_divide() -> None:
+    wide = 2 * T // 4 * 8 * H * 2
+    for heads, sent in ((1, 4), (2, 4), (4, 4), (8, 8)):
+        found = said("cp4 cp=ulysses mbs2", axis="cp", model=DENSE.replace(kv_heads=heads))
+        expected = Counter({("all_to_all", wide): 8 * L * 2 * 2})
+        assert found == expected + Counter({("all_to_all", wide * sent // 8): 8 * L * 2 * 2})
+
+
 @pytest.mark.parametrize("ep", [2, 4, 8])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int) -> None:
     routed = 2 * T // tp * D * 2 * 2  # B·T·D elements, topk times
-    assert said(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {("all_to_all", routed): 1 * L * 4}
+    assert said(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {
+        ("all_to_all", routed): 1 * L * 4,
+        ("all_to_all", routed // D * 2): 1 * L * 2,  # their weights, in fp32
+        ("all_to_all", 8 * 8): 1 * L,  # how many will come to each expert
+    }
+
+
+def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_whole_layer() -> None:
+    """And what they have made need not come home a second time."""
+    routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
+    for ac, again, told in (("", 0, 1), ("ac=moe", 1, 1), ("ac=full", 1, 2)):
+        found = said(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)
+        assert found["all_to_all", routed] == 8 * L * (4 + again)
+        assert found["all_to_all", routed // D * 2] == 8 * L * (2 + again)
+        assert found[numbers] == 8 * L * told
+
+
+def test_balance_counts_sequences_where_their_rows_lie_on_several_ranks() -> None:
+    counted = ("all_reduce", 8 * 2 * 8)
+    for text, axis, times in (("tp2 mbs2", "tp", 8), ("tp2 cp2 mbs2", "cp", 8), ("dp2 mbs2", "dp", 0)):
+        assert said(text, axis=axis, model=EXPERTS)[counted] == times * L
+    free = EXPERTS.replace(moe=MoE(experts=8, topk=2, ffn=64, balance="free"))
+    assert said("tp2 mbs2", axis="tp", model=free)[counted] == 0
+    load = [message for message in messages(Counts(free, JOB), Layout.parse("dp2 tp2")) if message.group == "stage"]
+    assert [(message.times, message.payload, message.ranks) for message in load] == [(1, 8 * 8 * L, 4)]
 
 
 def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> None:
@@ -127,6 +192,9 @@ def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> No
     assert said("dp2 tp2 ep2 etp2", axis="etp", model=EXPERTS) == {
         ("all_gather", 2 * routed): 8 * L * 2,
         ("reduce_scatter", 2 * routed): 8 * L * 2,
+        ("all_gather", 2 * routed // D * 2): 8 * L,
+        ("reduce_scatter", 2 * routed // D * 2): 8 * L,
+        ("all_gather", 2 * 8 * 8): 8 * L,
     }
 
 
@@ -193,6 +261,30 @@ def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
     assert [(message.payload, message.ranks) for message in tables] == [(V // 2 * D * 4, 2)] * sent
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_dualpipe_adds_up_what_two_ranks_hold_alike(zero: int) -> None:
+    """And of a tied table each rank has one, for both ends."""
+    tied = DENSE.replace(tied_embeddings=True)
+    layout = Layout.parse(f"dp2 pp2 dualpipe zero{zero}")
+    found = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    twins = [message for message in found if (message.axis, message.collective) == ("pp", "all_reduce")]
+    assert sum(message.times for message in twins) == L + 2
+    assert sum(message.times * message.payload for message in twins) == 4 * tied.parameters // layout.shards
+
+
+def test_a_tied_table_is_summed_by_shards() -> None:
+    layout = Layout.parse("dp4 pp2 zero1")
+    found = messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
+    assert [message.payload for message in found if message.axis == "pp" and message.collective == "all_reduce"] == [
+        V * D
+    ]
+
+
+@pytest.mark.parametrize("text", ["dp2", "tp2", "cp2", "pp2", "dp2 tp2 pp2"])
+def test_all_ranks_agree_on_norm_loss_and_stop_once(text: str) -> None:
+    assert said(text, axis="world") == {("all_reduce", 12): 1}
+
+
 @given(layers=st.integers(4, 9), pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=20)
 def test_layers_send_the_same_wherever_they_lie(layers: int, pp: int, tp: int) -> None:
@@ -215,7 +307,7 @@ def by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[s
     """Of dp: (messages, payload of all of them together, ranks) by collective and group."""
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     for message in messages(Counts(model, job), Layout.parse(text)):
-        if message.axis == "dp" and message.payload != 12:  # norm, loss and stop
+        if message.axis == "dp":
             times, payload, _ = found.get((message.collective, message.group), (0, 0, 0))
             total = payload + message.times * message.payload
             found[message.collective, message.group] = times + message.times, total, message.ranks

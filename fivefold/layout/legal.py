@@ -1,0 +1,156 @@
+"""What a model, a job or a machine cannot take of a layout: one line per reason, with numbers and the nearest mends.
+
+Planner and engine both ask ``spec.refuse``, which says the first of these; ``plan/space.py`` leaves out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations
+
+from fivefold.job import Job
+from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, Layout, MeshAxis, divisor_below
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.units import ceil_div
+
+
+def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
+    """All of them."""
+    if machine is not None and layout.world > machine.ranks:
+        world = layout.world
+        yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
+    yield from _batch(layout, job)
+    yield from _tensor(layout, model)
+    yield from _context(layout, model=model, job=job)
+    yield from _rows(layout, model=model, job=job)
+    yield from _order(layout, model)
+    yield from _pipeline(layout, model=model, job=job)
+
+
+def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
+    """Whether ``order``, of the axes with more than one rank, lets ranks be grouped as data and experts want them.
+
+    dp and cp are one group; of experts that are ``spread`` over tp, tp with them, and nearest if they are cut
+    ``partly``, over a part of tp.
+    """
+    group = [place for place, axis in enumerate(order) if axis in ("dp", "cp") or (spread and axis == "tp")]
+    if len(group) < 2:
+        return True
+    return group[-1] - group[0] == len(group) - 1 and not (partly and order[group[0]] != "tp")
+
+
+def _batch(layout: Layout, job: Job) -> Iterator[str]:
+    chunk = layout.dp * layout.mbs
+    if job.global_batch % chunk == 0:
+        return
+    near = ceil_div(job.global_batch, chunk) * chunk
+    if job.global_batch % layout.dp:
+        other = f"dp{divisor_below(job.global_batch, layout.dp)} mbs1"
+    else:
+        other = f"mbs{divisor_below(job.global_batch // layout.dp, layout.mbs)}"
+    yield (
+        f"global batch {job.global_batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; "
+        f"try gbs {near} or {other}"
+    )
+
+
+def _tensor(layout: Layout, model: Model) -> Iterator[str]:
+    experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
+    room = layout.dp * layout.cp * layout.tp // layout.etp
+    tp = _near("tp", layout.tp, lambda n: takes_tp(model, n), most=model.heads)
+    for axis, name, size, mend in (
+        ("tp", "heads", model.heads, tp),
+        ("tp", "ffn", model.ffn, tp),
+        ("ep", "experts", experts, _near("ep", layout.ep, lambda n: experts % n == 0 == room % n, most=experts)),
+        ("etp", "expert ffn", expert_ffn,
+         _near("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp)),
+    ):  # fmt: skip
+        degree = getattr(layout, axis)
+        if size % degree:
+            yield f"{name}={size} is not divisible by {axis}={degree}; {mend}"
+    if not takes_tp(model, layout.tp):
+        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other; {tp}"
+    if model.moe and not layout.sp:
+        yield f"nosp: each of tp={layout.tp} ranks would send the same tokens to the experts; drop nosp"
+
+
+def takes_tp(model: Model, tp: int) -> bool:
+    """Whether heads, key heads and the feed-forward can be cut."""
+    small, large = sorted((model.kv_heads, tp))
+    return not (model.heads % tp or model.ffn % tp or large % small)
+
+
+def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
+    if layout.cp > 1 and job.sequence % parts:
+        near = ceil_div(job.sequence, parts) * parts
+        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
+    heads = model.heads // layout.tp
+    if layout.cp_kind == "ulysses" and heads % layout.cp:
+        fewer = divisor_below(heads, layout.cp)
+        mend = f"cp{fewer}" if fewer > 1 else "cp=ring"
+        yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {mend}"
+
+
+def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Under sequence parallelism tensor ranks share the rows of a micro-batch."""
+    rows = layout.mbs * job.sequence // layout.cp
+    if not layout.sp or rows % layout.tp == 0:
+        return
+    mend = _near("tp", layout.tp, lambda n: rows % n == 0 and takes_tp(model, n), most=model.heads)
+    if model.moe is None:
+        mend = mend.replace("try ", "try nosp or ")
+    cut = f"/cp={job.sequence}/{layout.cp}" if layout.cp > 1 else f"={job.sequence}"
+    yield f"mbs·sequence{cut}: {rows} rows are not divisible by tp={layout.tp}; {mend}"
+
+
+def _order(layout: Layout, model: Model) -> Iterator[str]:
+    spread = model.moe is not None and layout.etp < layout.tp
+    partly = spread and layout.etp > 1
+
+    def legal(order: Sequence[MeshAxis]) -> bool:
+        in_use = [axis for axis in order if getattr(layout, axis) > 1]
+        return neighbours(in_use, spread=spread, partly=partly)
+
+    if not legal(layout.order):
+        moves: Iterable[tuple[MeshAxis, ...]] = filter(legal, permutations(DEFAULT_ORDER))
+        near = sorted(moves, key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)))[:2]
+        axes, first = ("tp, dp and cp", ", tp first") if spread else ("dp and cp", "")
+        mend = " or ".join(f"order={'-'.join(order)}" for order in near)
+        yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{first if partly else ''}; try {mend}"
+
+
+def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    pp, v, layers = layout.pp, layout.v, model.layers
+    if pp * v > layers:
+        step = 2 if layout.schedule == "dualpipe" else 1
+        mends = [f"pp{n}" for n in range(pp - step, 1, -step) if n * v <= layers][:1]
+        mends += [f"v{n}" for n in range(v - 1, 1, -1) if n * pp <= layers and layout.schedule == "interleaved"][:1]
+        mend = f"try {' or '.join(mends)}" if mends else "lower pp or v"
+        yield f"pp·v={pp * v} stages are more than layers={layers}; {mend}"
+    if layout.stages and sum(layout.stages) != layers:
+        yield f"stages={'-'.join(map(str, layout.stages))} hold {sum(layout.stages)} layers, not layers={layers}"
+    micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * pp
+    even = 2 if layout.schedule == "dualpipe" else 1
+    chunk = layout.dp * layout.mbs
+    if micro % even:
+        mend = _more(layout, job, lambda n: n % even == 0, gbs=(micro + 1) * chunk)
+        yield f"dualpipe sends half of the micro-batches from each end, but {micro} is odd; {mend}"
+    if micro < needed:
+        mend = _more(layout, job, lambda n: n >= needed and n % even == 0, gbs=needed * chunk)
+        yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {mend}"
+
+
+def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
+    """A larger batch, or smaller micro-batches, of which as many as are ``legal``."""
+    each = job.global_batch // layout.dp
+    smaller = [f"mbs{n}" for n in range(layout.mbs - 1, 0, -1) if each % n == 0 and legal(each // n)][:1]
+    return f"try {' or '.join([f'gbs {gbs}', *smaller])}"
+
+
+def _near(axis: str, degree: int, legal: Callable[[int], bool], *, most: int) -> str:
+    """The nearest legal degrees below and above."""
+    below = next(n for n in range(min(degree, most), 0, -1) if n == 1 or legal(n))
+    above = next((n for n in range(degree + 1, most + 1) if legal(n)), None)
+    return f"try {' or '.join(f'{axis}{n}' for n in (below, above) if n is not None)}"

@@ -1,0 +1,90 @@
+"""The messages of a rank: what it waits for, from whom and in which order, and when its own have surely been taken.
+
+A message is named by the part that makes it: F of a stage goes on to the rank of the next one, B back to that before.
+    receives   posted one action ahead, those from one rank in the order in which it sends
+    sends      waited for before the first action that, were all parts equally long, begins after the taker's has ended
+Nobody waits for what lies later in that one play, so ranks never wait for one another in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.layout.schedule.action import Action, Part, needs, parts
+from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.table import Table
+
+
+class Cue(NamedTuple):
+    """An action, and what comes before it: receives to post, and own sends to wait for."""
+
+    action: Action
+    post: tuple[Part, ...]
+    settle: tuple[Part, ...]
+
+
+def taker(part: Part, *, path: Sequence[int]) -> int | None:
+    """The rank that the message of ``part`` goes to; None where it stays on its rank or is none."""
+    kind, stage, _ = part
+    to = {"F": stage + 1, "B": stage - 1}.get(kind, -1)
+    if not 0 <= to < len(path) or path[to] == path[stage]:
+        return None
+    return path[to]
+
+
+def links(table: Table) -> tuple[tuple[str, int, int], ...]:
+    """Who sends what to whom: F onward or B back, from rank, to rank; each once, in one order for all."""
+    found = {
+        (kind, path[stage], target)
+        for i, path in enumerate(table.paths)
+        for stage in range(table.stages)
+        for kind in ("F", "B")
+        if (target := taker((kind, stage, i), path=path)) is not None
+    }
+    return tuple(sorted(found))
+
+
+def cues(table: Table, *, rank: int) -> tuple[Cue, ...]:
+    """The row of ``rank`` with its messages; a ``Mistake`` where ranks wait for ever."""
+    row = table.rows[rank]
+    return tuple(map(Cue, row, _posts(table, rank=rank), _settles(table, rank=rank)))
+
+
+def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+    """Before each action the receives of the next one; an earlier message of a sender is received earlier."""
+    lines: dict[tuple[str, int], list[Part]] = defaultdict(list)  # what comes from each rank, in its order
+    for source, row in enumerate(table.rows):
+        for part in (part for action in row for part in parts(action)):
+            if taker(part, path=table.paths[part[2]]) == rank:
+                lines[part[0], source].append(part)
+    waiting = {part: line for line in lines.values() for part in line}
+    by_action: list[list[Part]] = [[] for _ in table.rows[rank]]
+    for index, action in enumerate(table.rows[rank]):
+        for need in needs(action, stages=table.stages):
+            line = waiting.get(need, [])
+            while need in line:
+                by_action[max(0, index - 1)].append(line.pop(0))
+    return list(map(tuple, by_action))
+
+
+def _settles(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+    """Before each action the own sends whose takers have done with them, if F, B and W take one unit each."""
+    spans = play(table, seconds=_units).spans
+    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    under_way: list[tuple[float, Part]] = []
+    found = []
+    for span in spans[rank]:
+        found.append(tuple(part for end, part in under_way if end <= span.start))
+        under_way = [(end, part) for end, part in under_way if end > span.start]
+        for part in parts(span.action):
+            kind, stage, i = part
+            if taker(part, path=table.paths[i]) is not None:
+                under_way.append((ends[kind, stage + 1 if kind == "F" else stage - 1, i], part))
+    return found
+
+
+def _units(task: Task) -> float:
+    return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)

@@ -1,0 +1,77 @@
+"""Our own linear layers as the tape plays them: several on one input, with their messages, are one operation.
+
+    gather? → q, k, v        matmul → reduce?        backward: gradients of all outputs in, one dx, then each dW in turn
+
+What has come in and what was made lives until the last dW has been handed over (``train/linear.py``). One that runs
+again for the backward keeps what it has gathered instead of gathering it a third time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.plan.count.ops import Op
+from fivefold.plan.count.recompute import Unit
+
+
+def fanned(unit: Unit) -> Unit:
+    """The unit with every linear layer joined to those beside it and to its messages."""
+    found: list[Op] = []
+    at = 0
+    while at < len(unit.ops):
+        size = _together(unit.ops[at:])
+        found.append(_joined(unit.ops[at : at + size]) if size else unit.ops[at])
+        at += max(1, size)
+    return Unit(tuple(found), unit.dropped)
+
+
+def _together(ops: Sequence[Op]) -> int:
+    """How many of the first operations are one fan; 0: none."""
+    start = 1 if _speaks(ops[0]) and len(ops) > 1 and ops[1].reads == tuple(ops[0].writes) else 0
+    if not _is_linear(ops[start]):
+        return 0
+    end = start + 1
+    while end < len(ops) and _is_linear(ops[end]) and ops[end].reads == ops[start].reads:
+        end += 1
+    after = end < len(ops) and _speaks(ops[end]) and ops[end].name == f"{ops[start].name}.reduce"
+    return end + after
+
+
+def _speaks(op: Op) -> bool:
+    return op.message is not None and op.kind == "message" and op.message.axis == "tp"
+
+
+def _is_linear(op: Op) -> bool:
+    return op.kind == "matmul" and op.batch == 1 and op.name != "moe.router"
+
+
+def _joined(ops: Sequence[Op]) -> Op:
+    linears = [op for op in ops if op.kind == "matmul"]
+    entry, leave = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))
+    first, last = linears[0], linears[-1]
+    writes = {name: size for op in linears for name, size in op.writes.items()}
+    keeps, forward, backward = first.keeps, 0, first.backward_scratch
+    if entry is not None:  # the whole input forward, and the gradient of it before it is summed
+        ((whole, size),) = entry.writes.items()
+        backward += size if entry.gradient_bytes is None else entry.gradient_bytes
+        if first.again:
+            keeps, writes, backward = (
+                (whole, *first.keeps[1:]),
+                writes | {whole: size},
+                backward - first.backward_scratch,
+            )
+        else:
+            forward = size
+    if leave is not None:  # what is summed, and the gradient of it
+        (partial,), (size,) = last.writes.values(), leave.writes.values()
+        writes = leave.writes
+        if size < partial:  # the sum is cut by rows: a tensor of its own
+            forward, backward = partial, backward + partial
+    keeps = tuple(dict.fromkeys((*keeps, *(entry.keeps if entry else ()), *(leave.keeps if leave else ()))))
+    return first._replace(
+        reads=(entry or first).reads, writes=writes, keeps=keeps,
+        parameters=sum(op.parameters for op in linears),
+        gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
+        flops=sum(op.flops for op in linears), causal_flops=sum(op.causal_flops for op in linears),
+        forward_scratch=forward, backward_scratch=backward, again=first.again, delivers=True,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""A shard as torch.distributed.checkpoint sees it: boxes of a whole tensor, written and read where they lie.
+
+Implements its protocol ``_Checkpointable``, by which DTensor is saved too (torch/distributed/_checkpointable.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from fivefold.train.parallel.shard import Box, Shard
+
+
+class Boxes(Tensor):
+    """``rows`` are those of ``shard``: its weight, or a moment of it. A tensor in shape and type only."""
+
+    boxes: list[Box]
+    parts: list[Tensor]
+
+    @staticmethod
+    def __new__(cls, shard: Shard, rows: Tensor) -> Boxes:
+        """It has the size of the whole weight."""
+        whole: Boxes = torch.Tensor._make_wrapper_subclass(
+            cls, torch.Size(shard.held.weight.shape), dtype=rows.dtype, device=rows.device
+        )
+        whole.boxes = list(shard.boxes())
+        whole.parts = [rows.detach()[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
+        return whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Nothing is computed with it."""
+        raise NotImplementedError(f"{func} on boxes of a tensor")
+
+    def __create_write_items__(self, fqn: str, _object: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk, properties=TensorProperties.create_from_tensor(part), size=self.size()
+                ),
+            )
+            for chunk, part in zip(self.__create_chunk_list__(), self.parts, strict=True)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in self.boxes
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        for box, part in zip(self.boxes, self.parts, strict=True):
+            if index.offset is None or torch.Size(box.offsets) == torch.Size(index.offset):
+                return part
+        raise ValueError(f"{index} is not of this rank")

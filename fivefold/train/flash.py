@@ -1,0 +1,190 @@
+"""Flash attention by blocks: what a query sees of some keys, with the log-sum-exp by which blocks are merged.
+
+    out = softmax(q·kᵀ·scale)·v        lse = log Σ exp(q·kᵀ·scale)      p = exp(q·kᵀ·scale − lse) in the backward
+
+Statistics of the whole row make the backward of a block right by itself (Dao, arXiv:2205.14135). No mask is ever
+made: packed documents are contiguous, so what they let through is a few ranges of queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.record import Mistake
+
+aten = torch.ops.aten
+
+
+class Span(NamedTuple):
+    """Queries and keys of one document that meet, as ranges of all rows [B · T] and [B · S]."""
+
+    queries: slice
+    keys: slice
+
+
+Spans = Sequence[Span]
+
+
+class Flash:
+    """The attention of a rank that has whole sequences: causal, inside the documents if there are any."""
+
+    def __init__(self, *, scale: float | None = None) -> None:
+        self.scale = scale
+
+    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """→ [B, T, N, H of v]."""
+        return flash_attention(q_BTNH, k_BTKH, v_BTKH, scale=self.scale, documents_BT=documents_BT)
+
+
+def flash_attention(
+    q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *, scale: float | None = None, documents_BT: Tensor | None = None
+) -> Tensor:
+    """Causal attention → [B, T, N, H of v]; keeps q, k, v, the output and its log-sum-exp.
+
+    ``documents_BT``: an id per token, best on the CPU; tokens of one document follow one another and see no other's.
+    """
+    # SDPA has a flash kernel for all of these; on CPU it writes out scores where the dims of q and v differ
+    if documents_BT is None and (q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda):
+        out_BNTH = F.scaled_dot_product_attention(
+            q_BTNH.transpose(1, 2), k_BTKH.transpose(1, 2), v_BTKH.transpose(1, 2), is_causal=True, scale=scale,
+            enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
+        )  # fmt: skip
+        return out_BNTH.transpose(1, 2)
+    out: Tensor = _local(q_BTNH, k_BTKH, v_BTKH, scale, documents_BT)
+    return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _local(q: Tensor, k: Tensor, v: Tensor, scale: float | None, documents_BT: Tensor | None) -> Tensor:
+    spans = None if documents_BT is None else within(documents_BT)
+    out: Tensor = _Local.apply(q, k, v, scale, spans)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None, spans: Spans | None) -> Tensor:
+        ctx.scale, ctx.spans = scale, spans
+        out, lse = attend(q, k, v, causal=True, scale=scale, spans=spans)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        found = attend_backward(gradient, q, k, v, out, lse, causal=True, scale=ctx.scale, spans=ctx.spans)
+        return *found, None, None
+
+
+def within(documents_BT: Tensor) -> tuple[Span, ...]:
+    """Each document of each sequence with itself."""
+    ids = documents_BT.cpu()
+    opens = torch.ones_like(ids, dtype=torch.bool)
+    opens[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    starts = opens.flatten().nonzero().flatten().tolist()
+    runs = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], ids.numel()], strict=True)]
+    return tuple(Span(run, run) for run in runs)
+
+
+def across(queries_BT: Tensor, keys_BS: Tensor) -> tuple[Span, ...]:
+    """Documents by token, of queries and of keys which all come before them: at most one document reaches over."""
+    (B, T), S = queries_BT.shape, keys_BS.shape[1]
+    last = keys_BS[:, -1:]
+    met = zip((queries_BT == last).sum(1).tolist(), (keys_BS == last).sum(1).tolist(), strict=True)
+    ends = zip(range(B), met, strict=True)
+    return tuple(Span(slice(b * T, b * T + t), slice(b * S + S - s, b * S + S)) for b, (t, s) in ends if t)
+
+
+def attend(
+    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, *, causal: bool, scale: float | None = None,
+    spans: Spans | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """→ out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd. Causal needs T = S.
+
+    With ``spans`` these alone meet, each causal or not; a query in none of them gets 0 and −∞.
+    """
+    if spans is None:
+        return _forward(q_BTNH, k_BSKH, v_BSKH, causal=causal, scale=scale)
+    out = q_BTNH.new_zeros(*q_BTNH.shape[:3], v_BSKH.shape[-1])
+    lse = q_BTNH.new_full(q_BTNH.shape[:3], -torch.inf, dtype=torch.promote_types(q_BTNH.dtype, torch.float32))
+    q, k, v = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BSKH, v_BSKH))
+    for at, of in spans:
+        out.view(q.shape[1], *out.shape[2:])[at], lse.view(-1, lse.shape[2])[at] = _forward(
+            q[:, at], k[:, of], v[:, of], causal=causal, scale=scale
+        )
+    return out, lse
+
+
+def attend_backward(
+    gradient: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
+    scale: float | None = None, spans: Spans | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v from that of ``out``; ``out`` and ``lse`` may be those over more keys than these."""
+    if spans is None:
+        return _backward(gradient, q_BTNH, k_BSKH, v_BSKH, out, lse, causal=causal, scale=scale)
+    dq, dk, dv = (x.new_zeros(x.shape) for x in (q_BTNH, k_BSKH, v_BSKH))
+    queries = [x.flatten(0, 1)[None] for x in (gradient, q_BTNH, out, lse)]
+    k, v = k_BSKH.flatten(0, 1)[None], v_BSKH.flatten(0, 1)[None]
+    for at, of in spans:
+        g, q, o, s = (x[:, at] for x in queries)
+        dq.flatten(0, 1)[at], dk.flatten(0, 1)[of], dv.flatten(0, 1)[of] = (
+            found[0] for found in _backward(g, q, k[:, of], v[:, of], o, s, causal=causal, scale=scale)
+        )
+    return dq, dk, dv
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    dim, scale = _kernel_dim(q, v), q.shape[-1] ** -0.5 if scale is None else scale
+    qkv = [_heads(x, dim) for x in (q, k, v)]
+    if q.is_cuda:
+        out, lse = aten._scaled_dot_product_flash_attention(*qkv, 0.0, causal, False, scale=scale)[:2]
+    else:
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, causal, scale=scale)
+    return _tokens(out, v.shape[-1]), _tokens(lse)
+
+
+def _backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dim, scale = _kernel_dim(q, v), q.shape[-1] ** -0.5 if scale is None else scale
+    inputs = [_heads(x, dim) for x in (gradient, q, k, v, out)]
+    if q.is_cuda:
+        # one length for all sequences, and no dropout: no cumulated lengths, no state of a generator
+        unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+        found = aten._scaled_dot_product_flash_attention_backward(
+            *inputs, lse.transpose(1, 2).contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused,
+            scale=scale,
+        )  # fmt: skip
+    else:
+        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *inputs, lse.contiguous().transpose(1, 2), 0.0, causal, scale=scale
+        )
+    dq, dk, dv = (_tokens(d, x.shape[-1]) for d, x in zip(found, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _kernel_dim(q: Tensor, v: Tensor) -> int:
+    """Kernels know one head dim for q, k and v; zeros beside the narrower change nothing. On GPUs by eights."""
+    if q.is_cuda and q.dtype not in (torch.bfloat16, torch.float16):
+        raise Mistake(
+            f"flash attention by blocks runs on GPUs in bf16 or fp16, not {q.dtype}; set the precision to bf16"
+        )
+    dim = max(q.shape[-1], v.shape[-1])
+    return (dim + 7) // 8 * 8 if q.is_cuda else dim
+
+
+def _heads(x_BTNH: Tensor, dim: int) -> Tensor:
+    """[B, T, N, H] → [B, N, T, dim]; the kernels want tokens packed."""
+    x = x_BTNH.contiguous() if x_BTNH.shape[-1] == dim else F.pad(x_BTNH, (0, dim - x_BTNH.shape[-1]))
+    return x.transpose(1, 2)
+
+
+def _tokens(x: Tensor, dim: int | None = None) -> Tensor:
+    """[B, N, T, …] → [B, T, N, …], of the last dim only the first ``dim``; packed, so that nothing more is kept."""
+    back = x.transpose(1, 2)
+    return (back if dim is None else back[..., :dim]).contiguous()

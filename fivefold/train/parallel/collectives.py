@@ -1,0 +1,87 @@
+"""Collectives along an axis of the mesh, on dim 0, started now and waited for later.
+
+    pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
+
+An axis of one rank says nothing and returns what it was given. No autograd: the parallelisms write both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.train.parallel.mesh import Axis
+
+if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
+    _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
+else:
+    _all_gather, _reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+
+class Pending:
+    """A tensor on its way; ``inputs`` live until it has come."""
+
+    def __init__(self, out: Tensor, work: dist.Work | None = None, inputs: Tensor | None = None) -> None:
+        self._out, self._work, self._inputs = out, work, inputs
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is there."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = self._inputs = None
+        return self._out
+
+
+def all_gather(x: Tensor, axis: Axis) -> Pending:
+    """[n, …] on each rank → [n · ranks, …] on all."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
+    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), x)
+
+
+def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
+    """[n, …] on each rank → the sum's part [n / ranks, …]; a ``ValueError`` where ranks do not divide n."""
+    if axis.size == 1:
+        return Pending(x)
+    if x.shape[0] % axis.size:
+        raise ValueError(f"{x.shape[0]} rows are not divisible by {axis.name}={axis.size}")
+    x = x.contiguous()
+    if out is None:
+        out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
+    return Pending(out, _reduce_scatter(out, x, group=axis.group, async_op=True), x)
+
+
+def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+    """The sum (or what ``op`` says) over ranks, in place."""
+    if axis.size == 1:
+        return Pending(x)
+    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True))
+
+
+def all_to_all(
+    x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> Pending:  # fmt: skip
+    """Rows of ``x`` in order of their destination → rows in order of their origin; evenly, or so many per rank."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    rows = x.shape[0] if received is None else sum(received)
+    out = x.new_empty(rows, *x.shape[1:])
+    work = dist.all_to_all_single(
+        out, x, None if received is None else list(received), None if sent is None else list(sent),
+        group=axis.group, async_op=True,
+    )  # fmt: skip
+    return Pending(out, work, x)
+
+
+def exchange(
+    sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis
+) -> list[dist.Work]:
+    """Start sending each tensor to, and receiving each from, the rank at that place of ``axis``; wait for all."""
+    operations = [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
+    operations += [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
+    return dist.batch_isend_irecv(operations) if operations else []

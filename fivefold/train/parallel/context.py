@@ -1,0 +1,230 @@
+"""Context parallelism: the tokens of each sequence are cut over cp; the attention core alone must see them all.
+
+ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward as many again of (k, v) and
+         of (dk, dv), each hop while a block is attended       (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
+ulysses  rank r holds the r-th of cp runs; all_to_all of q, k, v and out, heads against tokens, each way
+         (Jacobs et al., arXiv:2309.14509)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.layout.spec import Layout
+from fivefold.train.flash import Span, across, attend, attend_backward, within
+from fivefold.train.parallel.collectives import all_to_all, exchange
+from fivefold.train.parallel.mesh import Axis
+
+Kind = Literal["ring", "ulysses"]
+
+
+def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
+    """Which tokens of every sequence rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
+    return _held(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+
+
+def _held(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
+    if kind == "ulysses":
+        return torch.arange(sequence).chunk(ranks)[rank]
+    chunks = torch.arange(sequence).chunk(2 * ranks)
+    return torch.cat((chunks[rank], chunks[-1 - rank]))
+
+
+def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
+    """Let every attention in ``model``, known by its seam ``core``, see the keys of all of ``axis``."""
+    for attention in (module for module in model.modules() if hasattr(module, "core")):
+        if kind == "ring":
+            attention.core = Ring(axis, scale=attention.scale)  # type: ignore[assignment, arg-type]
+        else:
+            attention.swap = Ulysses(axis)  # type: ignore[assignment]
+
+
+class Ulysses:
+    """Heads against tokens: each rank attends whole sequences with 1/cp of the heads, by the core of one rank.
+
+    Key heads that cp does not divide are repeated as often as needed, which for fewer heads than ranks is one per rank.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
+        """[B, T / cp, heads, H] each → [B, T, heads / cp, H]."""
+        heads = k_BTKH.shape[2]
+        times = math.lcm(heads, self.axis.size) // heads
+        if times > 1:
+            k_BTKH, v_BTKH = k_BTKH.repeat_interleave(times, dim=2), v_BTKH.repeat_interleave(times, dim=2)
+        found: tuple[Tensor, ...] = _Swap.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
+        return found
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def leave(self, out_BTNH: Tensor) -> Tensor:
+        """[B, T, N / cp, H] → [B, T / cp, N, H]."""
+        (back,) = _Swap.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
+        found: Tensor = back
+        return found
+
+
+Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
+
+
+class _Swap(torch.autograd.Function):
+    """All of the tensors at once, one message each; backward the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.axis, ctx.back = axis, back
+        started = [there(tensor, axis) for tensor in tensors]
+        return tuple(finish() for finish in started)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        started = [ctx.back(gradient, ctx.axis) for gradient in gradients]
+        return None, None, None, *(finish() for finish in started)
+
+
+def _to_tokens(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """[B, T / cp, N, H] → [B, T, N / cp, H]."""
+    pending = all_to_all(x.unflatten(2, (axis.size, -1)).movedim(2, 0), axis)
+    return lambda: pending.wait().movedim(0, 1).flatten(1, 2)
+
+
+def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """[B, T, N / cp, H] → [B, T / cp, N, H]."""
+    pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
+    return lambda: pending.wait().movedim(0, 2).flatten(2, 3)
+
+
+class Ring:
+    """Keys and values go round; each rank attends those that are with it. Keeps q, k, v, out and lse."""
+
+    def __init__(self, axis: Axis, *, scale: float | None = None) -> None:
+        self.axis, self.scale = axis, scale
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """[B, T / cp, heads, H] each, tokens as ``positions`` says → [B, T / cp, N, H of v].
+
+        ``documents_BT``: an id per token of the whole sequences, best on the CPU, or None.
+        """
+        met = _meetings(self.axis, tokens=q_BTNH.shape[1], documents_BT=documents_BT)
+        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, self.axis, self.scale, met)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Meeting(NamedTuple):
+    """Which of the own queries see which of the keys that are here, as tokens; ``spans`` of them under documents."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+    spans: tuple[Span, ...] | None
+
+
+def _meetings(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list[_Meeting]:
+    """One per step: at step i the keys of rank r − i are here.
+
+    Of those of an earlier rank the first chunk lies before both of ours and the second behind both; those of a later
+    rank lie both between ours. So half of the square is seen at every step, by every rank.
+    """
+    first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
+    found = [_Meeting(both, both, True, None)]
+    found += [_Meeting(both, first, False, None)] * axis.rank
+    found += [_Meeting(second, both, False, None)] * (axis.size - 1 - axis.rank)
+    if documents_BT is None:
+        return found
+    whole = tokens * axis.size
+    ids = [documents_BT[:, _held("ring", ranks=axis.size, rank=rank, sequence=whole)] for rank in range(axis.size)]
+    own = ids[axis.rank]
+    return [
+        met._replace(
+            spans=within(own) if met.causal else across(own[:, met.queries], ids[axis.rank - step][:, met.keys])
+        )
+        for step, met in enumerate(found)
+    ]
+
+
+class _Hop:
+    """A buffer on its way to the next rank, and its like that comes from the rank before."""
+
+    def __init__(self, buffer: Tensor, axis: Axis) -> None:
+        self._sent, self._coming = buffer, torch.empty_like(buffer)
+        after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+        self._works = exchange([(buffer, after)], [(self._coming, before)], axis)
+
+    def wait(self) -> Tensor:
+        """What has come."""
+        for work in self._works:
+            work.wait()
+        return self._coming
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, axis: Axis, scale: float | None, met: list[_Meeting]
+    ) -> Tensor:
+        ctx.axis, ctx.scale, ctx.met = axis, scale, met
+        pair = _pack(k, v)
+        out, lse = torch.empty(0), torch.empty(0)
+        for step, (queries, keys, causal, spans) in enumerate(met):
+            hop = _Hop(pair, axis) if step < len(met) - 1 else None
+            ks, vs = _unpack(pair, k, v)
+            block, block_lse = attend(q[:, queries], ks[:, keys], vs[:, keys], causal=causal, scale=scale, spans=spans)
+            if step == 0:
+                out, lse = block.to(block_lse.dtype), block_lse
+            else:
+                _merge(out[:, queries], lse[:, queries], block, block_lse)
+            pair = hop.wait() if hop is not None else pair
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        axis: Axis = ctx.axis
+        pair, gradient = _pack(k, v), gradient.contiguous()
+        dq, home = torch.empty(0), torch.empty(0)
+        going: _Hop | None = None  # gradients of the keys of the step before
+        for step, (queries, keys, causal, spans) in enumerate(ctx.met):
+            hop = _Hop(pair, axis) if step < axis.size - 1 else None
+            ks, vs = _unpack(pair, k, v)
+            dq_here, dk, dv = attend_backward(
+                gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
+                causal=causal, scale=ctx.scale, spans=spans,
+            )  # fmt: skip
+            if step == 0:
+                dq, home = dq_here.to(lse.dtype), _pack(dk, dv)  # these need not travel
+            else:
+                dq[:, queries] += dq_here
+                sums = torch.zeros_like(pair) if going is None else going.wait()
+                for total, part in zip(_unpack(sums, k, v), (dk, dv), strict=True):
+                    total[:, keys] += part
+                going = _Hop(sums, axis)
+            pair = hop.wait() if hop is not None else pair
+        if going is not None:
+            home += going.wait()
+        return dq.to(q.dtype), *_unpack(home, k, v), None, None, None
+
+
+def _pack(k: Tensor, v: Tensor) -> Tensor:
+    """Both in one buffer: one message per hop."""
+    return torch.cat((k.flatten(), v.flatten()))
+
+
+def _unpack(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[: k.numel()].view(k.shape), pair[k.numel() :].view(v.shape)
+
+
+def _merge(out: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
+    """Attention over two sets of keys from that over each, in place: weights are exp(lse) of each over their sum."""
+    both = torch.logaddexp(lse, block_lse)
+    out.mul_((lse - both).exp_()[..., None]).addcmul_(block, (block_lse - both).exp_()[..., None])
+    lse.copy_(both)

@@ -1,0 +1,229 @@
+"""Expert parallelism: experts [E, F, D] are cut between experts over ep and within each over etp (dim F).
+
+    copies ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all home
+Backward the mirror. Rows and their routing weights travel alike; before them all_to_all of the counts, [E] of int64
+(etp: and all_gather of what came), the one thing that the host must wait for. Expert e is on ep rank e // (E / ep).
+Issued besides for balance: the sum over sp and cp of counts per sequence, in the backward (capacity: forward).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.train.linear import Work
+from fivefold.train.moe import Moe, Travel
+from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
+from fivefold.train.parallel.mesh import Axis, Ranks
+from fivefold.train.routing import Sequences
+
+
+def attach(module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True) -> None:
+    """Give every mixture of experts in ``module`` its ranks; ``sp``: rows of the stream are cut over tp.
+
+    ``sequence``: tokens of a whole one; ``zigzag``: its order over cp, else contiguous.
+    """
+    ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
+    for layer in (part for part in module.modules() if isinstance(part, Moe)):
+        if layer.load.is_meta:
+            layer.load, layer.bias = (torch.zeros_like(x, device=ranks.device) for x in (layer.load, layer.bias))
+        layer.experts.adds_bias = etp.rank == 0
+        layer.experts.copies = 1 if sp else tp.size  # without sp all of tp send the same rows
+        if ep.size > 1 or etp.size > 1:
+            layer.travel = travel = Abroad(ep, etp)
+            layer.experts.meanwhile = travel.meanwhile
+        whole = cp.size == 1 and (not sp or tp.size == 1)
+        layer.sequences = Sequences(sequence) if whole else Cut(sequence, tp if sp else None, cp, zigzag=zigzag)
+
+
+def balance(module: nn.Module, *axes: Axis) -> Tensor:
+    """Once per step: the load [layers, E] of every mixture in ``module``, summed over ``axes`` and counted anew from 0.
+
+    Biases are moved by it. ``axes``: those whose ranks see other tokens, in one layer; one all_reduce over each.
+    """
+    layers = [part for part in module.modules() if isinstance(part, Moe)]
+    total = torch.stack([layer.load for layer in layers])
+    for axis in axes:
+        total = all_reduce(total, axis).wait()
+    for layer, load in zip(layers, total, strict=True):
+        if layer.moe.balance == "free":
+            layer.update_bias(load)
+        layer.load.zero_()
+    return total
+
+
+class Voyage:
+    """Where the copies of one micro-batch go in one layer."""
+
+    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work]) -> None:
+        self.ep, self.etp, self.meanwhile = ep, etp, meanwhile
+        self._counts, self._told = counts, all_to_all(counts, ep)
+        self.forth: tuple[Pending, ...] = ()
+        self.back: tuple[Pending, ...] = ()
+        self._known = False
+
+    def settle(self) -> None:
+        """Wait for the counts; afterwards it is known how many rows go where, and in what order they will lie."""
+        if self._known:
+            return
+        told = all_gather(self._told.wait(), self.etp).wait()
+        table = told.view(self.etp.size, self.ep.size, -1)  # rows by column of etp, origin and expert
+        numbers = torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())).tolist()
+        self.sent = numbers[: self.ep.size]
+        columns = [numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)]
+        self.received = columns[self.etp.rank]
+        self.arrived = sum(self.received)
+        self.widest = max(sum(column) for column in columns)
+        self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
+        self.order = _by_expert(table, [sum(column) for column in columns], widest=self.widest)
+        self._known = True
+        del self._counts, self._told
+
+
+def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
+    """Which of the arrived rows is next in order of expert, each column's padded to ``widest``; None: as they are."""
+    total = sum(columns)
+    if len(columns) == 1 and table.shape[2] == 1:
+        return None
+    experts = torch.arange(table.shape[2], device=table.device).repeat(table.shape[0] * table.shape[1])
+    order = experts.repeat_interleave(table.flatten(), output_size=total).argsort(stable=True)
+    if len(columns) == 1:
+        return order
+    starts = [widest * column - sum(columns[:column]) for column in range(len(columns))]
+    shift = torch.tensor(starts, device=table.device).repeat_interleave(table.sum((1, 2)), output_size=total)
+    return order + shift[order]
+
+
+def _begin_out(x: Tensor, voyage: Voyage) -> Pending:
+    """Rows in order of expert → to the ranks that have the experts."""
+    return all_to_all(x, voyage.ep, sent=voyage.sent, received=voyage.received)
+
+
+def _end_out(arrived: list[Tensor], voyage: Voyage) -> list[Tensor]:
+    """What came → with what came to the rest of etp, in order of expert."""
+    if voyage.etp.size > 1:
+        more = [(0, 0) * (x.dim() - 1) + (0, voyage.widest - voyage.arrived) for x in arrived]
+        pending = [all_gather(F.pad(x, pad), voyage.etp) for x, pad in zip(arrived, more, strict=True)]
+        arrived = [each.wait() for each in pending]
+    order = voyage.order
+    return arrived if order is None else [x.index_select(0, order) for x in arrived]
+
+
+def _begin_home(made: list[Tensor], voyage: Voyage) -> tuple[Pending, ...]:
+    """The way back of both; over etp each rank has made a part of a sum."""
+    rows, order = voyage.widest * voyage.etp.size, voyage.order
+    back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
+    if voyage.etp.size > 1:
+        pending = [reduce_scatter(x, voyage.etp) for x in back]
+        back = [each.wait()[: voyage.arrived] for each in pending]
+    return tuple(all_to_all(x, voyage.ep, sent=voyage.received, received=voyage.sent) for x in back)
+
+
+class Abroad(Travel):
+    """Experts are on other ranks too."""
+
+    def __init__(self, ep: Axis, etp: Axis) -> None:
+        self.ep, self.etp = ep, etp
+        self.meanwhile: list[Work] = []  # what the backward can do while the gradients of rows travel
+
+    def announce(self, counts: Tensor) -> Voyage:
+        """Start to tell the others how many rows will come."""
+        return Voyage(counts, self.ep, self.etp, meanwhile=self.meanwhile)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def send(self, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
+        """Start; what is returned is empty and ties ``arrive`` to it in the backward."""
+        rows, share = _Send.apply(rows, share, voyage)  # type: ignore[no-untyped-call]
+        return rows, share
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def arrive(self, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
+        """[n', D] and [n'] of the experts here, from all ranks."""
+        rows, share = _Arrive.apply(rows, share, voyage)  # type: ignore[no-untyped-call]
+        return rows, share
+
+    def offsets(self, voyage: Voyage) -> Tensor:
+        """Where the rows of each expert here end."""
+        return voyage.offsets
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def back(self, rows: Tensor, voyage: Voyage) -> Tensor:
+        """[n', D] → [n, D]."""
+        home: Tensor = _Return.apply(rows, voyage)  # type: ignore[no-untyped-call]
+        return home
+
+
+class _Send(torch.autograd.Function):
+    """Starts forward and waits backward; ``_Arrive`` the reverse. What lies between runs while rows travel."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
+        ctx.voyage = voyage
+        voyage.settle()
+        voyage.forth = (_begin_out(rows, voyage), _begin_out(share, voyage))
+        return rows.new_empty(0), share.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _rows: Tensor, _share: Tensor) -> tuple[Tensor, Tensor, None]:
+        pending, ctx.voyage.back = ctx.voyage.back, ()
+        rows, share = (each.wait() for each in pending)
+        return rows, share, None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _rows: Tensor, _share: Tensor, voyage: Voyage) -> tuple[Tensor, ...]:
+        ctx.voyage = voyage
+        pending, voyage.forth = voyage.forth, ()
+        return tuple(_end_out([each.wait() for each in pending], voyage))
+
+    @staticmethod
+    def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
+        voyage: Voyage = ctx.voyage
+        voyage.back = _begin_home([rows, share], voyage)
+        while voyage.meanwhile:
+            voyage.meanwhile.pop(0)()
+        return rows.new_empty(0), share.new_empty(0), None
+
+
+class _Return(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, voyage: Voyage) -> Tensor:
+        ctx.voyage = voyage
+        return _begin_home([made], voyage)[0].wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = _end_out([_begin_out(gradient, ctx.voyage).wait()], ctx.voyage)
+        return rows, None
+
+
+class Cut(Sequences):
+    """Sequences whose rows lie on several ranks: over cp in chunks of each, over tp (sp) in rows of all."""
+
+    def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:
+        super().__init__(tokens)
+        self.cp = cp
+        self.tp = Axis("tp", 0, (0,), None) if tp is None else tp
+        self.chunks = 2 if zigzag and cp.size > 1 else 1  # of each sequence on this rank
+        self.parts = self.tp.size * cp.size * self.chunks
+
+    def number(self, rows: int) -> int:
+        """Sequences of the micro-batch."""
+        return super().number(rows * self.tp.size * self.cp.size)
+
+    def piece(self, rows: int, device: torch.device) -> Tensor:
+        """[R] sequence · parts + part, of the rows that this rank of tp has of those of its rank of cp."""
+        row = torch.arange(rows, device=device) + self.tp.rank * rows
+        here = rows * self.tp.size // self.number(rows)  # tokens of each sequence
+        half = row % here // (here // self.chunks)
+        last = self.cp.size * self.chunks - 1
+        chunk = torch.where(half == 0, self.cp.rank, last - self.cp.rank)
+        return row // here * self.parts + chunk * self.tp.size + self.tp.rank
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Summed over tp and cp."""
+        return all_reduce(all_reduce(counts, self.tp).wait(), self.cp).wait()

@@ -1,0 +1,218 @@
+"""Pipeline parallelism: plays this rank's row of any schedule table.
+
+Sharded: the layers, by stages. Issued per micro-batch and boundary between ranks: one send of the stream's rows
+[rows, D] onward and one of their gradient back, both beside compute; none where the two stages lie on one rank.
+
+Each stage ends in a scalar, the loss or an ``_Exit`` through which the gradient comes in: a stage's output lives only
+until it has been taken, since its graph is enough for the backward. Zero-bubble tables put dW off in ``Later`` until W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.layout.schedule.action import Action, Part, named
+from fivefold.layout.schedule.mail import Cue, cues, links, taker
+from fivefold.layout.schedule.table import Table, check
+from fivefold.train.linear import Later, Work
+from fivefold.train.parallel.mesh import Axis, Ranks
+from fivefold.train.parallel.turns import Turns
+
+Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first stage), micro-batch → rows, or the loss
+
+
+class Pipeline:
+    """This rank's part of the pipeline. ``on_action`` is told of each action just before it runs.
+
+    ``stages`` are those that the table gives this rank; ``shape`` and ``dtype`` are of the rows that travel. Under FB
+    forward and backward change at whatever calls ``turns.swap``; without ``turns`` one follows the other. A ``Mistake``
+    where the table is illegal, a ``ValueError`` where it is not for these ranks and stages.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        ranks: Ranks,
+        later: Later,
+        stages: Mapping[int, Stage],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        turns: Turns | None = None,
+    ) -> None:
+        check(table)
+        self.table, self.ranks, self.later, self.stages = table, ranks, later, stages
+        self.shape, self.dtype, self.rank = shape, dtype, ranks["pp"].rank
+        self.last, self.turns = table.stages - 1, turns
+        if table.pp != ranks["pp"].size:
+            raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
+        if set(table.held[self.rank]) - set(stages):
+            raise ValueError(f"rank {self.rank} plays stages {table.held[self.rank]}, but has {tuple(stages)}")
+        self.row = cues(table, rank=self.rank)
+        self.on_action: Callable[[Action], None] | None = None
+        self._loss = torch.zeros(())
+        self._receiving: dict[Part, tuple[Tensor, dist.Work]] = {}
+        self._sending: dict[Part, tuple[Tensor, dist.Work]] = {}
+        self._here: dict[Part, Tensor] = {}  # from a stage of this rank to the next one
+        self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
+        self._works: dict[tuple[int, int], list[Work]] = {}
+        self._meet()
+
+    def step(self) -> Tensor:
+        """All micro-batches forward and backward; the sum of the losses that arose on this rank."""
+        return self._play(self.row)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: int) -> Tensor:
+        """The sum of this rank's losses of so many micro-batches, forward only, in the order of the table."""
+        total = torch.zeros((), device=self.ranks.device)
+        for first in range(0, micro_batches, self.table.micro_batches):
+            forward = _forward_only(self.table, micro_batches=micro_batches - first)
+            total += self._play(cues(forward, rank=self.rank), first=first)
+        return total
+
+    def _play(self, row: Sequence[Cue], *, first: int = 0) -> Tensor:
+        """``first``: the micro-batch that the row calls 0."""
+        self._loss = torch.zeros((), device=self.ranks.device)
+        for action, post, settle in row:
+            for part in post:
+                self._receive(part)
+            for part in settle:
+                self._sending.pop(part)[1].wait()
+            if self.on_action is not None:
+                self.on_action(action)
+            self._act(action, first=first)
+        while self._sending:
+            self._sending.popitem()[1][1].wait()
+        return self._loss
+
+    def _act(self, action: Action, *, first: int) -> None:
+        kind, stage, i, backward_stage, backward_i = action
+        if kind == "F":
+            self._forward(stage, i, first=first)
+        elif kind == "FB":
+            forward = partial(self._forward, stage, i, first=first)
+            backward = partial(self._backward, backward_stage, backward_i)
+            if self.turns is None:
+                forward()
+                backward()
+            else:
+                self.turns.both(forward, backward)
+        elif kind == "W":
+            works = self._works.pop((stage, i))[::-1]
+            with torch.no_grad():
+                while works:
+                    works.pop()()  # each lets go of what it kept
+        else:
+            self._backward(stage, i, split=kind == "B")
+
+    def _forward(self, stage: int, i: int, *, first: int) -> None:
+        entry = self._arrived(("F", stage - 1, i)) if stage else None
+        if entry is not None and torch.is_grad_enabled():
+            entry.requires_grad_()
+        output = self.stages[stage](entry, first + i)
+        inbox: list[Tensor] = []
+        if stage == self.last:
+            self._loss += output.detach()
+        else:
+            self._hand(("F", stage, i), output.detach())
+            output = _Exit.apply(output, inbox)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            self._open[stage, i] = entry, output, inbox
+
+    def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
+        entry, end, inbox = self._open.pop((stage, i))
+        if stage < self.last:
+            inbox.append(self._arrived(("B", stage + 1, i)))
+        self.later.deferring = split
+        end.backward()
+        self.later.deferring = False
+        if split:
+            self._works[stage, i] = self.later.take()
+        if entry is not None:
+            assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
+            self._hand(("B", stage, i), entry.grad)
+
+    # Messages
+
+    def _meet(self) -> None:
+        """One byte over each link in turn: NCCL's first message between two ranks holds both up until they meet, which
+        in the middle of a schedule could be for ever.
+        """
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
+        for kind, source, target in links(self.table):
+            if self.rank in (source, target):
+                axis = self._axis((kind, 0, 0), source=source, target=target)
+                send = self.rank == source
+                call, other = (dist.isend, target) if send else (dist.irecv, source)
+                work = call(byte, axis.ranks[other], group=axis.group)
+                assert work is not None
+                work.wait()
+
+    def _axis(self, part: Part, *, source: int, target: int) -> Axis:
+        """Onward or back, down or up: each has a group of its own, so that no message queues behind another kind."""
+        kind, way = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
+        return self.ranks[f"pp_{kind}_{way}"]
+
+    def _hand(self, part: Part, rows: Tensor) -> None:
+        """To the stage that waits for ``part``, here or on another rank."""
+        if rows.shape != self.shape or rows.dtype != self.dtype:
+            have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
+            raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
+        target = taker(part, path=self.table.paths[part[2]])
+        if target is None:
+            self._here[part] = rows
+            return
+        axis, rows = self._axis(part, source=self.rank, target=target), rows.contiguous()
+        work = dist.isend(rows, axis.ranks[target], group=axis.group)
+        assert work is not None
+        self._sending[part] = rows, work
+
+    def _receive(self, part: Part) -> None:
+        """Have a buffer filled while other things run."""
+        source = self.table.paths[part[2]][part[1]]
+        axis = self._axis(part, source=source, target=self.rank)
+        rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
+        work = dist.irecv(rows, axis.ranks[source], group=axis.group)
+        assert work is not None
+        self._receiving[part] = rows, work
+
+    def _arrived(self, part: Part) -> Tensor:
+        if part in self._here:
+            return self._here.pop(part)
+        rows, work = self._receiving.pop(part)
+        if self.turns is not None:
+            self.turns.swap()
+        work.wait()
+        return rows
+
+
+class _Exit(torch.autograd.Function):
+    """The end of a stage as a scalar: its backward takes the gradient out of ``inbox``, so that none but autograd
+    holds it and it dies where it is used up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, inbox: list[Tensor]) -> Tensor:
+        ctx.inbox = inbox
+        return rows.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.inbox.pop(), None
+
+
+def _forward_only(table: Table, *, micro_batches: int) -> Table:
+    """The forwards of the first ``micro_batches``."""
+    rows = tuple(
+        tuple(Action("F", action.stage, action.micro_batch) for action in row
+              if action.kind in ("F", "FB") and action.micro_batch < micro_batches)
+        for row in table.rows
+    )  # fmt: skip
+    return Table(table.name, rows, table.paths[:micro_batches])

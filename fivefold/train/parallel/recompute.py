@@ -1,0 +1,214 @@
+"""Recomputation: what the backward reads of chosen operations is made again when it is first asked for.
+
+    forward    autograd is given notes (operation, n-th saved tensor) instead of the tensors of a chosen operation
+    backward   a note is read → the operation runs again, from inputs that were kept or are made again before
+
+Nothing is sharded. Messages inside of an operation are issued again with it; what nobody reads is not made again.
+Which tensors stay: ``plan/count/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from fivefold.layout.spec import Layout
+from fivefold.train.again import Found, Function, Note, Operation, restore
+from fivefold.train.linear import Linear, fan, running_again
+
+CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
+
+Compile = Callable[[Function], Function]
+
+
+def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile | None = None) -> None:
+    """Make ``blocks``, by the number of their layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
+
+    Notes are taken outside of compiled code, so both are done here: a block of which all or nothing is recomputed is
+    compiled in whole, of another each operation by itself. The forward must be called through the module, so that
+    hooks on it fire once: it is not called again in the backward.
+    """
+    for layer, block in blocks.items():
+        wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
+        if compiled is not None and wanted <= {"layer"}:
+            block.forward = compiled(block.forward)
+            torch._dynamo.eval_frame.skip_code(_Whole.run.__code__)  # compiled within its callers, never by itself
+        if not wanted:
+            continue
+        recorder = _Whole(block.forward) if "layer" in wanted else _Selected(block.forward, wanted, compiled)
+        block.forward = recorder.forward
+        for module in block.modules():
+            if hasattr(module, "run"):
+                module.run = cast(Any, recorder.run)
+
+
+def groups(name: str) -> frozenset[str]:
+    """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
+    first, _, second = name.partition(".")
+    if first.startswith("norm") or second.endswith("norm"):
+        return frozenset({"norm"})
+    found = {first} & {"rope", "mlp", "moe"}
+    if first == "attention" and second not in ("enter", "leave"):
+        found = {second if second in ("core", "out") else "qkv"}
+        found |= {"up"} if second.endswith("_up") else set()
+    if second.startswith("shared"):
+        found = {"shared"}
+    if second.endswith(("router", "act")):
+        found.add("act" if second.endswith("act") else "router")
+    return frozenset(found)
+
+
+class _Here(threading.local):
+    """What a thread records just now: the backward may run in another than the forward."""
+
+    found: Found | None = None
+    layer: Layer | None = None
+
+
+class _Selected:
+    """Some operations of a block. ``run`` is their seam."""
+
+    def __init__(self, forward: Function, wanted: frozenset[str], compiled: Compile | None) -> None:
+        self.inner, self.wanted, self.compiled = forward, wanted, compiled
+        self.here = _Here()
+        self._ready: dict[str, tuple[Function, Function]] = {}  # by name: what was compiled, and what came of it
+
+    def forward(self, *inputs: Any) -> Any:
+        """The block's."""
+        if not torch.is_grad_enabled():
+            return self.inner(*inputs)
+        self.here.found = found = Found()
+        try:
+            return self.inner(*inputs)
+        finally:
+            self.here.found = None
+            found.clear()  # autograd holds its hooks, and they it
+
+    def run(self, name: str, function: Function, *inputs: Any) -> Any:
+        """One operation; those inside of it belong to it."""
+        if self.compiled is not None:
+            function = self._compile(name, function)
+        found, wanted = self.here.found, groups(name) & self.wanted
+        if found is None or not (wanted or found):
+            return function(*inputs)
+        self.here.found = None
+        if wanted:
+            operation = Operation(function, inputs, found)
+            with running_again(), saved_tensors_hooks(operation.pack, restore):
+                made = function(*inputs)
+            operation.done(made, cheap=bool(wanted & CHEAP))
+        else:
+            with saved_tensors_hooks(found.pack, restore):
+                made = function(*inputs)
+        self.here.found = found
+        return made
+
+    def _compile(self, name: str, function: Function) -> Function:
+        assert self.compiled is not None
+        if function is fan or isinstance(function, Linear):  # never compiled
+            return function
+        if name not in self._ready or self._ready[name][0] != function:
+            self._ready[name] = function, self.compiled(function)
+        return self._ready[name][1]
+
+
+class _Whole:
+    """A block as one operation, of which the input is kept. ``run`` finds where it may end the second time."""
+
+    def __init__(self, forward: Function) -> None:
+        self.inner, self.here = forward, _Here()
+
+    def forward(self, *inputs: Any) -> Any:
+        """The block's."""
+        if not torch.is_grad_enabled():
+            return self.inner(*inputs)
+        self.here.layer = layer = Layer(self.inner, inputs, self.here)
+        try:
+            with running_again(), saved_tensors_hooks(layer.pack, restore):
+                made = self.inner(*inputs)
+        finally:
+            self.here.layer = None
+        layer.done((), cheap=False)
+        return made
+
+    def run(self, name: str, function: Function, *inputs: Any) -> Any:
+        """Where a block ends, nothing but inputs is saved. Other operations stay inside compiled code."""
+        if name.startswith(("mlp.", "moe.")) and not name.endswith("act"):
+            return self._watched(function, *inputs)
+        return function(*inputs)
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def _watched(self, function: Function, *inputs: Any) -> Any:
+        layer = self.here.layer
+        if layer is None:
+            return function(*inputs)
+        layer.enter(inputs)
+        made = function(*inputs)
+        layer.leave()
+        return made
+
+
+class _Enough(Exception):
+    """All that the backward reads has been made."""
+
+
+class Ending(NamedTuple):
+    """An inner operation after which nothing is saved, and in which these of its inputs alone."""
+
+    call: int
+    places: list[int]
+
+
+class Layer(Operation):
+    """A whole block. When it runs again it ends where nothing is left to save: before the last sum over ranks."""
+
+    def __init__(self, function: Function, inputs: Sequence[Any], here: _Here) -> None:
+        super().__init__(function, inputs, Found())
+        self.here, self.calls = here, 0
+        self.entered: Sequence[Any] = ()
+        self.inside: Ending | None = None
+        self.ending: Ending | None = None
+        self.saved: list[Tensor] | None = None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def enter(self, inputs: Sequence[Any]) -> None:
+        """An inner operation begins."""
+        self.calls += 1
+        if self.saved is None:
+            self.entered, self.inside = inputs, Ending(self.calls, [])
+        elif self.ending is not None and self.calls == self.ending.call:
+            self.saved += [inputs[place].detach() for place in self.ending.places]
+            raise _Enough
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def leave(self) -> None:
+        """It ends."""
+        self.entered, self.inside = (), None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def pack(self, tensor: Tensor) -> Note:
+        """As of any operation; and it is noted whether this could be the end."""
+        place = next((place for place, x in enumerate(self.entered) if x is tensor), None)
+        if place is None:
+            self.inside = None
+        elif self.inside is not None:
+            self.inside.places.append(place)
+        self.ending = self.inside
+        note: Note = super().pack(tensor)
+        return note
+
+    def run_again(self, inputs: list[Any], saved: list[Tensor]) -> Any:
+        """Nobody waits for what it makes."""
+        self.calls, self.saved, self.here.layer = 0, saved, self
+        try:
+            with suppress(_Enough):
+                self.function(*inputs)
+        finally:
+            self.saved = self.here.layer = None
+        return ()

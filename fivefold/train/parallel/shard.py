@@ -1,0 +1,89 @@
+"""One weight on one rank: which piece of the whole is computed with here, and which rows of it are updated here.
+
+whole weight ── layout/pieces.py ──> local piece ── ZeRO, by rows ──> shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.layout.pieces import Piece
+from fivefold.layout.sharding import chunk_rows
+from fivefold.model.weights import Weight
+from fivefold.train.parallel.mesh import Axis
+
+
+class Held(NamedTuple):
+    """A weight of the model, the piece of it that this rank computes with, and how many ranks update the same rows."""
+
+    weight: Weight
+    piece: Piece
+    holders: int
+
+
+class Box(NamedTuple):
+    """A part of the whole weight: where it starts, its sizes, and where it lies in the shard."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rows: tuple[slice, ...]
+
+
+class Shard:
+    """This rank's part of one weight: the rows that the optimizer updates, and the gradient for them.
+
+    ``shape`` is that of the local piece; the rows of stacked experts [E, F, D] are E · F.
+    """
+
+    def __init__(self, held: Held, *, axis: Axis) -> None:
+        self.held, self.name, self.shape = held, held.weight.name, torch.Size(held.piece.shape)
+        self.columns = self.shape[-1] if len(self.shape) == 3 else self.shape[1:].numel()
+        rows = self.shape.numel() // self.columns
+        padded_rows = chunk_rows(rows, shards=axis.size)
+        self.padded_numel = padded_rows * self.columns
+        self.first_row = min(axis.rank * padded_rows, rows)
+        self.rows = min(padded_rows, rows - self.first_row)
+        self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def local(self, flat: Tensor) -> Tensor:
+        """The unpadded rows of a flat padded chunk, in the shape of the weight's rows."""
+        shape = self.shape[2:] if len(self.shape) == 3 else self.shape[1:]
+        return flat[: self.rows * self.columns].view(self.rows, *shape)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """This shard's rows of a whole weight, zeros where the piece is padded."""
+        piece = self.held.piece
+        local = whole.new_zeros(self.shape)
+        local[piece.front] = whole[piece.slices]
+        shape = self.shape[2:] if len(self.shape) == 3 else self.shape[1:]
+        return local.reshape(-1, *shape)[self.first_row : self.first_row + self.rows]
+
+    def boxes(self) -> Iterator[Box]:
+        """The parts of the whole weight that this shard's rows are, without padding; in order."""
+        piece = self.held.piece
+        starts = [part.start for part in piece.slices]
+        sizes = [part.stop - part.start for part in piece.slices]
+        if len(self.shape) == 3:
+            yield from self._stacked(starts, sizes)
+            return
+        rows = min(self.first_row + self.rows, sizes[0]) - self.first_row
+        if rows > 0 and all(sizes[1:]):
+            offsets = (starts[0] + self.first_row, *starts[1:])
+            yield Box(offsets, (rows, *sizes[1:]), (slice(0, rows), *(slice(0, size) for size in sizes[1:])))
+
+    def _stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
+        each = self.shape[1]
+        stop = self.first_row + self.rows
+        for expert in range(self.first_row // each, -(-stop // each)):
+            low, high = max(self.first_row, expert * each), min(stop, (expert + 1) * each)
+            low_row = low - expert * each
+            here = slice(low - self.first_row, high - self.first_row)
+            yield Box(
+                (starts[0] + expert, starts[1] + low_row, starts[2]),
+                (1, high - low, sizes[2]),
+                (here, slice(0, sizes[2])),
+            )

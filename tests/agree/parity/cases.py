@@ -1,0 +1,116 @@
+"""What the parity proof runs: small odd models, a text of a prime number of documents, and cases drawn from them.
+
+A case is a model, a layout line and whether blocks are compiled; the job follows: five steps of fp32 AdamW.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.layout.spec import FEWEST_ROUNDS, Layout
+from fivefold.model.spec import MLA, Model, MoE
+
+STEPS, TOKENS, VOCAB = 5, 24, 251
+METERED = 2  # the third step: by then every buffer of the steady state exists
+DOCUMENTS = 101  # a prime number of them, of 61 to 161 tokens, packed: rows begin and end within documents
+END = VOCAB - 1
+
+DENSE = Model(name="dense", layers=5, width=52, heads=8, kv_heads=4, head_dim=10, ffn=44, vocab=VOCAB, rope_theta=500.0)
+EXPERTS = MoE(experts=4, topk=2, ffn=14, shared_experts=1, shared_ffn=20, dense_layers=1, balance="none")
+LATENT = MLA(q_rank=22, kv_rank=14, nope_dim=6, rope_dim=4, v_dim=8)
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        DENSE,
+        DENSE.replace(name="few-kv", kv_heads=2),  # fewer than tp4
+        DENSE.replace(name="tied", tied_embeddings=True),
+        DENSE.replace(name="biased", qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, qk_norm="head"),
+        DENSE.replace(name="moe", moe=EXPERTS.replace(balance="aux", aux_coefficient=0.1)),
+        DENSE.replace(name="moe-free", moe=EXPERTS.replace(score="sigmoid", balance="free", scaling=2.5)),
+        DENSE.replace(name="mla", kv_heads=8, mla=LATENT, moe=EXPERTS),
+        DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
+    )
+}
+
+
+class Case(NamedTuple):
+    """One run to be compared with one process."""
+
+    model_name: str
+    layout_text: str
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.model_name} {self.layout_text}" + (" compile" if self.compiled else "")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.parse(self.layout_text)
+
+    @property
+    def model(self) -> Model:
+        """Five layers, or nine where the pipeline has more stages than that: stages are uneven either way."""
+        return model_for(self.model_name, self.layout)
+
+    @property
+    def job(self) -> Job:
+        return job_for(self.layout, compiled=self.compiled)
+
+
+def model_for(name: str, layout: Layout) -> Model:
+    return MODELS[name].replace(layers=5 if layout.pp * layout.v <= 5 else 9)
+
+
+def job_for(layout: Layout, *, compiled: bool = False) -> Job:
+    """As few micro-batches as the schedule takes, and one more where it may be odd: gradients add up in any case."""
+    rounds = FEWEST_ROUNDS.get(layout.schedule, 1) * layout.pp
+    micro_batches = rounds if layout.schedule == "dualpipe" else rounds + 1
+    return Job(
+        sequence=TOKENS, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("fp32"), steps=STEPS,
+        compile=compiled, optimizer=Optimizer(clip=0.5, epsilon=1e-5),
+        learning_rate=LearningRate(kind="constant", peak=3e-4), seed=11,
+    )  # fmt: skip
+
+
+def one_process(job: Job) -> tuple[Layout, Job]:
+    """What every case is held against: one rank, one sequence at a time, nothing compiled."""
+    return Layout(), job.replace(compile=False)
+
+
+def uneven(layout: Layout) -> str:
+    """``stages=`` with all that is over on the last but one stage; of two on the last."""
+    stages = layout.pp * layout.v
+    sizes = [1] * stages
+    sizes[max(1, stages - 2)] += (5 if stages <= 5 else 9) - stages
+    return f"stages={'-'.join(map(str, sizes))}"
+
+
+@lru_cache(maxsize=1)
+def text() -> Tensor:
+    """Source files of Python's own library as bytes, each ended by a token of its own."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(folder.glob("*.py"))[:DOCUMENTS]
+    assert len(files) == DOCUMENTS
+    tokens: list[int] = []
+    for number, file in enumerate(files):
+        tokens += [*[byte for byte in file.read_bytes() if byte < END][: 61 + number], END]
+    return torch.tensor(tokens)
+
+
+def batch(job: Job, *, step: int) -> Tensor:
+    """Tokens [global batch, T + 1] of a step; inputs are all but the last, targets all but the first."""
+    whole = text()
+    first = torch.arange(step * job.global_batch, (step + 1) * job.global_batch) * job.sequence
+    return whole[(first[:, None] + torch.arange(job.sequence + 1)) % len(whole)]
+
+
+def rows(job: Job, layout: Layout, *, step: int, dp_rank: int) -> Tensor:
+    """What a data-parallel rank reads, [micro-batches, mbs, T + 1]: row j of m is sample (m · dp + rank) · mbs + j."""
+    return batch(job, step=step).view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, dp_rank]

@@ -1,0 +1,158 @@
+"""Judges a case: every loss and gradient against one process, every message against the planner's count.
+
+loss |Δ| / |loss| · gradients ‖Δ‖ / ‖g‖ of each weight, Δ the worst of all copies · messages and bytes equal
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from math import inf, isfinite
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fivefold.job import Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.traffic import messages
+from fivefold.plan.count.work import work
+from fivefold.step import sent_bytes
+from tests.agree.parity.cases import STEPS, Case, one_process
+from tests.agree.parity.processes import forked
+from tests.agree.parity.rank import Array, Part, Told, play
+
+TOLERANCE = 1e-5
+PADDED = 1.25
+Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of all ranks
+
+
+class Verdict(NamedTuple):
+    """How far a case is from one process. ``said`` lists what is said otherwise than planned."""
+
+    loss_error: float
+    norm_error: float
+    gradient_error: float
+    weight: str  # the worst
+    said: tuple[str, ...]
+    flops: tuple[int, int]  # ours and the planner's
+    forwards: float  # of a block per micro-batch
+    cores: float  # of attention per block and micro-batch
+
+    @property
+    def equal(self) -> bool:
+        return max(self.loss_error, self.norm_error, self.gradient_error) <= TOLERANCE
+
+
+def judge(case: Case, told: list[Told], *, like: Told | None = None) -> Verdict:
+    """``told`` by each rank, against one process (or ``like``)."""
+    model, layout, job = case.model, case.layout, case.job
+    like = like or reference(model, job)
+    whole = {step: assembled(like.gradients[step], model) for step in like.gradients}
+    worst = max(
+        ((error, f"{name} (step {step + 1})") for step in whole
+         for name, error in errors([part for each in told for part in each.gradients[step]], whole[step]).items())
+    )  # fmt: skip
+    moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
+    runs = model.layers * job.global_batch // layout.mbs
+    return Verdict(
+        loss_error=max(_apart(each.losses, like.losses) for each in told),
+        norm_error=max(_apart(each.norms, like.norms) for each in told),
+        gradient_error=inf if moved else worst[0],
+        weight=moved[0] if moved else worst[1],
+        said=differences(spoken(told), planned(model, layout, job)),
+        flops=(sum(each.flops for each in told), work(model, layout=layout, job=job).hardware_flops),
+        forwards=sum(each.forwards for each in told) / runs / (layout.tp * layout.cp),
+        cores=sum(each.cores for each in told) / runs / (layout.tp * layout.cp),
+    )
+
+
+def _apart(ours: list[float], theirs: list[float]) -> float:
+    if not all(map(isfinite, ours)):
+        return inf
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+@lru_cache(maxsize=64)
+def reference(model: Model, job: Job, steps: int = STEPS) -> Told:
+    """One process on the same batches, in a process of its own."""
+    layout, plain = one_process(job)
+    told: Told = forked(1, play, model, layout, plain, None, steps)[0]
+    return told
+
+
+def assembled(parts: list[Part], model: Model) -> dict[str, Array]:
+    """Whole gradients of one process by name."""
+    shapes = {weight.name: weight.shape for weight in weights(model)}
+    whole = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
+    for part in parts:
+        whole[part.name][_place(part)] = part.values
+    return whole
+
+
+def _place(part: Part) -> tuple[slice, ...]:
+    return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.values.shape, strict=True))
+
+
+def errors(parts: list[Part], whole: dict[str, Array]) -> dict[str, float]:
+    """Per weight ‖Δ‖ / ‖g‖ with, in each place, the farthest of all copies; infinite where no rank has it."""
+    apart = {name: np.full(gradient.shape, -1.0) for name, gradient in whole.items()}
+    for part in parts:
+        place = _place(part)
+        delta = np.abs(part.values.astype(np.float64) - whole[part.name][place])
+        apart[part.name][place] = np.maximum(apart[part.name][place], np.nan_to_num(delta, nan=inf))
+    norms = {name: float(np.linalg.norm(gradient.astype(np.float64))) for name, gradient in whole.items()}
+    return {
+        name: inf if (delta < 0).any() else float(np.linalg.norm(delta)) / (norms[name] or 1.0)
+        for name, delta in apart.items()
+    }
+
+
+def spoken(told: list[Told]) -> Said:
+    """What all ranks said, added up."""
+    count: Counter[tuple[str, str]] = Counter()
+    sent: Counter[tuple[str, str]] = Counter()
+    for each in told:
+        for line in each.traffic:
+            count[line.axis, line.collective] += line.messages
+            sent[line.axis, line.collective] += line.bytes
+    return {key: (count[key], sent[key]) for key in count}
+
+
+def planned(model: Model, layout: Layout, job: Job) -> Said:
+    """What the planner expects of all ranks."""
+    counts = Counts(model, job)
+    held: tuple[tuple[int, ...], ...] = ((0,),)
+    if layout.pp > 1:
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+        held = table.held
+    count: Counter[tuple[str, str]] = Counter()
+    sent: Counter[tuple[str, str]] = Counter()
+    for stages in held:
+        for message in messages(counts, layout, chunks=stages):
+            key, times = (message.axis, message.collective), message.times * layout.world // layout.pp
+            count[key] += times
+            sent[key] += times * sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
+    return {key: (count[key], sent[key]) for key in count if count[key]}
+
+
+def differences(ours: Said, plan: Said) -> tuple[str, ...]:
+    """One line for each axis and collective that differ."""
+    lines = []
+    for axis, collective in sorted({*ours, *plan}):
+        said, planned = ours.get((axis, collective), (0, 0)), plan.get((axis, collective), (0, 0))
+        # over etp rows are padded to the fullest of its ranks, so that what is sent depends on the routing
+        padded = axis == "etp" and said[0] == planned[0] and planned[1] <= said[1] <= PADDED * planned[1]
+        if said != planned and not padded:
+            lines.append(f"{axis} {collective}: {said} said, {planned} planned")
+    return tuple(lines)
+
+
+def run(case: Case, *, seconds: float = 120.0) -> Verdict:
+    """Fork, play, judge."""
+    torch.set_num_threads(1)
+    return judge(case, forked(case.layout.world, play, case.model, case.layout, case.job, seconds=seconds))

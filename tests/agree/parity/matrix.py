@@ -1,0 +1,142 @@
+"""The whole parity matrix, resumable: finished cases are lines of FOLDER/cases.jsonl and are not run again.
+
+    python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
+
+A change of the engine makes finished cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fivefold.show.progress import bar
+from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
+from tests.agree.parity.compare import TOLERANCE, run
+from tests.agree.parity.covering import covering, every_case
+from tests.agree.parity.processes import Broken
+
+Line = dict[str, Any]
+COMPILED_SECONDS, SECONDS = 500.0, 150.0  # until a case counts as hung
+
+
+def main() -> int:
+    """Run what is not yet done, print what failed, write the table."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no forked process is left behind
+    options = _options()
+    finished: Path = options.folder / "cases.jsonl"
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    if options.fresh:
+        finished.unlink(missing_ok=True)
+    done = (
+        {line["case"]: line for line in map(json.loads, finished.read_text().splitlines())} if finished.exists() else {}
+    )
+    cases = [case for case in every_case() if all(word in str(case) for word in options.only)]
+    with bar("parity") as report, finished.open("a") as log:
+        for number, case in enumerate(cases):
+            if str(case) in done and not (options.again and not sound(done[str(case)])):
+                continue
+            report(str(case), number, len(cases))
+            line = done[str(case)] = play(case)
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            if not sound(line):
+                print(told(line), file=sys.stderr)
+    lines = [done[str(case)] for case in cases]
+    if options.markdown:
+        options.markdown.write_text(markdown(lines))
+    bad = [line for line in lines if not sound(line)]
+    print(f"{len(lines) - len(bad)} of {len(lines)} layouts equal one process")
+    return 1 if bad else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="every layout of the parity matrix against one process")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--folder", type=Path, default=Path("runs/parity"), help="where finished cases are kept")
+    parser.add_argument("--fresh", action="store_true", help="run all cases again")
+    parser.add_argument("--again", action="store_true", help="run those again that failed")
+    parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
+    return parser.parse_args()
+
+
+def play(case: Case) -> Line:
+    """One case as a line of the log; a failure is a line too."""
+    begin = time.perf_counter()
+    line: Line = {
+        "case": str(case), "model": case.model_name, "layout": case.layout_text, "compiled": case.compiled,
+        "world": case.layout.world,
+    }  # fmt: skip
+    try:
+        verdict = run(case, seconds=COMPILED_SECONDS if case.compiled else SECONDS)
+        line |= verdict._asdict() | {"equal": verdict.equal}
+    except Broken as error:
+        line |= {"broken": str(error)[-2000:]}
+    return line | {"seconds": round(time.perf_counter() - begin, 2)}
+
+
+def sound(line: Line) -> bool:
+    """Whether it equals one process and says what is planned."""
+    return "broken" not in line and line["equal"] and not line["said"]
+
+
+def told(line: Line) -> str:
+    """A failed case for the terminal."""
+    if "broken" in line:
+        return f"{line['case']}\n  {line['broken'].strip()}"
+    worst = f"loss {line['loss_error']:.1e}, norm {line['norm_error']:.1e}, gradient {line['gradient_error']:.1e}"
+    return "\n  ".join((f"{line['case']}: {worst} of {line['weight']}", *line["said"]))
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The page for docs/measurements."""
+    _, impossible = covering()
+    equal = sum(sound(line) for line in lines)
+    whole = [line for line in lines if "broken" not in line]
+    worst_loss, worst = (max((line[key] for line in whole), default=0.0) for key in ("loss_error", "gradient_error"))
+    return "\n".join((
+        "# 003 · Parity: every layout against one process",
+        "",
+        f"`make parity`: {len(lines)} layouts on {_worlds(lines)} gloo processes, {equal} equal one process and say "
+        "exactly what the planner counts.",
+        f"fp32, {STEPS} steps of AdamW, {DOCUMENTS} documents packed into sequences of {TOKENS} tokens, a vocabulary "
+        f"of {VOCAB}, 5 or 9 layers. Worst loss error {worst_loss:.1e}, worst gradient error {worst:.1e}; "
+        f"bound {TOLERANCE:g}.",
+        "",
+        "Loss: largest |Δ|/|loss| of the steps. Gradient: largest ‖Δ‖/‖g‖ of any weight in the first and last step, Δ "
+        "the worst of all ranks' copies. Messages: number and bytes per axis and collective over all ranks in the "
+        "third step, equal to the planner's. Forwards: of a block per micro-batch (and of its attention).",
+        f"Drawn: a pairwise covering array over degrees and features ({len(impossible)} pairs are in no layout of "
+        "8 ranks), the cross of schedules × recomputation × compilation, and compilation under the other axes.",
+        "",
+        "| model | layout | ranks | compiled | loss | gradient | worst weight | messages | forwards | s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *map(_row, lines),
+        "",
+    ))  # fmt: skip
+
+
+def _worlds(lines: Iterable[Line]) -> str:
+    return ", ".join(map(str, sorted({line["world"] for line in lines})))
+
+
+def _row(line: Line) -> str:
+    layout, compiled = f"`{line['layout']}`", "yes" if line["compiled"] else ""
+    start = f"| {line['model']} | {layout} | {line['world']} | {compiled} |"
+    if "broken" in line:
+        return f"{start} **broken** | | {line['broken'].strip().splitlines()[-1]} | | | {line['seconds']:.1f} |"
+    loss, gradient = (f"{line[key]:.1e}" if line[key] <= TOLERANCE else f"**{line[key]:.1e}**"
+                      for key in ("loss_error", "gradient_error"))  # fmt: skip
+    said = "equal" if not line["said"] else "**" + "; ".join(line["said"]) + "**"
+    runs = f"{line['forwards']:g} ({line['cores']:g})"
+    return f"{start} {loss} | {gradient} | {line['weight']} | {said} | {runs} | {line['seconds']:.1f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

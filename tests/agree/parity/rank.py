@@ -1,0 +1,115 @@
+"""What one process of a case does: five steps through the engine, of which it tells all that can be compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.step import Traffic
+from fivefold.train.build import Built, build
+from fivefold.train.engine import Engine
+from fivefold.train.metrics import ATTENTION_FORWARD, Meter
+from tests.agree.parity.cases import METERED, STEPS, rows
+
+Array = NDArray[np.float32]
+
+
+class Part(NamedTuple):
+    """A block of a weight's gradient, and where it starts in the whole."""
+
+    name: str
+    offsets: tuple[int, ...]
+    values: Array
+
+
+class Told(NamedTuple):
+    """What one rank saw. ``forwards`` of blocks and ``cores`` of attention are those of the metered step."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[int, list[Part]]  # of the first step and the last
+    traffic: tuple[Traffic, ...]
+    flops: int
+    forwards: int
+    cores: int
+    biases: dict[str, Array]  # of routers that are balanced without a loss
+
+
+def play(
+    model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | None = None, steps: int = STEPS
+) -> Told:
+    """One rank; ``sabotage`` breaks something before anything is built."""
+    if sabotage is not None:
+        sabotage()
+    if job.compile:
+        _compile_alone()
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    engine = Engine(built, model=model, layout=layout, job=job)
+    counted: Counter[str] = Counter()
+    losses, norms, gradients = [], [], {}
+    meter = _Watch(built, counted)
+    for step in range(steps):
+        mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank)
+        with meter if step == METERED else nullcontext():
+            done = engine.step(mine)
+        losses.append(done.loss)
+        norms.append(done.norm)
+        if step in (0, steps - 1):
+            gradients[step] = _gradients(built)
+        engine.forget()
+    routers = [shard.name.removesuffix("router.weight") for shard in built.shards if ".moe.router.w" in shard.name]
+    biases = {f"{name}bias": built.module.get_buffer(f"{name}bias").numpy().copy() for name in routers}
+    return Told(losses, norms, gradients, meter.traffic, meter.flops, counted["forwards"], counted["cores"], biases)
+
+
+def _gradients(built: Built) -> list[Part]:
+    """Reduced and clipped, as the optimizer has seen them."""
+    found = []
+    for shard in built.shards:
+        for box in shard.boxes():
+            gradient = shard.weight.grad
+            assert gradient is not None, shard.name
+            found.append(Part(shard.name, box.offsets, gradient[box.rows].float().reshape(box.sizes).numpy().copy()))
+    return found
+
+
+class _Watch(Meter):
+    """The meter, which also counts how often blocks and attention run forward."""
+
+    def __init__(self, built: Built, counted: Counter[str]) -> None:
+        super().__init__([], axis=built.ranks.axis)
+        self._counted, self._inside = counted, False
+        for name, module in built.module.named_modules():
+            if name.startswith("blocks.") and name.count(".") == 1:
+                module.get_submodule("norm2").register_forward_pre_hook(self._forward)
+
+    def _forward(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        self._counted["forwards"] += self._inside
+
+    def __enter__(self) -> Any:
+        self._inside = True
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        self._inside = False
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._counted["cores"] += func in ATTENTION_FORWARD
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _compile_alone() -> None:
+    """No pool of compiling processes beside each of ours."""
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1

@@ -1,0 +1,71 @@
+"""Parity in a minute: each axis, schedule, recomputation and kind of model once or more; ``matrix.py`` has them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.layout.spec import SCHEDULES, Layout
+from tests.agree.parity.cases import END, MODELS, Case, batch, text
+from tests.agree.parity.compare import run
+from tests.agree.parity.covering import covering, every_case
+
+CASES = [
+    Case("biased", "dp1 mbs3 ac=full/2"),
+    Case("tied", "dp3 zero3 mbs2 ac=full"),
+    Case("few-kv", "tp4 zero0 mbs1 ac=norm+act"),
+    Case("dense", "dp2 tp2 zero1 mbs1 nosp ac=rope+out"),
+    Case("dense", "tp2 cp2 zero3 mbs1 ac=selective cp=ulysses"),
+    Case("biased", "tp2 cp2 zero2 mbs1"),
+    Case("tied", "tp2 pp2 dualpipe"),
+    Case("dense", "pp4 interleaved v2 ac=core+mlp"),
+    Case("moe", "dp2 pp2 ep2 zbv zero1 stages=1-1-2-1"),
+    Case("moe", "tp2 etp2 mbs2"),
+    Case("moe-free", "dp2 cp2 ep4 zero3/2 ac=selective"),
+    Case("mla", "tp2 pp2 zb2p ep2 ac=qkv+up"),
+    Case("mla", "cp2 pp2 dualpipev ac=full cp=ulysses"),
+    Case("moe-free", "dp2 tp2 pp2 ep2 etp2 zero2 zb1p stages=1-4"),
+    Case("tied", "dp2 pp2 gpipe mbs1 ac=full"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_layout_equals_one_process(case: Case) -> None:
+    verdict = run(case)
+    assert verdict.equal, verdict
+    assert verdict.said == (), verdict.said
+
+
+@pytest.mark.parametrize(("ac", "forwards", "cores"), [("none", 1, 1), ("selective", 1, 2), ("full", 2, 2)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p", "dualpipev v2"])
+def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
+    schedule: str, ac: str, forwards: int, cores: int
+) -> None:
+    verdict = run(Case("dense", f"pp2 {schedule} ac={ac}"))
+    assert (verdict.forwards, verdict.cores) == (forwards, cores)
+    assert verdict.equal
+
+
+def test_the_matrix_is_whole() -> None:
+    """As many layouts as promised, every schedule, and only pairs left out that no layout of eight ranks can have."""
+    cases, impossible = covering()
+    layouts = [case.layout for case in cases]
+    assert len(every_case()) >= 120
+    assert {layout.world for layout in (case.layout for case in every_case())} >= {1, 2, 4, 8}
+    assert {layout.schedule for layout in layouts if layout.pp > 1} == set(SCHEDULES)
+    assert {case.model_name for case in cases} == set(MODELS)
+    for one, other in impossible:
+        assert not any(_has(layout, one) and _has(layout, other) for layout in layouts)
+
+
+def _has(layout: Layout, factor: tuple[str, str]) -> bool:
+    name, value = factor
+    return name in ("dp", "tp", "pp", "ep", "etp") and f"{name}{getattr(layout, name)}" == (value or f"{name}1")
+
+
+def test_the_batch_is_what_it_says() -> None:
+    job = CASES[0].job
+    assert int((text() == END).sum()) == 101
+    first, second = batch(job, step=0), batch(job, step=1)
+    assert first.shape == (job.global_batch, job.sequence + 1)
+    assert first[0, -1] == first[1, 0]
+    assert first[-1, -1] == second[0, 0]
