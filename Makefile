@@ -1,10 +1,10 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test) ·
-# bench: how fast we are, as ratios
+# bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes)
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 
-.PHONY: demo test lint check bench
+.PHONY: demo test lint check bench parity
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,3 +28,6 @@ check: lint test
 bench: $(BIN)/fivefold
 	$(BIN)/python tests/bench/search.py
 	$(BIN)/python tests/bench/bench.py
+
+parity: $(BIN)/fivefold
+	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md

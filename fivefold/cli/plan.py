@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-# Of all that is planned, what the engine runs (``train/supported.py``).
-TRAINABLE: dict[str, Any] = {
-    "axes": (), "recomputations": ("none",), "placements": False, "shard_groups": False,
-}  # fmt: skip
-
-
 def predict(
     model: ModelName,
     machine: MachineName,
@@ -92,7 +86,6 @@ def search(
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
-    trainable: Annotated[bool, typer.Option("--trainable", help="Only layouts that `train` runs today.")] = False,
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
@@ -110,7 +103,7 @@ def search(
         found = run(
             model=spec, machine=ranks, job=task, by=by, top=top, levels=front,
             recipes=[recipe(name) for name in also or []],
-            report=lambda done, total: progress("layouts", done, total), **(TRAINABLE if trainable else {}),
+            report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if chart:
@@ -166,12 +159,12 @@ def ask(
         show(pages.get(question, page.answers)(found))
 
 
-def fastest(model: Model, machine: Machine, job: Job, **narrowed: Any) -> Layout:
-    """The layout that ``search`` puts first; ``narrowed`` as it takes them."""
+def fastest(model: Model, machine: Machine, job: Job) -> Layout:
+    """The layout that ``search`` puts first."""
     from fivefold.layout.spec import Layout
     from fivefold.plan.search import search as run
 
-    found = run(model=model, machine=machine, job=job, top=1, **narrowed)
+    found = run(model=model, machine=machine, job=job, top=1)
     if not found.best:
         miss = found.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)

@@ -133,13 +133,13 @@ def show_run(
 
 
 def _layout(run: Run, machine: Machine) -> str:
-    """The run's layout; ``auto`` is the fastest that fits, of those that the engine runs."""
+    """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.cli.plan import TRAINABLE, fastest
+    from fivefold.cli.plan import fastest
     from fivefold.model.catalog import resolve
 
-    found = fastest(resolve(run.model), machine, run.job, **TRAINABLE)
+    found = fastest(resolve(run.model), machine, run.job)
     say(f"layout {found}: the fastest that fits {machine.name}")
     return str(found)
 

@@ -62,6 +62,7 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
     for axis, name, size, mend in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
+        ("tp", "ffn of shared experts", _shared_ffn(model), tp),
         ("ep", "experts", experts, _near("ep", layout.ep, lambda n: experts % n == 0 == room % n, most=experts)),
         ("etp", "expert ffn", expert_ffn,
          _near("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp)),
@@ -78,7 +79,12 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
 def takes_tp(model: Model, tp: int) -> bool:
     """Whether heads, key heads and the feed-forward can be cut."""
     small, large = sorted((model.kv_heads, tp))
-    return not (model.heads % tp or model.ffn % tp or large % small)
+    return not (model.heads % tp or model.ffn % tp or _shared_ffn(model) % tp or large % small)
+
+
+def _shared_ffn(model: Model) -> int:
+    moe = model.moe
+    return moe.shared_experts * (moe.shared_ffn or moe.ffn) if moe else 0
 
 
 def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

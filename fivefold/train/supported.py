@@ -42,5 +42,7 @@ def _check_model(layout: Layout, model: Model) -> None:
         value = getattr(model, field)
         if field not in FREE and value != getattr(plain, field):
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if model.moe and model.moe.expert_bias and layout.etp > 1:
+        raise Mistake(f"model {model.name!r}: biases of its experts cannot be cut by etp={layout.etp}; try etp1")
     if model.qk_norm == "full" and layout.tp > 1:
         raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")

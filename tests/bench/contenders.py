@@ -1,51 +1,54 @@
-"""Who trains: our loop, a plain PyTorch loop without a line of ours, and that loop around transformers' Llama.
+"""Who trains in one process: our engine, a plain PyTorch loop without a line of ours, transformers' and litgpt's Llama.
 
-All share the shape, the text, the batch and what a step does: forward, backward, clip, AdamW, the loss as a number.
+All share the shape, the first weights, the tokens and what a step does: forward, backward, clip, AdamW, the loss.
 In bf16 all compute with bf16 weights and update fp32 masters: faster than autocast, which casts at every use.
+Compiled are the blocks, each by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
-import numpy as np
 import torch
-import torch.nn.functional as F
+from litgpt import GPT, Config
+from litgpt.utils import chunked_cross_entropy
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from decoder import Decoder, cross_entropy, drawn
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.build import build
-from fivefold.train.logs import NoLogs
-from fivefold.train.loop import Loop
-from fivefold.train.run import Run
-from fivefold.train.shards import Shards
+from fivefold.train.engine import Engine
 
-Step = Callable[[], float]  # one optimizer step → loss in nats per token
+Step = Callable[[Tensor], float]  # one step on tokens [B, T + 1] → loss in nats per token, of it this rank's share
 Loss = Callable[[Tensor, Tensor], Tensor]  # tokens, targets [B, T] → mean loss
 
 
-def ours(model: Model, job: Job, *, data: Path, layout: Layout) -> Step:
-    """The real crank: loader, ZeRO, clip, optimizer. The process group must have been started."""
+def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step:
+    """Our engine; without ``update`` it stops when all gradients are where the optimizer wants them."""
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-    loop = Loop(
-        Run(folder=data.parent, job=job), model=model, layout=layout, built=built, shards=Shards.open(data),
-        logs=NoLogs(), ideal_seconds=1.0,
-    )  # fmt: skip
-    numbers = iter(range(job.steps))
-    return lambda: loop._step(next(numbers), None)[0]
+    engine = Engine(built, model=model, layout=layout, job=job)
+    part, parts = built.ranks["dp"].rank, layout.dp
+
+    def step(tokens: Tensor) -> float:
+        rows = tokens.chunk(parts)[part].unflatten(0, (-1, layout.mbs))
+        loss = engine.step(rows).loss / layout.world if update else engine.backward(rows).item() / layout.tp
+        engine.forget()
+        return loss
+
+    return step
 
 
-def plain(model: Model, job: Job, *, data: Path) -> Step:
+def plain(model: Model, job: Job) -> Step:
     """A decoder of torch's own modules."""
-    decoder = _Decoder(model)
-    return _loop(decoder, decoder.blocks, decoder, job, data=data)
+    decoder = Decoder(model, seed=job.seed)
+    loss: Loss = lambda tokens, targets: cross_entropy(decoder(tokens), targets)  # noqa: E731
+    return _loop(decoder, decoder.blocks.values(), loss, job)
 
 
-def transformers(model: Model, job: Job, *, data: Path) -> Step:
+def transformers(model: Model, job: Job) -> Step:
     """Hugging Face's Llama, unmodified."""
     config = LlamaConfig(
         vocab_size=model.vocab, hidden_size=model.width, intermediate_size=model.ffn, num_hidden_layers=model.layers,
@@ -54,19 +57,52 @@ def transformers(model: Model, job: Job, *, data: Path) -> Step:
         attn_implementation="sdpa",  # type: ignore[call-arg]
     )  # fmt: skip
     llama = LlamaForCausalLM(config)
+    renamed = {
+        "blocks.": "model.layers.", "norm1": "input_layernorm", "norm2": "post_attention_layernorm",
+        "attention.out": "self_attn.o_proj", **{f"attention.{x}.": f"self_attn.{x}_proj." for x in "qkv"},
+        **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+        "embed.tokens": "model.embed_tokens", "head.norm": "model.norm", "head.out": "lm_head",
+    }  # fmt: skip
+    llama.load_state_dict({_renamed(name, renamed): x for name, x in drawn(model, seed=job.seed).items()})
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = targets.contiguous()
         found: Tensor = llama(input_ids=tokens, labels=targets, shift_labels=targets).loss
         return found
 
-    return _loop(llama, llama.model.layers, loss, job, data=data)
+    return _loop(llama, llama.model.layers, loss, job)
 
 
-def _loop(module: nn.Module, blocks: nn.ModuleList, loss_of: Loss, job: Job, *, data: Path) -> Step:
-    """The loop that one would write: random windows of the text, one micro-batch, fused AdamW."""
-    shards = Shards.open(data)
-    text = torch.from_numpy(shards.read("train", start=0, count=shards.index.part("train").tokens).astype(np.int64))
+def litgpt(model: Model, job: Job) -> Step:
+    """litgpt's GPT, unmodified, with the loss of its pretraining."""
+    gpt = GPT(Config(
+        block_size=job.sequence, n_layer=model.layers, n_embd=model.width, padded_vocab_size=model.vocab,
+        vocab_size=model.vocab, n_head=model.heads, n_query_groups=model.kv_heads, head_size=model.head_dim,
+        norm_class_name="RMSNorm", norm_eps=model.norm_epsilon, parallel_residual=False, rotary_percentage=1.0,
+        rope_base=int(model.rope_theta), bias=False, mlp_class_name="LLaMAMLP", intermediate_size=model.ffn,
+    ))  # fmt: skip
+    renamed = {
+        "blocks.": "transformer.h.", "norm1": "norm_1", "norm2": "norm_2", "attention.out": "attn.proj",
+        "mlp.gate": "mlp.fc_1", "mlp.up": "mlp.fc_2", "mlp.down": "mlp.proj",
+        "embed.tokens": "transformer.wte", "head.norm": "transformer.ln_f", "head.out": "lm_head",
+    }  # fmt: skip
+    whole = drawn(model, seed=job.seed)
+    for layer in range(model.layers):
+        heads = [whole.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
+        whole[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(heads)
+    gpt.load_state_dict({_renamed(name, renamed): x for name, x in whole.items()})
+    loss: Loss = lambda tokens, targets: chunked_cross_entropy(gpt(tokens), targets)  # noqa: E731
+    return _loop(gpt, gpt.transformer.h, loss, job)
+
+
+def _renamed(name: str, parts: dict[str, str]) -> str:
+    for old, new in parts.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _loop(module: nn.Module, blocks: Iterable[nn.Module], loss_of: Loss, job: Job) -> Step:
+    """The loop that one would write: one micro-batch, fused AdamW."""
     if job.compile:
         for block in blocks:
             block.compile()
@@ -81,10 +117,8 @@ def _loop(module: nn.Module, blocks: nn.ModuleList, loss_of: Loss, job: Job, *, 
         weight_decay=settings.weight_decay, fused=True,
     )  # fmt: skip
 
-    def step() -> float:
-        starts = torch.randint(len(text) - job.sequence, (job.global_batch, 1))
-        batch = text[starts + torch.arange(job.sequence + 1)]
-        loss = loss_of(batch[:, :-1], batch[:, 1:])
+    def step(tokens: Tensor) -> float:
+        loss = loss_of(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         if low:
             for master, weight in zip(masters, weights, strict=True):
@@ -99,66 +133,3 @@ def _loop(module: nn.Module, blocks: nn.ModuleList, loss_of: Loss, job: Job, *, 
         return loss.item()
 
     return step
-
-
-class _Attention(nn.Module):
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.head_dim, self.grouped = model.head_dim, model.kv_heads != model.heads
-        self.q = nn.Linear(model.width, model.heads * model.head_dim, bias=False)
-        self.k = nn.Linear(model.width, model.kv_heads * model.head_dim, bias=False)
-        self.v = nn.Linear(model.width, model.kv_heads * model.head_dim, bias=False)
-        self.out = nn.Linear(model.heads * model.head_dim, model.width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
-        q, k = _rope(q, cos, sin), _rope(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
-
-
-class _Block(nn.Module):
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.norm1 = nn.RMSNorm(model.width, eps=model.norm_epsilon)
-        self.attention = _Attention(model)
-        self.norm2 = nn.RMSNorm(model.width, eps=model.norm_epsilon)
-        self.gate = nn.Linear(model.width, model.ffn, bias=False)
-        self.up = nn.Linear(model.width, model.ffn, bias=False)
-        self.down = nn.Linear(model.ffn, model.width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), cos, sin)
-        h = self.norm2(x)
-        out: Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
-        return out
-
-
-class _Decoder(nn.Module):
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-        self.embed = nn.Embedding(model.vocab, model.width)
-        self.blocks = nn.ModuleList(_Block(model) for _ in range(model.layers))
-        self.norm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
-        self.out = nn.Linear(model.width, model.vocab, bias=False)
-        self.tables: tuple[Tensor, Tensor] | None = None
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        if self.tables is None:
-            exponents = torch.arange(0, self.model.head_dim, 2) / self.model.head_dim
-            angles = torch.outer(torch.arange(tokens.shape[1]), self.model.rope_theta**-exponents).repeat(1, 2)
-            self.tables = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for block in self.blocks:
-            x = block(x, *self.tables)
-        return F.cross_entropy(self.out(self.norm(x)).flatten(0, 1).float(), targets.flatten())

@@ -185,6 +185,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "dp2 zero2 mb2"}, r"unknown layout token 'mb2'; did you mean .*mbs1.*"),
         ({"layout": "dp2 mbs3"}, r"layout '.*': global batch 4 is not divisible by dp·mbs=2·3=6; try gbs 6 or mbs2"),
         ({"layout": "dp4 mbs1"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
+        ({"layout": "tp2x2"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
+        ({"job": {"optimizer": {"kind": "muon"}}}, r"job: the engine has optimizer=adamw .*"),
+        ({"layout": "tp2 mbs1 ep2"}, r"layout '.*': experts=1 is not divisible by ep=2; try ep1"),
+        ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
         ({"job": {"global_bach": 3}}, r"run.toml: unknown key 'job.global_bach'; did you mean 'global_batch'\?"),
         ({"job": {"steps": 0}}, r"run.toml: job.steps: Input should be greater than 0, not 0"),
@@ -195,6 +199,26 @@ def test_a_run_file_that_cannot_be(refused: Callable[..., str], changes: dict[st
     set_run(**changes)
     assert_line(refused("train", "run.toml"), pattern)
     assert not Path("run").exists()
+
+
+def test_a_step_that_does_not_fit_is_not_started_unless_forced(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20))
+    write(small, Path("cache/fivefold/local.toml"))
+    line = refused("train", "run.toml")
+    assert_line(
+        line, r"layout 'dp1 .*' would need .* MiB on stage 0 \(.*\), but here has 1.00 MiB a rank; .* or --force"
+    )
+    assert not Path("run").exists()
+    started: list[str] = []
+    monkeypatch.setattr("fivefold.train.process.launch", lambda words, **_: started.extend(words))
+    set_run(**TWO)
+    monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml", "--force"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert started[:2] == ["train", "run.toml"]
 
 
 def assert_line(text: str, pattern: str) -> None:

@@ -3,6 +3,7 @@
     pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
 
 An axis of one rank says nothing and returns what it was given. No autograd: the parallelisms write both directions.
+Where an axis has ``turns``, whoever waits lets the other micro-batch compute until it waits in its turn.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.train.parallel.mesh import Axis
+from fivefold.train.parallel.turns import Turns
 
 if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
     _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
@@ -21,16 +23,21 @@ else:
 
 
 class Pending:
-    """A tensor on its way; ``inputs`` live until it has come."""
+    """A tensor on its way; ``inputs`` live until it has come. ``turns``: what runs until then."""
 
-    def __init__(self, out: Tensor, work: dist.Work | None = None, inputs: Tensor | None = None) -> None:
-        self._out, self._work, self._inputs = out, work, inputs
+    def __init__(
+        self, out: Tensor, *works: dist.Work | None, inputs: object = None, turns: Turns | None = None
+    ) -> None:  # fmt: skip
+        self._out, self._works, self._inputs, self._turns = out, works, inputs, turns
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = self._inputs = None
+        if self._works and self._turns is not None:
+            self._turns.swap()
+        for work in self._works:
+            assert work is not None
+            work.wait()
+        self._works, self._inputs = (), None
         return self._out
 
 
@@ -40,7 +47,7 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
         return Pending(x)
     x = x.contiguous()
     out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
-    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), x)
+    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), inputs=x, turns=axis.turns)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
@@ -52,14 +59,14 @@ def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pendi
     x = x.contiguous()
     if out is None:
         out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
-    return Pending(out, _reduce_scatter(out, x, group=axis.group, async_op=True), x)
+    return Pending(out, _reduce_scatter(out, x, group=axis.group, async_op=True), inputs=x, turns=axis.turns)
 
 
 def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """The sum (or what ``op`` says) over ranks, in place."""
     if axis.size == 1:
         return Pending(x)
-    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True))
+    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True), turns=axis.turns)
 
 
 def all_to_all(
@@ -75,13 +82,14 @@ def all_to_all(
         out, x, None if received is None else list(received), None if sent is None else list(sent),
         group=axis.group, async_op=True,
     )  # fmt: skip
-    return Pending(out, work, x)
+    return Pending(out, work, inputs=x, turns=axis.turns)
 
 
-def exchange(
-    sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis
-) -> list[dist.Work]:
+def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
     """Start sending each tensor to, and receiving each from, the rank at that place of ``axis``; wait for all."""
     operations = [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
     operations += [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
-    return dist.batch_isend_irecv(operations) if operations else []
+    if not operations:
+        return []
+    works = dist.batch_isend_irecv(operations)
+    return [Pending(operations[-1].tensor, *works, inputs=operations, turns=axis.turns)]

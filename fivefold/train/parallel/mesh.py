@@ -8,13 +8,14 @@ one pipeline rank), and world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
+from fivefold.train.parallel.turns import Turns
 
 # as traffic is counted: ZeRO's groups speak for data parallelism
 SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
@@ -23,12 +24,16 @@ SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica"
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that this process speaks with along one axis; ``rank`` is its own place among them."""
+    """The ranks that this process speaks with along one axis; ``rank`` is its own place among them.
+
+    ``turns``: what is told before anything said here is waited for.
+    """
 
     name: str
     rank: int
     ranks: tuple[int, ...]  # of the world
     group: dist.ProcessGroup | None  # None: alone
+    turns: Turns | None = None
 
     @property
     def size(self) -> int:
@@ -38,12 +43,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others."""
+    """This process among the others. ``turns``: those that two micro-batches take while messages travel, if any."""
 
     rank: int
     world: int
     device: torch.device
     axes: Mapping[str, Axis]
+    turns: Turns | None = None
 
     def __getitem__(self, name: str) -> Axis:
         return self.axes[name]
@@ -56,8 +62,8 @@ class Ranks:
         return "world"
 
 
-def ranks(layout: Layout, *, kv_heads: int, device: torch.device) -> Ranks:
-    """Process groups of ``layout`` over the initialised world; every rank must call it."""
+def ranks(layout: Layout, *, kv_heads: int, device: torch.device, pairs: bool = False) -> Ranks:
+    """Process groups of ``layout`` over the initialised world; every rank must call it. ``pairs``: as ``job.pairs``."""
     rank, world = dist.get_rank(), dist.get_world_size()
     groups = {name: group(layout, name) for name in (
         "dp", "cp", "tp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")}  # fmt: skip
@@ -67,7 +73,10 @@ def ranks(layout: Layout, *, kv_heads: int, device: torch.device) -> Ranks:
     stage = tuple(other for other in everyone if other // pp.stride % pp.ranks == rank // pp.stride % pp.ranks)
     axes["stage"] = _axis("stage", stage, rank=rank)
     axes["world"] = Axis("world", rank, everyone, dist.group.WORLD if world > 1 else None)
-    return Ranks(rank, world, device, axes | _pipes(axes["pp"], layout, rank=rank))
+    axes |= _pipes(axes["pp"], layout, rank=rank)
+    turns = Turns() if pairs else None
+    axes |= {name: replace(axes[name], turns=turns) for name in TURNING if name in axes}
+    return Ranks(rank, world, device, axes, turns)
 
 
 def _members(found: Group, *, rank: int) -> tuple[int, ...]:
@@ -98,3 +107,6 @@ def _pipes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
 
 
 PIPES = ("pp_onward_down", "pp_onward_up", "pp_back_down", "pp_back_up")
+
+# what a stage says while it computes; ZeRO's messages are of weights, which two micro-batches may share
+TURNING = ("tp", "cp", "ep", "etp", *PIPES)

@@ -20,9 +20,9 @@ from torch import Tensor
 from fivefold.layout.schedule.action import Action, Part, named
 from fivefold.layout.schedule.mail import Cue, cues, links, taker
 from fivefold.layout.schedule.table import Table, check
+from fivefold.record import Mistake
 from fivefold.train.linear import Later, Work
 from fivefold.train.parallel.mesh import Axis, Ranks
-from fivefold.train.parallel.turns import Turns
 
 Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first stage), micro-batch → rows, or the loss
 
@@ -31,8 +31,8 @@ class Pipeline:
     """This rank's part of the pipeline. ``on_action`` is told of each action just before it runs.
 
     ``stages`` are those that the table gives this rank; ``shape`` and ``dtype`` are of the rows that travel. Under FB
-    forward and backward change at whatever calls ``turns.swap``; without ``turns`` one follows the other. A ``Mistake``
-    where the table is illegal, a ``ValueError`` where it is not for these ranks and stages.
+    forward and backward take ``ranks.turns``; where there are none, one follows the other. A ``Mistake`` where the
+    table is illegal or has no turns to take, a ``ValueError`` where it is not for these ranks and stages.
     """
 
     def __init__(
@@ -44,16 +44,17 @@ class Pipeline:
         stages: Mapping[int, Stage],
         shape: tuple[int, int],
         dtype: torch.dtype,
-        turns: Turns | None = None,
     ) -> None:
         check(table)
         self.table, self.ranks, self.later, self.stages = table, ranks, later, stages
         self.shape, self.dtype, self.rank = shape, dtype, ranks["pp"].rank
-        self.last, self.turns = table.stages - 1, turns
+        self.last, self.turns = table.stages - 1, ranks.turns
         if table.pp != ranks["pp"].size:
             raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
         if set(table.held[self.rank]) - set(stages):
             raise ValueError(f"rank {self.rank} plays stages {table.held[self.rank]}, but has {tuple(stages)}")
+        if self.turns is not None:
+            check_pairs(table)
         self.row = cues(table, rank=self.rank)
         self.on_action: Callable[[Action], None] | None = None
         self._loss = torch.zeros(())
@@ -206,6 +207,16 @@ class _Exit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
         return ctx.inbox.pop(), None
+
+
+def check_pairs(table: Table) -> None:
+    """A ``Mistake`` where no two micro-batches are computed beside one another, or two on the same weights."""
+    found = [action for row in table.rows for action in row if action.kind == "FB"]
+    if not found:
+        raise Mistake(f"pairs: {table.name} has no forward beside a backward; try dualpipe or dualpipev")
+    for action in found:  # each of the two gathers the weights of its stage, and lets them go
+        if action.stage == action.backward_stage:
+            raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")
 
 
 def _forward_only(table: Table, *, micro_batches: int) -> Table:

@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fivefold.layout.spec import Layout
 from fivefold.train.again import Found, Function, Note, Operation, restore
 from fivefold.train.linear import Linear, fan, running_again
+from fivefold.train.operation import direct
 
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
 
@@ -34,11 +35,13 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
     compiled in whole, of another each operation by itself. The forward must be called through the module, so that
     hooks on it fire once: it is not called again in the backward.
     """
+    if compiled is not None:
+        torch._dynamo.eval_frame.skip_code(direct.__code__)  # compiled within its callers, never by itself
     for layer, block in blocks.items():
         wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
         if compiled is not None and wanted <= {"layer"}:
             block.forward = compiled(block.forward)
-            torch._dynamo.eval_frame.skip_code(_Whole.run.__code__)  # compiled within its callers, never by itself
+            torch._dynamo.eval_frame.skip_code(_Whole.run.__code__)  # likewise
         if not wanted:
             continue
         recorder = _Whole(block.forward) if "layer" in wanted else _Selected(block.forward, wanted, compiled)

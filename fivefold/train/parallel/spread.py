@@ -123,7 +123,8 @@ class Spread:
 
 
 def _chain(units: list[ZeroUnit]) -> None:
-    """Tell each unit of a stage whose weights are wanted next, there and back."""
+    """Tell each unit of a stage whose weights are wanted next, there and back; an embedding's are not wanted back."""
     for before, after in pairwise(units):
         before.neighbours["forward"] = after
-        after.neighbours["backward"] = before
+        if before.shards[0].name != "embed.tokens.weight":
+            after.neighbours["backward"] = before

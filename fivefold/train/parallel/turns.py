@@ -1,75 +1,105 @@
 """Two pieces of work that run in turn, changing whenever one would wait for a message: each computes while the other's
-messages travel.
+messages travel. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1).
 
     forward    compute  start  ·······  wait  compute  start  ·······
     backward                   compute  start  ·······  wait  compute
 
-Only one runs at a time and they change at nothing but waits, so every rank starts its messages in the same order: the
-two need no groups of their own. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1). Issued: nothing.
+Only one runs at a time and they change at nothing but waits, so all ranks start their messages in one order and need no
+groups of their own for it. On CUDA both launch into one stream, in that order; NCCL's messages travel beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from threading import Semaphore, Thread
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+
+class Stopped(BaseException):
+    """The other has failed. No ``Exception``, so that nobody on the way takes it for a failure of his own."""
 
 
 class Turns:
-    """Whoever waits for a message calls ``swap`` before; outside of ``both`` it does nothing."""
+    """Whoever waits for a message calls ``swap`` before; outside of ``both`` it does nothing.
+
+    It may be called from any thread that works for one of the two: autograd's own, on CUDA. ``alone``: nothing runs
+    beside.
+    """
 
     def __init__(self) -> None:
+        self.alone = True
         self._gates = (Semaphore(0), Semaphore(0))
         self._running = 0  # 0: the first, in the thread that called ``both``; 1: the second
-        self._alone = True
+        self._failed = False
 
     def swap(self) -> None:
-        """Let the other run until it swaps back or ends."""
-        if self._alone:
-            return
-        mine, self._running = self._running, 1 - self._running
-        self._gates[1 - mine].release()
-        self._gates[mine].acquire()
+        """Let the other run until it swaps back or ends; it does not return where the other has failed."""
+        if not self.alone:
+            mine, self._running = self._running, 1 - self._running
+            self._gates[1 - mine].release()
+            self._gates[mine].acquire()
+        if self._failed:
+            raise Stopped
 
     def both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Run both to their ends; raises what the first raises, or else the second."""
-        self._gates, self._running, self._alone = (Semaphore(0), Semaphore(0)), 0, False
+        """Run both to their ends. What one raises is raised, and the other ends where it waits next."""
+        self._gates, self._running, self.alone = (Semaphore(0), Semaphore(0)), 0, False
         raised: list[BaseException] = []
-        modes = _get_current_dispatch_mode_stack()  # torch keeps modes, device and stream by thread
-        device, stream = None, None
-        if torch.cuda.is_available():
-            device, stream = torch.cuda.current_device(), torch.cuda.current_stream()
+        like_here = _like_here()
 
         def run() -> None:
             self._gates[1].acquire()
             try:
-                with ExitStack() as stack:
-                    if device is not None and stream is not None:
-                        torch.cuda.set_device(device)
-                        stack.enter_context(torch.cuda.stream(stream))
-                    for mode in modes:
-                        stack.enter_context(mode)
-                    second()
+                if not self._failed:
+                    with like_here():
+                        second()
+            except Stopped:
+                pass
             except BaseException as error:
                 raised.append(error)
-            if not self._alone:
-                self._end(1)
+            self._end(1, failed=bool(raised))
 
-        thread = Thread(target=run)
-        thread.start()
+        thread = Thread(target=run, daemon=True)  # a message that never comes does not keep the process alive
         try:
+            thread.start()
             first()
+        except Stopped:
+            pass
+        except BaseException:
+            self._failed = True
+            raise
         finally:
-            if not self._alone:
-                self._end(0)
+            self._end(0)
             thread.join()
+            self._failed = False
         if raised:
             raise raised[0]
 
-    def _end(self, mine: int) -> None:
-        """The other runs on alone."""
-        self._alone, self._running = True, 1 - mine
-        self._gates[1 - mine].release()
+    def _end(self, mine: int, *, failed: bool = False) -> None:
+        """The other, if it still runs, runs on alone."""
+        self._failed = self._failed or failed
+        if not self.alone:
+            self.alone, self._running = True, 1 - mine
+            self._gates[1 - mine].release()
+
+
+def _like_here() -> Callable[[], AbstractContextManager[None]]:
+    """A context that makes another thread like this one: torch keeps modes, device and stream by thread."""
+    modes = _get_current_dispatch_mode_stack()
+    stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+
+    @contextmanager
+    def alike() -> Iterator[None]:
+        with torch.cuda.stream(stream):  # and its device; None: neither
+            for mode in modes:
+                _push_mode(mode)  # it is entered already: only this thread learns of it
+            try:
+                yield
+            finally:
+                for _ in modes:
+                    _pop_mode()
+
+    return alike

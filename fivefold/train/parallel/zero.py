@@ -141,6 +141,7 @@ class ZeroUnit:
 
     def updated(self) -> None:
         """The optimizer has changed the shards: drop gradients, and gather again before the next use."""
+        assert self._coming is None, "weights that were fetched ahead were not used"
         self._sums = self.reduced = None
         self._arrived = [0] * len(self.shards)
         self._fresh = False

@@ -1,0 +1,72 @@
+"""Gathers ahead and reductions beside the backward change when messages travel, and neither what is said nor a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model, MoE
+from fivefold.step import Traffic
+from fivefold.train.build import build
+from fivefold.train.engine import Engine
+from fivefold.train.metrics import Meter
+from fivefold.train.parallel import spread
+from fivefold.train.parallel.zero import ZeroUnit
+
+DENSE = Model(name="dense", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True)
+ROUTED = DENSE.replace(name="routed", tied_embeddings=False, moe=MoE(experts=4, topk=2, ffn=20))
+Ran = tuple[list[float], tuple[Traffic, ...], list[str]]
+
+
+def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
+    """Losses, what was said in the second step, and the units whose weights were underway when another was ready."""
+    made = ZeroUnit
+    spread.ZeroUnit = lambda *args, **kwargs: made(*args, **{**kwargs, "ahead": ahead})  # type: ignore[assignment, misc]
+    job = Job(sequence=16, global_batch=8, precision=recipe(precision))
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
+
+    def note(*_: object) -> None:
+        underway.extend(unit.shards[0].name for unit in built.units if unit._coming is not None)
+
+    for block in built.module.blocks:
+        block.register_forward_pre_hook(note)
+    meter = Meter([], axis=built.ranks.axis)
+    for step in range(3):
+        tokens = torch.randint(0, 83, (8, 17), generator=torch.Generator().manual_seed(step))
+        mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]
+        if step == 1:
+            with meter:
+                losses.append(engine.step(mine).loss)
+        else:
+            losses.append(engine.step(mine).loss)
+        engine.forget()
+    return losses, meter.traffic, underway
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "precision"),
+    [
+        (DENSE, "dp2 zero3 mbs2", "fp32"),
+        (DENSE, "dp2 zero3 mbs2 ac=full", "bf16"),
+        (DENSE, "dp4 zero3/2 mbs1", "fp32"),
+        (DENSE, "dp2 zero1 mbs4", "bf16"),
+        (DENSE, "dp2 pp2 zero2 zb1p mbs1", "fp32"),
+        (ROUTED, "dp2 ep2 zero3 mbs2", "fp32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_ahead_is_the_same(forked: Callable[..., list[Any]], model: Model, text: str, precision: str) -> None:
+    layout = Layout.parse(text)
+    plain: list[Ran] = forked(layout.world, ran, model, layout, False, precision)
+    early: list[Ran] = forked(layout.world, ran, model, layout, True, precision)
+    for (losses, said, none), (also, likewise, underway) in zip(plain, early, strict=True):
+        assert losses == also
+        assert said == likewise
+        assert not none
+        assert layout.zero < 3 or underway  # whose weights are let go fetches them while another computes
