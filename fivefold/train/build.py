@@ -52,7 +52,7 @@ def build(*, model: Model, layout: Layout, job: Job, device: torch.device, table
     check_supported(layout, job, model=model)
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device)
+    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device, pairs=job.pairs)
     with torch.device("meta"):
         module = Transformer(model)
     units, later = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)

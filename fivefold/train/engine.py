@@ -123,14 +123,15 @@ class Engine:
 
     # What the meter is told
 
-    def _begin_forward(self) -> int:
-        if self.meter is None:
-            return 0
+    def _begin_forward(self) -> int | None:
+        turns = self.built.ranks.turns
+        if self.meter is None or (turns is not None and not turns.alone):  # a backward beside it lets go of its own
+            return None
         self.meter.phase = "forward"
         return self._apart_from_weights(self.meter)
 
-    def _end_forward(self, before: int) -> None:
-        if self.meter is not None:
+    def _end_forward(self, before: int | None) -> None:
+        if self.meter is not None and before is not None:
             self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(self.meter) - before)
             self.meter.phase = "backward"
 

@@ -10,7 +10,7 @@ from fivefold.record import Mistake
 # Facts of other people's software that the planner can count with, and the one value that is ours.
 OURS = {
     "attention": "flash", "loss": "fused", "kernels": "fused", "joint": False, "weight_gradients": "apart",
-    "joined": (), "dispatcher": "all_to_all", "pairs": False, "reduce": "step", "scatter_hops": False, "offload": (),
+    "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False, "offload": (),
 }  # fmt: skip
 
 # Fields of a model that may have any value; all others must be those of a plain decoder.
@@ -28,6 +28,10 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     for field, ours in OURS.items():
         if getattr(job, field) != ours:
             raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job, field)}; `predict` plans both")
+    if job.pairs and not layout.schedule.startswith("dualpipe"):
+        raise Mistake(
+            f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
+        )
     if job.optimizer.kind != "adamw":
         raise Mistake(f"job: the engine has optimizer=adamw so far, not {job.optimizer.kind}; `predict` plans both")
     _check_model(layout, model)

@@ -2,31 +2,28 @@
 
     ratio = seconds of the other / seconds of ours in the same round; said are the median and the extremes
 
-So whatever else the machine does falls on all alike. Warm-up and compilation are left out. Where others keep the
-cores busy, threads wait for one another and only ``--shared`` says anything: one thread each, seconds of its CPU.
+So whatever else the machine does falls on all alike. Before a race all must find the same loss. Warm-up and
+compilation are left out. Where others keep the cores busy only ``--shared`` says anything: one thread each, and
+seconds of CPU instead of the clock's, of parallel processes their sum, which leaves out whatever a process waits for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import contenders
 import torch
-import torch.distributed as dist
+from crew import Race, Taken, crew, timed
 from rich.console import Console
-from torch._C._distributed_c10d import FileStore
+from torch import Tensor
 
 from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
@@ -35,15 +32,18 @@ from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.plan.predict import predict
 from fivefold.show.grid import Grid
-from fivefold.train.prepare import prepare
 from fivefold.train.process import Process
 
 TINY = Model(name="tiny", layers=6, width=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=512)
 WIDE = Model(name="wide", layers=4, width=512, heads=8, kv_heads=4, head_dim=64, ffn=1408, vocab=4096)
-TARGETS = {"plain torch": 0.97, "transformers": 1.0}
+DEEP = Model(name="deep", layers=8, width=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=512)
+BATCH = ("tp2 mbs4", "cp2 mbs4")
+PIPES = ("pp2", "pp2 interleaved v2", "pp2 zb1p", "pp2 zbv", "pp2 dualpipev")
+FOUR = ("tp4 mbs4", "cp4 mbs4", "pp4", "pp4 interleaved v2", "pp4 zbv")
+PARALLEL = ((DEEP, (*BATCH, *PIPES)), (WIDE, (*BATCH, "pp2")), (DEEP, FOUR))  # dimensions that PyTorch has too
+TARGETS = {"plain torch": 0.97, "transformers": 1.0, "litgpt": 1.0, "native": 1.0}
 
-Clock = Callable[[], float]
-Clocked = Callable[[], float]  # one step → its seconds
+Racer = Callable[[Tensor], Taken]
 
 
 @dataclass(frozen=True)
@@ -59,97 +59,101 @@ class Result:
     rounds: int
 
 
-def race(setting: str, racers: Mapping[str, Clocked], *, tokens: int, seconds: float) -> list[Result]:
-    """Rounds for about ``seconds``, at least three; each begins with the racer that was second before."""
-    names, taken = list(racers), {name: list[float]() for name in racers}
-    for name in [*names, *names]:
-        racers[name]()  # warm up
-    begin = time.perf_counter()
-    while len(taken["ours"]) < 3 or time.perf_counter() - begin < seconds:
+@dataclass(frozen=True)
+class Bench:
+    """How to measure: about ``seconds`` per race; ``shared``: by CPU; ``only`` settings that contain this."""
+
+    seconds: float
+    shared: bool
+    only: str
+    say: Callable[[str], None]
+
+    def wants(self, setting: str) -> bool:
+        """Whether to run it; says so."""
+        if self.only not in setting:
+            return False
+        self.say(f"{setting} …")
+        return True
+
+    def race(self, setting: str, racers: Mapping[str, Racer], *, job: Job, vocab: int, error: float) -> list[Result]:
+        """Rounds for about ``seconds``, at least three; each begins with the racer that was second before."""
+        names, taken = list(racers), {name: list[float]() for name in racers}
+        chance = torch.Generator().manual_seed(job.seed)
+        tokens = torch.randint(vocab, (job.global_batch, job.sequence + 1), generator=chance)
+        losses = {name: racers[name](tokens).loss for name in names}
+        if max(losses.values()) - min(losses.values()) > error:
+            raise SystemExit(f"{setting}: not the same work: " + ", ".join(f"{n} {x:.6f}" for n, x in losses.items()))
         for name in names:
-            taken[name].append(racers[name]())
-        names.append(names.pop(0))
-    own = taken.pop("ours")
-    rate = tokens / statistics.median(own)
-    found = []
-    for other, theirs in taken.items():
-        ratios = [a / b for a, b in zip(theirs, own, strict=True)]
-        found.append(Result(setting, rate, other, statistics.median(ratios), min(ratios), max(ratios), len(ratios)))
-    return found
+            racers[name](tokens)  # warm
+        begin = time.perf_counter()
+        while len(taken["ours"]) < 3 or time.perf_counter() - begin < self.seconds:
+            for name in names:
+                found = racers[name](tokens)
+                taken[name].append(found.cpu if self.shared else found.wall)
+            names.append(names.pop(0))
+        own = taken.pop("ours")
+        rate = job.tokens_per_step / statistics.median(own)
+        results = []
+        for other, theirs in taken.items():
+            ratios = [a / b for a, b in zip(theirs, own, strict=True)]
+            middle = statistics.median(ratios)
+            results.append(Result(setting, rate, other, middle, min(ratios), max(ratios), len(ratios)))
+        return results
 
 
-def clocked(step: contenders.Step, clock: Clock) -> float:
-    """Seconds of one step."""
-    begin = clock()
-    step()
-    return clock() - begin
-
-
-def job_of(*, precision: str, compiled: bool) -> Job:
+def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = False) -> Job:
     """A step of about a second on two cores."""
     return Job(
-        sequence=512, global_batch=4, precision=recipe(precision), compile=compiled,
-        learning_rate=LearningRate(kind="constant", peak=1e-4),
+        sequence=256 if pipeline else 512, global_batch=8 if pipeline else 4, precision=recipe(precision),
+        compile=compiled, learning_rate=LearningRate(kind="constant", peak=1e-4),
     )  # fmt: skip
 
 
-def against_others(
-    model: Model, *, precision: str, compiled: bool, data: Path, seconds: float, clock: Clock
-) -> list[Result]:
-    """Our loop against plain PyTorch and transformers, one process each."""
-    torch.compiler.reset()
-    job = job_of(precision=precision, compiled=compiled)
-    steps: dict[str, contenders.Step] = {
-        "ours": contenders.ours(model, job, data=data, layout=Layout(mbs=job.global_batch)),
-        "plain torch": contenders.plain(model, job, data=data),
-        "transformers": contenders.transformers(model, job, data=data),
-    }
-    racers: dict[str, Clocked] = {name: partial(clocked, step, clock) for name, step in steps.items()}
-    setting = f"{model.name} {precision}{' compiled' if compiled else ''}"
-    return race(setting, racers, tokens=job.tokens_per_step, seconds=seconds)
+def one_process(bench: Bench) -> list[Result]:
+    """Our step against plain PyTorch, transformers and litgpt."""
+    results = []
+    for compiled, model, precision in product((False, True), (TINY, WIDE), ("fp32", "bf16")):
+        setting = f"{model.name} {precision}{' compiled' if compiled else ''}"
+        if not bench.wants(setting):
+            continue
+        torch.compiler.reset()
+        job = job_of(precision=precision, compiled=compiled)
+        steps: dict[str, contenders.Step] = {
+            "ours": contenders.ours(model, job, layout=Layout(mbs=job.global_batch)),
+            "plain torch": contenders.plain(model, job),
+            "transformers": contenders.transformers(model, job),
+            "litgpt": contenders.litgpt(model, job),
+        }
+        racers = {name: partial(timed, step) for name, step in steps.items()}
+        # litgpt leaves the loss in bf16, to three digits
+        error = 1e-4 if precision == "fp32" else 5e-2
+        results += bench.race(setting, racers, job=job, vocab=model.vocab, error=error)
+    return results
 
 
-def zero_against_one(*, data: Path, seconds: float) -> list[Result]:
-    """ZeRO-2 on two processes of half the cores each against one process with all of them, same global batch."""
-    job = job_of(precision="fp32", compiled=False)
-    one = contenders.ours(TINY, job, data=data, layout=Layout(mbs=job.global_batch))
-    with _ranks(2, job, data) as two:
-        racers: dict[str, Clocked] = {"ours": two, "one process": partial(clocked, one, time.perf_counter)}
-        return race("tiny fp32 2 ranks", racers, tokens=job.tokens_per_step, seconds=seconds)
+def parallel(bench: Bench) -> list[Result]:
+    """Our tensor, context and pipeline parallel forward and backward against PyTorch's, a process per rank."""
+    results = []
+    for model, text in ((model, text) for model, texts in PARALLEL for text in texts):
+        setting = f"{model.name} fp32 {text}"
+        if not bench.wants(setting):
+            continue
+        layout = Layout.parse(text)
+        job = job_of(pipeline=layout.pp > 1)
+        with crew(Race(model, job, layout)) as racers:
+            results += bench.race(setting, racers, job=job, vocab=model.vocab, error=1e-4)
+    return results
 
 
-@contextmanager
-def _ranks(count: int, job: Job, data: Path) -> Iterator[Clocked]:
-    """Processes that wait for a word, take a step together, and answer with its seconds."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(count)]
-    workers = [
-        context.Process(target=_rank, args=(rank, count, job, data, there), daemon=True)
-        for rank, (_, there) in enumerate(pipes)
-    ]
-    for worker in workers:
-        worker.start()
-
-    def step() -> float:
-        for here, _ in pipes:
-            here.send(True)
-        return max(float(here.recv()) for here, _ in pipes)
-
-    yield step
-    for here, _ in pipes:
-        here.send(False)
-    for worker in workers:
-        worker.join(timeout=60)
-
-
-def _rank(rank: int, count: int, job: Job, data: Path, orders: Connection) -> None:
-    torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    dist.init_process_group("gloo", store=FileStore(str(data / "store"), count), rank=rank, world_size=count)
-    layout = Layout(dp=count, zero=2, mbs=job.global_batch // count)
-    step = contenders.ours(TINY, job, data=data, layout=layout)
-    while orders.recv():
-        orders.send(clocked(step, time.perf_counter))
-    dist.destroy_process_group()
+def zero_against_one(bench: Bench) -> list[Result]:
+    """ZeRO-2 on two processes of one thread each against one process of two, same global batch."""
+    setting, job = "tiny fp32 dp2 zero2", job_of()
+    if torch.get_num_threads() != 2 or not bench.wants(setting):
+        return []
+    one = contenders.ours(TINY, job, layout=Layout(mbs=job.global_batch))
+    with crew(Race(TINY, job, Layout(dp=2, zero=2, mbs=job.global_batch // 2)), against=False) as racers:
+        racers = {**racers, "one process": partial(timed, one)}
+        return bench.race(setting, racers, job=job, vocab=TINY.vocab, error=1e-4)
 
 
 def predictions_per_second(*, seconds: float) -> float:
@@ -162,31 +166,6 @@ def predictions_per_second(*, seconds: float) -> float:
         predict(model=model, machine=machine, layout=layouts[number % len(layouts)], job=job)
         number += 1
     return number / (time.perf_counter() - begin)
-
-
-def measure(*, seconds: float, shared: bool, say: Callable[[str], None]) -> tuple[list[Result], float]:
-    """All races of about ``seconds`` each, and predictions per second."""
-    Process().start()
-    if shared:
-        torch.set_num_threads(1)
-    clock = time.process_time if shared else time.perf_counter
-    results = []
-    with TemporaryDirectory() as folder:
-        text, data = Path(folder, "text.txt"), Path(folder, "data")
-        text.write_text("".join(f"line {n}: all work and no play, {n * n % 9973} times\n" for n in range(20_000)))
-        prepare(str(text), directory=data, holdout=0)
-        for compiled, model, precision in product((False, True), (TINY, WIDE), ("fp32", "bf16")):
-            say(f"{model.name} {precision}{' compiled' if compiled else ''} …")
-            results += against_others(
-                model, precision=precision, compiled=compiled, data=data, seconds=seconds, clock=clock
-            )
-        if not shared:
-            say("two processes …")
-            results += zero_against_one(data=data, seconds=seconds)
-    say("predictions …")
-    rate = predictions_per_second(seconds=3)
-    Process.end()
-    return results, rate
 
 
 def table(results: list[Result]) -> Grid:
@@ -210,12 +189,19 @@ def _judged(result: Result) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=22, help="of every race (there are nine)")
-    parser.add_argument("--shared", action="store_true", help="one thread, CPU seconds, no two processes")
+    parser.add_argument("--seconds", type=float, default=12, help="of every race")
+    parser.add_argument("--shared", action="store_true", help="one thread each, CPU seconds")
+    parser.add_argument("--only", default="", metavar="TEXT", help="races whose name contains it: tp2, compiled, …")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     log = Console(stderr=True)
-    results, predictions = measure(seconds=options.seconds, shared=options.shared, say=log.print)
+    Process().start()
+    if options.shared:
+        torch.set_num_threads(1)
+    bench = Bench(options.seconds, options.shared, options.only, log.print)
+    results = [*one_process(bench), *zero_against_one(bench), *parallel(bench)]
+    predictions = predictions_per_second(seconds=3)
+    Process.end()
     if options.json:
         print(json.dumps({"races": [asdict(result) for result in results], "predictions_per_second": predictions}))
         return

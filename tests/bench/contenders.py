@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from decoder import Decoder, cross_entropy, drawn
 from litgpt import GPT, Config
 from litgpt.utils import chunked_cross_entropy
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder import Decoder, cross_entropy, drawn
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model

@@ -17,15 +17,20 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from contenders import Step, ours
+from native import native
 from torch import Tensor
 
-from contenders import Step, ours
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from native import native
 
-PRELOADED = ["fivefold.train.engine", "transformers", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"]
+PRELOADED = [
+    "fivefold.train.engine",
+    "transformers",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+]
 
 
 class Taken(NamedTuple):

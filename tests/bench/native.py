@@ -1,9 +1,9 @@
 """PyTorch's own parallelisms of the plain decoder, as its documentation has them: forward, backward, gradients summed.
 
-    tensor     parallelize_module with DTensor weights: column, row, sequence parallel, parallel loss
-    pipeline   torch.distributed.pipelining: the schedules of the same name
-    context    DistributedDataParallel around ring attention: ``context_parallel`` itself knows no kernel of the CPU, so
-               its (private) ring runs on the CPU's, with its own head-and-tail balance
+tensor     parallelize_module with DTensor weights: column, row, sequence parallel, parallel loss
+pipeline   torch.distributed.pipelining: the schedules of the same name
+context    DistributedDataParallel around ring attention: ``context_parallel`` itself knows no kernel of the CPU, so
+           its (private) ring runs on the CPU's, with its own head-and-tail balance
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from contenders import Step
+from decoder import Attention, Decoder, cross_entropy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -29,8 +31,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from contenders import Step
-from decoder import Decoder, cross_entropy
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
@@ -58,12 +58,16 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
     decoder = Decoder(model, seed=job.seed)
     mesh = init_device_mesh("cpu", (layout.tp,))
     column, row = ColwiseParallel, partial(RowwiseParallel, output_layouts=Shard(1))
-    whole = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
-    apart = {key: (*value, None, None) for key, value in whole.items()}
+
+    def gathered(*others: None) -> PrepareModuleInput:
+        return PrepareModuleInput(
+            input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
+        )
+
     plan = {
         "embed.tokens": row(input_layouts=Replicate()),
         "blocks.*.norm1": SequenceParallel(), "blocks.*.norm2": SequenceParallel(),
-        "blocks.*.attention": PrepareModuleInput(**apart), "blocks.*.mlp": PrepareModuleInput(**whole),
+        "blocks.*.attention": gathered(None, None), "blocks.*.mlp": gathered(),
         **{f"blocks.*.attention.{x}": column() for x in "qkv"}, "blocks.*.attention.out": row(),
         "blocks.*.mlp.gate": column(), "blocks.*.mlp.up": column(), "blocks.*.mlp.down": row(),
         "head.norm": SequenceParallel(),
@@ -115,8 +119,9 @@ def context(model: Model, job: Job, *, layout: Layout) -> Step:
     chunks = torch.arange(job.sequence).chunk(2 * layout.cp)
     mine = torch.cat((chunks[dist.get_rank()], chunks[-1 - dist.get_rank()]))
     decoder.positions = mine
-    for block in decoder.blocks.values():
-        block.attention.core = _Ring.apply
+    for block in decoder.modules():
+        if isinstance(block, Attention):
+            block.core = _Ring.apply
     averaged = DistributedDataParallel(decoder, gradient_as_bucket_view=True)
 
     def step(tokens: Tensor) -> float:

@@ -78,5 +78,8 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...]) -> Chunk:
 
 def _held(counts: Counts, layout: Layout, run: Run) -> Held:
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
-    profiles = counts.profile(part, run.name, state.sums), counts.profile(part, run.name)
+    born = state.sums
+    if run.name == "head" and counts.model.tied_embeddings and layout.pp == 1 and counts.job.linears == "fanned":
+        born += counts.states(layout, "embed").sums  # to which the gradient of the tied table is added
+    profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
     return Held(run, *profiles, state, counts.logits(part) if run.name == "head" else 0)

@@ -102,10 +102,13 @@ class _Rank:
         self.gradients = total.sums if self.policy.gradients_stay else total.reduced
         self.whole_gradients, self.moments, self.updated = total.sums, total.moments, total.updated
         self.largest, self.widened = total.largest, total.sums // layout.shards
-        # The head's gradient of a tied weight waits for the embedding's, where both are on one rank.
+        # Of a tied weight the head's gradient is added to the sums at once, after which the head lets the table go; or
+        # it waits for the embedding's, where both are on one rank.
         self.tied = self.model.tied_embeddings and layout.pp == 1
+        self.adds = self.tied and self.job.linears == "fanned"
+        self.table = counts.states(layout, "embed") if self.adds else UnitStates()
         waiting = self.model.vocab * self.model.width * self.job.precision.gradients_bytes // layout.tp
-        self.waiting = waiting if self.tied else 0
+        self.waiting = waiting if self.tied and not self.adds else 0
         self.stream = counts.local(part_of(layout)).stream_bytes
         self.base = self.parameters + self.moments + inputs_bytes(self.model, self.job, layout=layout)
         self.base += spare_gradients_bytes(self.job, self.chunks.values())
@@ -246,7 +249,10 @@ class _Rank:
         if self.late:  # of gradients, not of their sums
             born = state.sums * self.job.precision.gradients_bytes // self.job.precision.summed_bytes
         lasting = born + (reduced - state.sums if reduces else 0)
-        waits = {"head": self.waiting, "embed": -self.waiting}.get(str(run.name), 0)
+        waiting = self.table.sums if self.adds and first and not self.late else self.waiting
+        waits = {"head": waiting, "embed": -waiting}.get(str(run.name), 0)
+        if self.adds and not self.policy.weights_stay:
+            let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
         mine, sums = profile.backward_kept_bytes, profile.backward_sums_bytes
         for done in self._moments(unit):
             earlier = self._earlier(profile.kept_bytes, run.times - done - 1, kept)

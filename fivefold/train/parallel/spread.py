@@ -61,7 +61,7 @@ class Spread:
                     table = self._made(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
                 attach(self.module.head, [*head, *table], keep=True)
-                if table and not both_ends:
+                if table:
                     head[0].lead(table[0])
                 found += head
             _chain(found)

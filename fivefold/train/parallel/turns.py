@@ -87,12 +87,13 @@ class Turns:
 
 
 def _like_here() -> Callable[[], AbstractContextManager[None]]:
-    """A context that makes another thread like this one: torch keeps modes, device and stream by thread."""
-    modes = _get_current_dispatch_mode_stack()
+    """A context that makes another thread like this one: all of this torch keeps by thread."""
+    threads, modes = torch.get_num_threads(), _get_current_dispatch_mode_stack()
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     @contextmanager
     def alike() -> Iterator[None]:
+        torch.set_num_threads(threads)  # of OpenMP: matmuls would take as many as there are cores
         with torch.cuda.stream(stream):  # and its device; None: neither
             for mode in modes:
                 _push_mode(mode)  # it is entered already: only this thread learns of it

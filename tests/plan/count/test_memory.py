@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, Job, recipe
@@ -61,6 +61,7 @@ def test_more_sharding_of_states_never_takes_more_memory() -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
+@settings(deadline=None)
 @given(mbs=st.sampled_from([1, 2, 4]), sequence=st.integers(16, 512), zero=st.integers(0, 3))
 def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) -> None:
     model = Model(name="m", layers=3, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=300)
@@ -73,6 +74,7 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
     assert peak(mbs, sequence) < peak(mbs, sequence + 1)
 
 
+@settings(deadline=None)
 @given(
     mbs=st.sampled_from([1, 2, 4]), sequence=st.sampled_from([64, 256]), layers=st.integers(1, 6),
     text=st.sampled_from(["dp2 zero1", "dp2 zero3 ac=full", "tp2 zero0 ac=norm+act", "cp2 zero2", "tp2 zero0 nosp"]),

@@ -150,13 +150,13 @@ def test_what_running_again_says_is_said_to_one_alone() -> None:
 
     def forward() -> None:
         turns.swap()
-        entered.append(fan(x, model)[0].grad_fn.entered)  # type: ignore[union-attr]
+        entered.append(fan(x, model)[0].grad_fn.entered)
 
     def backward() -> None:
         assert torch.is_grad_enabled()
         with running_again():
             turns.swap()
-            entered.append(fan(x, model)[0].grad_fn.entered)  # type: ignore[union-attr]
+            entered.append(fan(x, model)[0].grad_fn.entered)
 
     x = torch.ones(1, 2, requires_grad=True)
     turns.both(forward, backward)
