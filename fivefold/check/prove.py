@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
 from fivefold.record import Fault, Mistake
-from fivefold.step import Memory, StageMemory, Step, Time, utilisation
+from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
 from fivefold.train.logs import Logs, NoLogs, Report
 from fivefold.train.loop import Loop, Measured, Outcome
@@ -101,7 +102,7 @@ def measured_step(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages
         ),
         work=done,
-        traffic=everyone[0][0].traffic,  # as predicted: of the first pipeline rank
+        traffic=_traffic([one for rank, (one, _, _) in enumerate(everyone) if rank // pp.stride % pp.ranks == 0]),
         time=Time(step_seconds=seconds, compute_seconds=seconds),
         tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(
@@ -110,15 +111,27 @@ def measured_step(
     )
 
 
+def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
+    """What the ``ranks`` of the first stage said, on average: with experts, rank by rank it depends on the routing."""
+    sent: Counter[tuple[str, str]] = Counter()
+    for one in ranks:
+        for item in one.traffic:
+            sent[item.axis, item.collective] += item.bytes
+    return tuple(item.replace(bytes=round(sent[item.axis, item.collective] / len(ranks))) for item in ranks[0].traffic)
+
+
 def _stage(stage: int, ranks: list[Measured]) -> StageMemory:
-    """What the fullest of a pipeline rank's ``ranks`` held."""
+    """What a pipeline rank's ``ranks`` held: states of the largest shards, and the rest of the fullest."""
     fullest = max(ranks, key=lambda one: one.peak_bytes)
-    states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
+    parameters, gradients, moments = (
+        max(getattr(one, f"{kind}_bytes") for one in ranks) for kind in ("parameters", "gradients", "optimizer")
+    )
+    states = parameters + gradients + moments
     return StageMemory(
         stage=stage,
-        parameters_bytes=fullest.parameters_bytes,
-        gradients_bytes=fullest.gradients_bytes,
-        optimizer_bytes=fullest.optimizer_bytes,
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=moments,
         activations_bytes=fullest.kept_bytes,
         temporary_bytes=max(0, fullest.peak_bytes - states - fullest.kept_bytes),
         peak_bytes=fullest.peak_bytes,

@@ -55,6 +55,8 @@ class TrainingLine:
             self._heldout = line["heldout_loss"]
             print(f"step {line['step']}  held-out loss {self._heldout:.4f}", file=sys.stderr)
             return
+        if "loss" not in line:
+            return
         self._recent.append(line["seconds"])
         text = self._text(line)
         if self._live.console.is_terminal:

@@ -11,12 +11,22 @@ from torch import Tensor
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.train.build import Built
+from fivefold.train.moe import Moe
 from fivefold.train.transformer import Transformer
 
 
 def whole_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
-    """Name → whole weight on CPU, in the optimizer's precision; every rank calls it, and the first gets them."""
-    return lay_together(built, [shard.weight for shard in built.shards], model=model)
+    """Name → whole weight on CPU, in the optimizer's precision, and the biases by which experts are chosen.
+
+    Every rank calls it, and the first gets them.
+    """
+    found = lay_together(built, [shard.weight for shard in built.shards], model=model)
+    held = {int(shard.name.split(".")[1]) for shard in built.shards if ".experts." in shard.name}
+    names = [f"blocks.{layer}.moe.bias" for layer in sorted(held)]
+    mine = {name: built.module.get_buffer(name).cpu() for name in names}
+    everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
+    dist.gather_object(mine, everyone)
+    return found | {name: bias for biases in everyone or () for name, bias in biases.items()}
 
 
 def lay_together(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
@@ -44,5 +54,7 @@ def whole_module(built: Built, *, model: Model) -> Transformer | None:
         return None
     with torch.device("meta"):
         module = Transformer(model)
-    module.load_state_dict(trained, assign=True, strict=False)
+    for moe in (part for part in module.modules() if isinstance(part, Moe)):
+        moe.load = torch.zeros_like(moe.load, device="cpu")
+    module.load_state_dict(trained, assign=True)
     return module.requires_grad_(False)

@@ -98,6 +98,7 @@ class Bench:
             ratios = [a / b for a, b in zip(theirs, own, strict=True)]
             middle = statistics.median(ratios)
             results.append(Result(setting, rate, other, middle, min(ratios), max(ratios), len(ratios)))
+            self.say(f"  {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f}) against {other}")
         return results
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from contenders import Step, ours
 from native import native
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -87,7 +88,7 @@ def crew(race: Race, *, against: bool = True) -> Iterator[Mapping[str, partial[T
 def _rank(rank: int, race: Race, against: bool, store: str, orders: Connection) -> None:
     torch.set_num_threads(1)
     world = race.layout.world
-    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+    dist.init_process_group("gloo", store=FileStore(store, world), rank=rank, world_size=world)
     steps = {"ours": ours(race.model, race.job, layout=race.layout, update=not against)}
     if against:
         steps["native"] = native(race.model, race.job, layout=race.layout)

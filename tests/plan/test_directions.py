@@ -206,8 +206,8 @@ def recomputing(case: Case) -> list[Estimate]:
 @SOME
 @given(cases())
 def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
-    """ZeRO-3 apart, see below."""
-    assume(case.layout.zero < 3)
+    """ZeRO-3 apart, see below, and schedules that put weights' gradients off: what was gathered anew waits for them."""
+    assume(case.layout.zero < 3 and not case.layout.schedule.startswith("zb"))
     found = recomputing(case)
     for before, after in pairwise(found):
         assert after.clock.seconds >= before.clock.seconds * (1 - EXACT)

@@ -137,8 +137,7 @@ class _Rank:
         neighbours = 1 if rank in (0, table.pp - 1) else 2
         self.base += (1 + neighbours) * self.stream  # one on its way to each neighbour, one awaited
         kept = [self._on_device(self.chunks[chunk]) for chunk in held]
-        late = [self.chunks[chunk].late for chunk in held]
-        weights = kept + [min(*pair) for pair in zip(late, kept, strict=True)]
+        weights = kept + [self.chunks[chunk].late for chunk in held]
         alive = max(sum(map(mul, count, weights)) for count in table.highest[rank])
         if self.offloads:  # of the others nothing is on the device
             alive = max(kept)

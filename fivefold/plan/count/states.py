@@ -66,15 +66,17 @@ def _states(unit: Unit, *, shards: int, layout: Layout, job: Job) -> UnitStates:
     recipe, keeps = job.precision, policy(layout)
     padded = padded_numel(unit, shards=shards)
     own = padded // shards
-    apart = recipe.updated_bytes != recipe.weights_bytes or not keeps.weights_stay
+    stays = shards == 1 and not keeps.weights_stay  # experts that no other rank holds are never let go
+    apart = recipe.updated_bytes != recipe.weights_bytes or not (keeps.weights_stay or stays)
     sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
     travel = 0 if shards == 1 else (padded + (own if sent_is_copy else 0)) * recipe.weights_bytes
     moments = MOMENTS[job.optimizer.kind](unit, shards, job)
     offloaded = "optimizer" in job.offload
     matrices = [weight.numel for weight in unit.weights if weight.kind in MATRICES]
     return UnitStates(
-        whole=padded * recipe.weights_bytes,
-        apart=own * recipe.updated_bytes if apart and not offloaded else 0,
+        whole=0 if stays else padded * recipe.weights_bytes,
+        apart=(own * recipe.updated_bytes if apart and not offloaded else 0)
+        + (padded * recipe.weights_bytes if stays else 0),
         sums=padded * recipe.summed_bytes,
         reduced=0 if keeps.gradients_stay else own * recipe.summed_bytes,
         moments=0 if offloaded else moments,

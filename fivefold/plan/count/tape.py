@@ -23,7 +23,7 @@ class Profile(NamedTuple):
     forward_peak_bytes: int
     backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
     backward_cause: str
-    weight_bytes: int  # of what is kept, and of gradients of outputs: what the weights' gradients alone still need
+    weight_bytes: int  # of what is kept or made anew, and of gradients of outputs: what the weights' gradients need
     backward_kept_bytes: int  # of what is kept, what still lives at the backward's peak, with what was made anew
     backward_sums_bytes: int  # of the sums born here, those that live at that peak
 
@@ -51,7 +51,7 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums_bytes: in
     kept = live - sizes[result]
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
     tape.run(kept)
-    products = {name for op in ops if op.kind == "matmul" for name in op.keeps if name not in unit.dropped}
+    products = {name for op in ops if op.kind == "matmul" for name in op.keeps}
     outputs = sum(size for op in ops if op.kind == "matmul" for name, size in op.writes.items() if name not in op.keeps)
     weights = sum(sizes[name] for name in products) + outputs
     return Profile(kept, forward_peak, tape.peak, tape.cause, weights, tape.kept_then, tape.sums_then)

@@ -80,7 +80,6 @@ class _Filler:
                 profile = self.counts.profile(run_part(self.part, run), run.name)
                 kept[chunk] += run.times * profile.kept_bytes
                 late[chunk] += run.times * profile.weight_bytes
-            late[chunk] = min(late[chunk], kept[chunk])
         alive = play.levels(table, until_backward=kept, until_weight=late)[self.rank]
         for span, level in zip(row, alive, strict=False):
             before, after = _around(span, level, kept=kept, late=late)

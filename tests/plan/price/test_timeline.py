@@ -103,7 +103,8 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     if layout is None:
         return
     time = planner().estimate(layout).clock.seconds
-    assert planner(machine="b200:256").estimate(layout).clock.seconds <= time
+    # in an order that stands, a rank may wait longer for what became faster less than its own work did
+    assert planner(machine="b200:256").estimate(layout).clock.seconds <= time * 1.005
     assert planner(JOB.replace(early_stop=True)).estimate(layout).clock.seconds <= time
     if layout.zero < 3:  # ZeRO-3 may wait for gathers, beside which recomputation is free
         assert planner().estimate(layout.replace(ac="none")).clock.seconds <= time * (1 + 1e-9)
