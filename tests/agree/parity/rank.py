@@ -18,7 +18,7 @@ from fivefold.step import Traffic
 from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
 from fivefold.train.metrics import ATTENTION_FORWARD, Meter
-from tests.agree.parity.cases import METERED, STEPS, rows
+from tests.agree.parity.cases import END, METERED, STEPS, rows
 
 Array = NDArray[np.float32]
 
@@ -53,7 +53,7 @@ def play(
     if job.compile:
         _compile_alone()
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-    engine = Engine(built, model=model, layout=layout, job=job)
+    engine = Engine(built, model=model, layout=layout, job=job, end=END)
     counted: Counter[str] = Counter()
     losses, norms, gradients = [], [], {}
     meter = _Watch(built, counted)

@@ -1,0 +1,30 @@
+"""Documents that are packed into one sequence and kept apart stay apart, however the sequence is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from tests.agree.parity.cases import Case
+from tests.agree.parity.compare import judge
+from tests.agree.parity.processes import forked
+from tests.agree.parity.rank import play
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("dense", "dp2 mbs2 ac=selective"),
+        Case("few-kv", "cp4 mbs2"),
+        Case("biased", "tp2 cp2 mbs1 cp=ulysses ac=core"),
+        Case("mla", "cp2 pp2 zb1p mbs2 ac=full"),  # several micro-batches are underway, each with its documents
+    ],
+    ids=str,
+)
+def test_no_token_sees_another_document(case: Case) -> None:
+    apart = case.job.replace(documents="apart")
+    (alone,) = forked(1, play, case.model, Layout(), apart, seconds=120.0)
+    verdict = judge(case, forked(case.layout.world, play, case.model, case.layout, apart, seconds=120.0), like=alone)
+    assert verdict.equal, verdict
+    (joined,) = forked(1, play, case.model, Layout(), case.job, seconds=120.0)
+    assert max(abs(a - b) for a, b in zip(alone.losses, joined.losses, strict=True)) > 1e-4
