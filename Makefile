@@ -26,6 +26,7 @@ lint: $(BIN)/fivefold
 check: lint test
 
 bench: $(BIN)/fivefold
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r tests/bench/requirements.txt
 	$(BIN)/python tests/bench/search.py
 	$(BIN)/python tests/bench/bench.py
 

@@ -18,20 +18,14 @@ from fivefold.job import LOSS_CHUNK_ELEMENTS
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-        return torch.mul(x, rstd).to(x.dtype).mul_(weight), rstd  # the product is fp32, as rstd is
+        ctx.save_for_backward(x, weight, rstd)
+        return torch.mul(x, rstd).to(x.dtype).mul_(weight)  # the product is fp32, as rstd is
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _ = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _rstd: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
         normal = x * rstd  # this and all below in fp32
         product = grad * normal
@@ -44,18 +38,15 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
     """``x / rms(x) · weight`` over the last dim, in fp32 inside. ``x`` [..., D], ``weight`` [D] → [..., D]."""
-    out: Tensor = _RmsNorm.apply(x, weight, epsilon)[0]  # type: ignore[no-untyped-call]
+    out: Tensor = _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Swiglu(torch.autograd.Function):
     @staticmethod
-    def forward(gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
         return torch.nn.functional.silu(gate).mul_(up)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,12 +68,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
         return _turn(x, cos, sin)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[2])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

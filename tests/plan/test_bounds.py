@@ -58,4 +58,4 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
         assert max(seconds[at], seconds_floor[stem], *(bound[at] for bound in cheap)) <= found.clock.seconds, layout
         tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.clock.seconds))
     assert parts.shape == (len(tight), len(PARTS))
-    assert np.median(tight, axis=0).min() > 0.9  # and they are worth having
+    assert np.median(tight, axis=0).min() > 0.88  # and they are worth having

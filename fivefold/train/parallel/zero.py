@@ -56,6 +56,7 @@ class ZeroUnit:
         self.follows = False
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None
+        self._columns: tuple[Tensor, ...] = ()  # of each weight in them
         self._arrived = [0] * len(self.shards)
         self._fresh = False
         self._coming: Pending | None = None
@@ -143,6 +144,7 @@ class ZeroUnit:
         """The optimizer has changed the shards: drop gradients, and gather again before the next use."""
         assert self._coming is None, "weights that were fetched ahead were not used"
         self._sums = self.reduced = None
+        self._columns = ()
         self._arrived = [0] * len(self.shards)
         self._fresh = False
         for shard in self.shards:
@@ -173,7 +175,8 @@ class ZeroUnit:
         count = self.shard.size
         if self._sums is None:
             self._sums = torch.empty(count, self.numel, dtype=self.dtypes.summed, device=self.device)
-        columns = self._sums.split(self.sizes, dim=1)[index]
+            self._columns = self._sums.split(self.sizes, dim=1)
+        columns = self._columns[index]
         even = grad.numel() == columns.numel()
         rows = [columns] if even else columns.unbind()
         chunks = [grad.reshape(count, -1)] if even else grad.reshape(-1).split(self.sizes[index])
@@ -201,7 +204,7 @@ class ZeroUnit:
         self._leaving = None
         if not self.policy.gradients_stay:
             resize(self._sums, 0)
-            self._sums = None
+            self._sums, self._columns = None, ()
         all_reduce(self.reduced, self.replica).wait()
         for also in self.also:
             if not also.late:

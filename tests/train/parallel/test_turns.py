@@ -78,7 +78,7 @@ def test_they_change_at_each_wait_until_one_ends(first: int, second: int, expect
     ],
 )
 def test_when_one_fails_the_other_ends_where_it_waits(failing: str, parts: tuple[int, int], expected: str) -> None:
-    turns, said = Turns(), list[str]()
+    turns, said, before = Turns(), list[str](), threading.active_count()
     a, b = (work(turns, name, n, said, fails=name in failing) for name, n in zip("ab", parts, strict=True))
     for _ in range(2):  # and the next two are not stopped
         with pytest.raises(ValueError, match=f"{failing[0]} fails"):
@@ -86,7 +86,7 @@ def test_when_one_fails_the_other_ends_where_it_waits(failing: str, parts: tuple
         assert said == expected.split()
         turns.swap()
         said.clear()
-    assert threading.active_count() == 1
+    assert threading.active_count() == before
 
 
 def test_a_failure_comes_out_of_autograd() -> None:
@@ -131,8 +131,10 @@ def test_ctrl_c_ends_both() -> None:
         turns.swap()
         said.append("second goes on")
 
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         turns.both(turns.swap, second)
+    signal.signal(signal.SIGINT, former)
     assert said == ["second computes"]
 
 
