@@ -49,7 +49,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # or no two runs would end in the same checkpoint
     try:
-        built = build(model=model, layout=layout, job=run.job, device=device)
+        built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout))
         with Logs(run.folder, report=report) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)

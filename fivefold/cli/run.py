@@ -40,6 +40,7 @@ def train(
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
+    settings.table(chosen)
     if launcher() is None and not force:
         _must_fit(settings, chosen, model=model, machine=machine)
     if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait

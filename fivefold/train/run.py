@@ -7,6 +7,9 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fivefold.job import Job
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.schedule.text import read_table
+from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, read_file
 from fivefold.train.data import Loader
@@ -35,6 +38,7 @@ class Run(Record):
     model: str = "tiny"
     machine: str = "local"
     layout: str = "auto"
+    schedule: Path | None = None  # a pipeline schedule of one's own (.csv) instead of the one that the layout names
     folder: Path = Path("runs/tiny")
     job: Job = Job()
     data: Data = Data()
@@ -48,6 +52,17 @@ class Run(Record):
     def load(cls, path: Path) -> Run:
         """Read a run file; paths in it are relative to the working directory."""
         return cls.read(read_file(path), origin=str(path))
+
+    def table(self, layout: Layout) -> Table | None:
+        """The run's own schedule; a ``Mistake`` where it is not for ``layout`` and the job's micro-batches."""
+        if self.schedule is None:
+            return None
+        table = read_table(self.schedule)
+        sizes = (table.pp, table.stages, table.micro_batches)
+        if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):
+            has, needs = ("{} ranks, {} stages and {} micro-batches".format(*each) for each in (sizes, wanted))
+            raise Mistake(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
+        return table
 
     def shards(self, model: Model) -> Shards:
         """The prepared corpus; a ``Mistake`` unless each split holds one batch and ``model`` has all its tokens."""

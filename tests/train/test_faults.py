@@ -24,6 +24,8 @@ import pytest
 
 import fivefold.check.prove  # noqa: F401  torch once, before any fork
 from fivefold import cli
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.text import write_table
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
@@ -219,6 +221,14 @@ def test_a_step_that_does_not_fit_is_not_started_unless_forced(
         cli.main()
     assert not ended.value.code
     assert started[:2] == ["train", "run.toml"]
+
+
+def test_a_schedule_that_is_not_for_the_layout(refused: Callable[..., str]) -> None:
+    write_table(schedule("zb2p", pp=2, v=1, micro_batches=4), Path("mine.csv"))
+    set_run(layout="pp2 mbs2", schedule="mine.csv")
+    line = refused("train", "run.toml")
+    assert_line(line, r"mine.csv: has 2 ranks, 2 stages and 4 micro-batches, but .* and 2 micro-batches; change either")
+    assert not Path("run").exists()
 
 
 def assert_line(text: str, pattern: str) -> None:
