@@ -111,7 +111,8 @@ def markdown(lines: Sequence[Line]) -> str:
         "",
         "Loss: largest |Δ|/|loss| of the steps. Gradient: largest ‖Δ‖/‖g‖ of any weight in the first and last step, Δ "
         "the worst of all ranks' copies. Messages: number and bytes per axis and collective over all ranks in the "
-        "third step, equal to the planner's. Forwards: of a block, that is of its first norm, per micro-batch (and of its attention).",
+        "third step, equal to the planner's. Forwards: of a block, that is of "
+        "its first norm, per micro-batch (and of its attention).",
         f"Drawn: a pairwise covering array over degrees and features ({len(impossible)} pairs are in no layout of "
         "8 ranks), the cross of schedules × recomputation × compilation, and compilation under the other axes.",
         "",
