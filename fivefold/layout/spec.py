@@ -32,6 +32,7 @@ DEFAULT_ORDER: tuple[MeshAxis, ...] = ("tp", "cp", "dp", "pp")
 
 # What can be computed again in the backward, by name of operation: the part before the dot, or the whole name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
+CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
 
 
 FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv": 1, "dualpipe": 2, "dualpipev": 2}

@@ -17,6 +17,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.train import optimizer
 from fivefold.train.linear import Later
+from fivefold.train.moe import Moe
 from fivefold.train.parallel.apply import apply
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
@@ -41,6 +42,13 @@ class Built:
     def shards(self) -> list[Shard]:
         """This rank's part of every weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
+
+    @property
+    def routed(self) -> dict[int, Moe]:
+        """The mixtures of experts of this rank's stages, by layer."""
+        layers = {int(shard.name.split(".")[1]) for shard in self.shards if ".experts." in shard.name}
+        found = {layer: self.module.blocks[layer].get_submodule("moe") for layer in sorted(layers)}
+        return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
 
 
 def build(*, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None) -> Built:

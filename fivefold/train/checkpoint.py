@@ -143,9 +143,8 @@ def _tensors(built: Built) -> dict[str, Tensor | Boxes]:
             tensors[f"moments/{shard.name}/{kind}"] = Boxes(shard, state[kind])
         if shard.rows:
             tensors[f"moments/{shard.name}/step"] = state["step"]
-    here = {int(shard.name.split(".")[1]) for shard in built.shards if ".experts." in shard.name}
-    for layer in sorted(here):  # by which experts are chosen
-        tensors[f"bias/{layer}"] = built.module.blocks[layer].get_submodule("moe").get_buffer("bias")
+    for layer, moe in built.routed.items():
+        tensors[f"bias/{layer}"] = moe.bias  # by which experts are chosen
     return tensors
 
 

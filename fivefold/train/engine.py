@@ -45,10 +45,9 @@ class Engine:
         self.tokens = torch.empty(0, dtype=torch.long)
         self.meter: Meter | None = None
         self.kept_bytes = 0
-        held = [layer for stage in built.table.held[built.ranks["pp"].rank] for layer in self.layers[stage]]
-        self.routed = {layer: built.module.blocks[layer] for layer in held if model.is_moe(layer)}
-        for routed in self.routed.values():
-            routed.get_submodule("moe").scale = self.scale  # type: ignore[assignment]
+        self.routed = built.routed
+        for moe in self.routed.values():
+            moe.scale = self.scale
         self.free = model.moe is not None and model.moe.balance == "free"
         self.loads = torch.zeros(len(self.routed), model.moe.experts if model.moe else 0, dtype=torch.int64)
         rows = layout.mbs * job.sequence // layout.cp

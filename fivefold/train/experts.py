@@ -65,12 +65,9 @@ def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
 
 class _WeightedSwiglu(torch.autograd.Function):
     @staticmethod
-    def forward(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, share)
         return F.silu(gate).mul_(up).mul_(share[:, None])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,8 +18,8 @@ from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train import routing
 from fivefold.train.experts import Experts, weighted_swiglu
-from fivefold.train.kernels import swiglu
-from fivefold.train.linear import Later, Linear, deliver, fan
+from fivefold.train.linear import Later, deliver
+from fivefold.train.mlp import Mlp
 from fivefold.train.operation import Run, direct
 from fivefold.train.routing import Sequences, Trip
 
@@ -65,26 +65,6 @@ class Router(nn.Module):
         return logits
 
 
-class Shared(nn.Module):
-    """The experts that every row goes to: one gated feed-forward."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        assert model.moe is not None
-        ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
-        self.run: Run = direct
-        self.gate = Linear(model.width, ffn, bias=model.mlp_bias)
-        self.up = Linear(model.width, ffn, bias=model.mlp_bias)
-        self.down = Linear(ffn, model.width, bias=model.mlp_bias)
-
-    def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, D]."""
-        gate_RF, up_RF = self.run("moe.shared.gate_up", fan, x_RD, self.gate, self.up)
-        act_RF = self.run("moe.shared.act", swiglu, gate_RF, up_RF)
-        out: Tensor = self.run("moe.shared.down", self.down, act_RF)
-        return out
-
-
 class Moe(nn.Module):
     """Routed experts and shared ones. Seams: ``run``, ``travel``, ``sequences``; before training ``scale``.
 
@@ -103,7 +83,8 @@ class Moe(nn.Module):
         self.scale: float | None = None  # of the auxiliary loss: 1 / tokens of a step, as of the token loss
         self.router = Router(model)
         self.experts = Experts(model)
-        self.shared = Shared(model) if model.moe.shared_experts else None
+        ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
+        self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
         self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 

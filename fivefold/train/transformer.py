@@ -15,29 +15,12 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.attention import GroupedAttention, LatentAttention, rotary_tables
-from fivefold.train.kernels import cross_entropy, swiglu
-from fivefold.train.linear import Linear, fan
+from fivefold.train.kernels import cross_entropy
+from fivefold.train.linear import Linear
+from fivefold.train.mlp import Mlp
 from fivefold.train.moe import Moe
 from fivefold.train.norm import RmsNorm
 from fivefold.train.operation import Run, direct
-
-
-class Mlp(nn.Module):
-    """Gated feed-forward: down(silu(gate(x)) · up(x))."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.run: Run = direct
-        self.gate = Linear(model.width, model.ffn, bias=model.mlp_bias)
-        self.up = Linear(model.width, model.ffn, bias=model.mlp_bias)
-        self.down = Linear(model.ffn, model.width, bias=model.mlp_bias)
-
-    def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, D]."""
-        gate_RF, up_RF = self.run("mlp.gate_up", fan, x_RD, self.gate, self.up)
-        act_RF = self.run("mlp.act", swiglu, gate_RF, up_RF)
-        out: Tensor = self.run("mlp.down", self.down, act_RF)
-        return out
 
 
 class Block(nn.Module):
@@ -50,7 +33,7 @@ class Block(nn.Module):
         self.attention = LatentAttention(model) if model.mla else GroupedAttention(model)
         self.norm2 = RmsNorm(model.width, epsilon=model.norm_epsilon)
         self.moe = Moe(model) if model.is_moe(layer) else None
-        self.mlp = None if model.is_moe(layer) else Mlp(model)
+        self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
 
     @property
     def feed_forward(self) -> nn.Module:

@@ -21,9 +21,7 @@ def whole_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     Every rank calls it, and the first gets them.
     """
     found = lay_together(built, [shard.weight for shard in built.shards], model=model)
-    held = {int(shard.name.split(".")[1]) for shard in built.shards if ".experts." in shard.name}
-    names = [f"blocks.{layer}.moe.bias" for layer in sorted(held)]
-    mine = {name: built.module.get_buffer(name).cpu() for name in names}
+    mine = {f"blocks.{layer}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
     everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
     dist.gather_object(mine, everyone)
     return found | {name: bias for biases in everyone or () for name, bias in biases.items()}

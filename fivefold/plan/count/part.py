@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fivefold.job import Job
+from fivefold.layout.pieces import padded_vocab
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.units import ceil_div
@@ -59,12 +60,6 @@ class Local:
 def activation_width(job: Job) -> int:
     """Bytes of an element of an activation: as the matmuls', but fp8 exists only inside them."""
     return 4 if job.precision.compute in ("fp32", "tf32") else 2
-
-
-def padded_vocab(model: Model, job: Job, *, tp: int) -> int:
-    """The vocabulary, padded so that tp divides it."""
-    multiple = job.vocab_multiple * tp
-    return ceil_div(model.vocab, multiple) * multiple
 
 
 def stream_bytes(model: Model, job: Job, part: Part) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fivefold.layout.spec import CHEAP
 from fivefold.plan.count.ops import Op
-
-CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
 
 
 class Unit(NamedTuple):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fivefold.job import Job, Optimizer
+from fivefold.layout.pieces import padded_vocab
 from fivefold.layout.sharding import Unit, local_weight, padded_numel, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.plan.count.part import padded_vocab
 from fivefold.units import ceil_div
 
 

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import CHEAP, Layout
 from fivefold.train.again import Found, Function, Note, Operation, restore
 from fivefold.train.linear import Linear, fan, running_again
 from fivefold.train.operation import direct
-
-CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
 
 Compile = Callable[[Function], Function]
 

@@ -41,7 +41,8 @@ class Shard:
 
     def __init__(self, held: Held, *, axis: Axis) -> None:
         self.held, self.name, self.shape = held, held.weight.name, torch.Size(held.piece.shape)
-        self.columns = self.shape[-1] if len(self.shape) == 3 else self.shape[1:].numel()
+        self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one
+        self.columns = self._row.numel()
         rows = self.shape.numel() // self.columns
         padded_rows = chunk_rows(rows, shards=axis.size)
         self.padded_numel = padded_rows * self.columns
@@ -51,16 +52,14 @@ class Shard:
 
     def local(self, flat: Tensor) -> Tensor:
         """The unpadded rows of a flat padded chunk, in the shape of the weight's rows."""
-        shape = self.shape[2:] if len(self.shape) == 3 else self.shape[1:]
-        return flat[: self.rows * self.columns].view(self.rows, *shape)
+        return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
     def cut(self, whole: Tensor) -> Tensor:
         """This shard's rows of a whole weight, zeros where the piece is padded."""
         piece = self.held.piece
         local = whole.new_zeros(self.shape)
         local[piece.front] = whole[piece.slices]
-        shape = self.shape[2:] if len(self.shape) == 3 else self.shape[1:]
-        return local.reshape(-1, *shape)[self.first_row : self.first_row + self.rows]
+        return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
         """The parts of the whole weight that this shard's rows are, without padding; in order."""

@@ -38,7 +38,7 @@ class Sum:
 class ZeroUnit:
     """The weights of one unit: gathered for compute, summed in gradient, sharded for the optimizer.
 
-    ``deliveries`` is set before each step: how many gradients of each weight will come.
+    ``deliveries``: how many gradients of each weight come in a step; ``spread.py`` knows.
     """
 
     def __init__(
