@@ -44,6 +44,19 @@ class Built:
         return [shard for unit in self.units for shard in unit.shards]
 
     @property
+    def parameters(self) -> float:
+        """This rank's share of the model: what n ranks hold counts 1/n on each."""
+        return sum(math.prod(box.sizes) / shard.held.holders for shard in self.shards for box in shard.boxes())
+
+    def weights(self) -> list[Tensor]:
+        """What holds them from step to step."""
+        return [tensor for unit in self.units for tensor in unit.living()]
+
+    def moments(self) -> list[Tensor]:
+        """What the optimizer holds; nothing before its first step."""
+        return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+
+    @property
     def routed(self) -> dict[int, Moe]:
         """The mixtures of experts of this rank's stages, by layer."""
         layers = {int(shard.name.split(".")[1]) for shard in self.shards if ".experts." in shard.name}
@@ -51,16 +64,20 @@ class Built:
         return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
 
 
-def build(*, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None) -> Built:
+def build(
+    *, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None,
+    streams: bool | None = None,
+) -> Built:  # fmt: skip
     """Every rank calls it; weights are drawn from ``job.seed`` by name, so that no layout changes them.
 
-    ``table``: a pipeline schedule of one's own instead of the layout's.
+    ``table``: a pipeline schedule of one's own instead of the layout's. ``streams``: whether messages travel on streams
+    of their own; ``None``: as on ``device``.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device, pairs=job.pairs)
+    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device, pairs=job.pairs, streams=streams)
     with torch.device("meta"):
         module = Transformer(model)
     units, later = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)

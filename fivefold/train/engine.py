@@ -17,7 +17,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.train import optimizer
 from fivefold.train.build import Built
-from fivefold.train.metrics import Meter
+from fivefold.train.metrics import Watch
 from fivefold.train.parallel import expert
 from fivefold.train.parallel.pipeline import Pipeline
 from fivefold.train.precision import Dtypes
@@ -43,7 +43,7 @@ class Engine:
         self.layers = stage_layers(model.layers, layout)
         self.scale = 1 / job.tokens_per_step
         self.tokens = torch.empty(0, dtype=torch.long)
-        self.meter: Meter | None = None
+        self.meter: Watch | None = None
         self.kept_bytes = 0
         self.routed = built.routed
         for moe in self.routed.values():
@@ -134,6 +134,6 @@ class Engine:
             self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(self.meter) - before)
             self.meter.phase = "backward"
 
-    def _apart_from_weights(self, meter: Meter) -> int:
+    def _apart_from_weights(self, meter: Watch) -> int:
         """Live bytes less the gathered weights, which come and go under ZeRO-3."""
         return meter.live_bytes - sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)

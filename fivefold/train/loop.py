@@ -11,7 +11,6 @@ import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -154,24 +153,16 @@ class Loop:
 
     def _living(self) -> list[Tensor]:
         """Every tensor that lives from step to step."""
-        weights = [tensor for unit in self.built.units for tensor in unit.living()]
-        return [*weights, *self._moments(), *self.built.module.tables]
-
-    def _moments(self) -> list[Tensor]:
-        return [tensor for state in self.built.optimizer.state.values() for tensor in state.values()]
+        return [*self.built.weights(), *self.built.moments(), *self.built.module.tables]
 
     def _read(self, meter: Meter) -> Measured:
         """The meter after the update, while the gradients still live."""
-        units = self.built.units
-        whole = [tensor for unit in units for tensor in unit.living()]
-        gradients = [unit.reduced for unit in units if unit.reduced is not None]
+        gradients = [unit.reduced for unit in self.built.units if unit.reduced is not None]
         return Measured(
-            parameters=sum(
-                prod(box.sizes) / shard.held.holders for shard in self.built.shards for box in shard.boxes()
-            ),
-            parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in whole),
+            parameters=self.built.parameters,
+            parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in self.built.weights()),
             gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
-            optimizer_bytes=sum(tensor.nbytes for tensor in self._moments()),
+            optimizer_bytes=sum(tensor.nbytes for tensor in self.built.moments()),
             kept_bytes=self.engine.kept_bytes,
             peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
             peak_cause=meter.peak_cause,

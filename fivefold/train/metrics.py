@@ -10,7 +10,7 @@ import resource
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,13 @@ COLLECTIVES = {
 }
 
 
+class Watch(Protocol):
+    """Who is told what a step does, and knows what lives."""
+
+    phase: str
+    live_bytes: int
+
+
 class Meter(TorchDispatchMode):
     """Counts while it is entered. Tell it beforehand what already lives, and which group is which axis."""
 
@@ -82,7 +89,7 @@ class Meter(TorchDispatchMode):
             self._resize(args[0])
         else:
             self.flops += operation_flops(func, args, out)
-            for tensor in _tensors(out):
+            for tensor in tensors(out):
                 self._see(tensor)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
@@ -107,8 +114,8 @@ class Meter(TorchDispatchMode):
 
     def _count_message(self, func: Any, args: Any) -> None:
         collective, full = COLLECTIVES[func]
-        group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a))
-        payload = sum(tensor.nbytes for tensor in _tensors(args[full]))
+        group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+        payload = sum(tensor.nbytes for tensor in tensors(args[full]))
         key = self._axis(group.group_name), collective
         self._messages[key] += 1
         self._sent[key] += sent_bytes(collective, payload=payload, ranks=group.size())
@@ -121,11 +128,13 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _is_group(value: Any) -> bool:
+def is_group(value: Any) -> bool:
+    """Whether a script object is a process group."""
     return bool(value._type().name() == "ProcessGroup")
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Those among the leaves of ``tree``."""
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 

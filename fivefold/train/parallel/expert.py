@@ -65,13 +65,13 @@ class Voyage:
         self.back: tuple[Pending, ...] = ()
         self._known = False
 
-    def settle(self) -> None:
-        """Wait for the counts; afterwards it is known how many rows go where, and in what order they will lie."""
+    def settle(self, copies: int) -> None:
+        """Wait for the counts; afterwards it is known where the ``copies`` go, and in what order they will lie."""
         if self._known:
             return
         told = all_gather(self._told.wait(), self.etp).wait()
         table = told.view(self.etp.size, self.ep.size, -1)  # rows by column of etp, origin and expert
-        numbers = torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())).tolist()
+        numbers = self.read(torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())), copies)
         self.sent = numbers[: self.ep.size]
         columns = [numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)]
         self.received = columns[self.etp.rank]
@@ -81,6 +81,11 @@ class Voyage:
         self.order = _by_expert(table, [sum(column) for column in columns], widest=self.widest)
         self._known = True
         del self._counts, self._told
+
+    def read(self, numbers: Tensor, copies: int) -> list[int]:
+        """Rows for each rank of ep, and rows by column and origin: the host waits for them. All are ``copies``."""
+        found: list[int] = numbers.tolist()
+        return found
 
 
 def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
@@ -162,7 +167,7 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
         ctx.voyage = voyage
-        voyage.settle()
+        voyage.settle(rows.shape[0])
         voyage.forth = (_begin_out(rows, voyage), _begin_out(share, voyage))
         return rows.new_empty(0), share.new_empty(0)
 

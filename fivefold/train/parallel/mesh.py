@@ -43,13 +43,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. ``turns``: those that two micro-batches take while messages travel, if any."""
+    """This process among the others. ``turns``: those that two micro-batches take while messages travel, if any.
+
+    ``streams``: messages travel beside what is computed, as on GPUs.
+    """
 
     rank: int
     world: int
     device: torch.device
     axes: Mapping[str, Axis]
     turns: Turns | None = None
+    streams: bool = False
 
     def __getitem__(self, name: str) -> Axis:
         return self.axes[name]
@@ -62,8 +66,13 @@ class Ranks:
         return "world"
 
 
-def ranks(layout: Layout, *, kv_heads: int, device: torch.device, pairs: bool = False) -> Ranks:
-    """Process groups of ``layout`` over the initialised world; every rank must call it. ``pairs``: as ``job.pairs``."""
+def ranks(
+    layout: Layout, *, kv_heads: int, device: torch.device, pairs: bool = False, streams: bool | None = None
+) -> Ranks:  # fmt: skip
+    """Process groups of ``layout`` over the initialised world; every rank must call it.
+
+    ``pairs``: as ``job.pairs``. ``streams``: whether messages have streams of their own; ``None``: as on ``device``.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     groups = {name: group(layout, name) for name in (
         "dp", "cp", "tp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")}  # fmt: skip
@@ -76,7 +85,7 @@ def ranks(layout: Layout, *, kv_heads: int, device: torch.device, pairs: bool = 
     axes |= _pipes(axes["pp"], layout, rank=rank)
     turns = Turns() if pairs else None
     axes |= {name: replace(axes[name], turns=turns) for name in TURNING if name in axes}
-    return Ranks(rank, world, device, axes, turns)
+    return Ranks(rank, world, device, axes, turns, device.type == "cuda" if streams is None else streams)
 
 
 def _members(found: Group, *, rank: int) -> tuple[int, ...]:

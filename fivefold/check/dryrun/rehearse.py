@@ -1,0 +1,87 @@
+"""One rank's step, rehearsed: the modules, parallelisms, optimizer and schedule that ``train`` builds, on tensors that
+hold nothing in a world that is not there.
+
+    build → Engine.step, twice        the first step, in which the optimizer makes its moments, and the steady one
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fivefold.check.dryrun.recorder import Recorder
+from fivefold.check.dryrun.tape import Scope, Tape
+from fivefold.check.dryrun.world import even_experts, groups_of, rank_of
+from fivefold.job import Job
+from fivefold.layout.schedule.action import Action
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.train.build import build
+from fivefold.train.engine import Engine
+
+# of what the engine's functions make, what it is; all else is known by how long it lives
+CATEGORIES = {
+    "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "gradients",
+    "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
+    "Pipeline._receive": "pipeline",
+}  # fmt: skip
+PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
+
+
+# files through which one looks for who asks for what they do
+THROUGH = (str(Path(__file__).parents[2] / "train" / "parallel" / "collectives.py"),)
+
+
+class RankTapes(NamedTuple):
+    """What one rank does in its first step and in every later one, and what it owns."""
+
+    rank: int
+    first: Tape
+    steady: Tape
+    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
+
+
+def rehearse_rank(
+    *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None
+) -> RankTapes:
+    """Two steps of ``rank``. ``streams``: messages travel beside compute, as on GPUs. Even routing drops no rows, and
+    packed documents are one.
+    """
+    if model.moe and model.moe.capacity is not None:
+        model = model.replace(moe=model.moe.replace(capacity=None))
+    job = job.replace(compile=False, documents="joined")
+    recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
+    with rank_of(layout, rank=rank), recorder:
+        recorder.silent = True
+        device = torch.device("cpu")
+        built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
+        even_experts(built.module)
+        recorder.groups = groups_of(built.ranks)
+        engine = Engine(built, model=model, layout=layout, job=job)
+        engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
+        recorder.silent = False
+        with recorder.watching(built.module):
+            tapes = [_step(engine, recorder) for _ in range(2)]
+        return RankTapes(rank, tapes[0], tapes[1], parameters=built.parameters)
+
+
+def _step(engine: Engine, recorder: Recorder) -> Tape:
+    """One step on a tape that begins with what lives."""
+    layout, job, built = engine.layout, engine.job, engine.built
+    recorder.name(built.weights(), "parameters")
+    recorder.name(built.moments(), "optimizer")
+    recorder.name(built.module.tables, "inputs")
+    recorder.cut()
+    tokens = torch.zeros(layout.micro_batches(job), layout.mbs, job.sequence + 1, dtype=torch.long)
+    engine.meter = recorder
+    engine.step(tokens)
+    tape = recorder.cut()
+    engine.forget()
+    return tape
+
+
+def _scope(action: Action) -> Scope:
+    return Scope(PHASES[action.kind], action.stage, action.micro_batch)
