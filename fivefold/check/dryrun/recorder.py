@@ -18,7 +18,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
@@ -48,6 +50,8 @@ NO_WORK = (
     "set_",
     "detach_",
 )  # nor do views
+HIDDEN = -1  # id of a storage of which nothing is written
+NOWHERE = Site("", "", "")
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[3]) + "/"
@@ -101,6 +105,7 @@ class Recorder(TorchDispatchMode):
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._fused: _Fused | None = None
         self.live_bytes = 0
+        self._hides = False
         self.silent = False
 
     # The tape
@@ -180,6 +185,83 @@ class Recorder(TorchDispatchMode):
             numbers.append(number)
             paths.append(path)
 
+    # For those who write to the tape what they have seen before
+
+    @contextmanager
+    def aside(self) -> Iterator[Tape]:
+        """What happens within is written to another tape."""
+        self._flush()
+        (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
+        try:
+            yield self.tape
+        finally:
+            self._flush()
+            self.tape, self.live_bytes = outer, live
+
+    def place(self) -> int:
+        """How many events there are."""
+        self._flush()
+        return len(self.tape)
+
+    def id_of(self, tensor: Tensor) -> int:
+        """Of its storage."""
+        return self._ids[tensor.untyped_storage()._cdata]
+
+    def site_here(self) -> Site:
+        """Of the module that runs."""
+        return Site(self._where(), "", "")
+
+    def reserve_ids(self, count: int) -> int:
+        """The first of so many ids of storages."""
+        first, self._next = self._next, self._next + count
+        return first
+
+    def reserve_handles(self, count: int) -> int:
+        """The first of so many handles of messages."""
+        first, self._handles = self._handles, self._handles + count
+        return first
+
+    def play(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
+        """Write ``events`` [n, 4], of which so many more bytes live."""
+        self._flush()
+        self.tape.events.frombytes(events.tobytes())
+        self.live_bytes += live_bytes
+
+    @contextmanager
+    def inside(self, module: str) -> Iterator[None]:
+        """As if ``module`` ran."""
+        former, self._module = self._module, module
+        try:
+            yield
+        finally:
+            self._module = former
+
+    @contextmanager
+    def hiding(self) -> Iterator[None]:
+        """What is born within is not written, nor when it dies."""
+        self._hides, former = True, self._hides
+        try:
+            yield
+        finally:
+            self._hides = former
+
+    def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
+        """A tensor that is born at a site of the tape."""
+        self._flush()
+        with self.hiding():
+            made = tensor()
+        storage = made.untyped_storage()
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), self.tape.sites[site])
+        return made
+
+    def free_early(self, tensor: Tensor) -> None:
+        """Now, though somebody still holds it."""
+        address = tensor.untyped_storage()._cdata
+        self._flush()
+        self._death(address)
+        self._ids[address] = HIDDEN
+
     # Operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -195,9 +277,16 @@ class Recorder(TorchDispatchMode):
             self._resize(args[0], args[1])
             return None
         out = func(*args, **(kwargs or {}))
+        if self._hides:
+            for tensor in tensors(out):
+                if tensor.untyped_storage()._cdata not in self._ids:
+                    self._birth(tensor.untyped_storage(), NOWHERE)
+            return out
         if self.silent:
             return out
         frame = self._frame()
+        if self._fused is not None and not self._fused.goes_on(frame):
+            self._flush()
         made = list(tensors(out))
         for tensor in made:
             storage = tensor.untyped_storage()
@@ -210,9 +299,9 @@ class Recorder(TorchDispatchMode):
     def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
         kind, shape = _kind(func, args, out)
         if kind == "moving":
-            if self._fused is None or self._fused.call != id(frame):
-                self._flush()
-                self._fused = _Fused(id(frame), self._site(func, frame), str(made[0].dtype)[6:] if made else "")
+            if self._fused is None:
+                self._fused = _Fused(frame.f_code, self._site(func, frame), str(made[0].dtype)[6:] if made else "")
+            self._fused.last = frame.f_lasti
             self._fused.add(tensors(args), made, ids=self._ids)
             return
         self._flush()
@@ -264,18 +353,22 @@ class Recorder(TorchDispatchMode):
     # Storages
 
     def _birth(self, storage: torch.UntypedStorage, site: Site) -> None:
-        size, key = storage.nbytes(), self._next
-        self._next += 1
-        self._ids[storage._cdata] = key
+        weakref.finalize(storage, self._death, storage._cdata)
+        if self._hides:
+            self._ids[storage._cdata] = HIDDEN
+            return
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), site)
+
+    def _register(self, key: int, size: int, site: Site) -> None:
         self._born[key] = size, site
         self.live_bytes += size
         if not self.silent:
             self.tape.add(ALLOC, key, size, self.tape.site(site))
-        weakref.finalize(storage, self._death, storage._cdata)
 
     def _death(self, address: int) -> None:
         key = self._ids.pop(address, None)
-        if key is not None:
+        if key is not None and key != HIDDEN:
             self.live_bytes -= self._born.pop(key)[0]
             if not self.silent:
                 self.tape.add(FREE, key)
@@ -291,13 +384,8 @@ class Recorder(TorchDispatchMode):
             known = storage.nbytes() == 0
         storage.resize_(size)
         if size and known:
-            key = self._next
-            self._next += 1
-            self._ids[address] = key
-            site = self._site(RESIZE, self._frame())
-            self._born[key] = size, site
-            self.live_bytes += size
-            self.tape.add(ALLOC, key, size, self.tape.site(site))
+            self._ids[address] = key = self.reserve_ids(1)
+            self._register(key, size, self._site(RESIZE, self._frame()))
 
     # Places
 
@@ -326,12 +414,20 @@ class Recorder(TorchDispatchMode):
 
 
 class _Fused:
-    """Elementwise operations of one call of a function; its frame would keep alive what it holds."""
+    """Elementwise operations of one call of a function, or of one round of its loop.
 
-    def __init__(self, call: int, site: Site, dtype: str) -> None:
-        self.call, self.site, self.dtype, self.operations = call, site, dtype, 0
+    The frame is not held: it would keep alive what it holds.
+    """
+
+    def __init__(self, code: CodeType, site: Site, dtype: str) -> None:
+        self.code, self.last = code, -1
+        self.site, self.dtype, self.operations = site, dtype, 0
         self._before: dict[int, int] = {}  # bytes that were there, by storage
         self._made: dict[int, int] = {}
+
+    def goes_on(self, frame: FrameType) -> bool:
+        """Whether it may be the same call: a new one begins further up."""
+        return frame.f_code is self.code and frame.f_lasti > self.last
 
     def add(self, read: Iterable[Tensor], made: list[Tensor], *, ids: dict[int, int]) -> None:
         """One of them."""

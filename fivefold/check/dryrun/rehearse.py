@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from fivefold.check.dryrun.blocks import play_like_blocks
 from fivefold.check.dryrun.recorder import Recorder
 from fivefold.check.dryrun.tape import Scope, Tape
 from fivefold.check.dryrun.world import even_experts, groups_of, rank_of
@@ -24,7 +25,7 @@ from fivefold.train.engine import Engine
 
 # of what the engine's functions make, what it is; all else is known by how long it lives
 CATEGORIES = {
-    "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "gradients",
+    "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
     "Pipeline._receive": "pipeline",
 }  # fmt: skip
@@ -45,10 +46,10 @@ class RankTapes(NamedTuple):
 
 
 def rehearse_rank(
-    *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None
+    *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
     """Two steps of ``rank``. ``streams``: messages travel beside compute, as on GPUs. Even routing drops no rows, and
-    packed documents are one.
+    packed documents are one. ``replay``: of like blocks one runs, and the others play what it did.
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
@@ -60,6 +61,8 @@ def rehearse_rank(
         built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
         even_experts(built.module)
         recorder.groups = groups_of(built.ranks)
+        if replay and not job.pairs:  # whose blocks run two at a time
+            play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         engine = Engine(built, model=model, layout=layout, job=job)
         engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
         recorder.silent = False
@@ -71,13 +74,15 @@ def rehearse_rank(
 def _step(engine: Engine, recorder: Recorder) -> Tape:
     """One step on a tape that begins with what lives."""
     layout, job, built = engine.layout, engine.job, engine.built
+    recorder.silent = True
+    engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, job.sequence + 1, dtype=torch.long)
+    recorder.silent = False
+    recorder.name([engine.tokens, engine.loads, *built.module.buffers(), *built.module.tables], "inputs")
     recorder.name(built.weights(), "parameters")
     recorder.name(built.moments(), "optimizer")
-    recorder.name(built.module.tables, "inputs")
     recorder.cut()
-    tokens = torch.zeros(layout.micro_batches(job), layout.mbs, job.sequence + 1, dtype=torch.long)
     engine.meter = recorder
-    engine.step(tokens)
+    engine.step(engine.tokens)
     tape = recorder.cut()
     engine.forget()
     return tape

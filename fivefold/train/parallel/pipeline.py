@@ -123,7 +123,7 @@ class Pipeline:
             self._loss += output.detach()
         else:
             self._hand(("F", stage, i), output.detach())
-            output = _Exit.apply(output, inbox)  # type: ignore[no-untyped-call]
+            output = exit_of(output, inbox)
         if torch.is_grad_enabled():
             self._open[stage, i] = entry, output, inbox
 
@@ -192,6 +192,12 @@ class Pipeline:
             self.turns.swap()
         work.wait()
         return rows
+
+
+def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
+    """A scalar whose backward is that of ``rows``, whose gradient will then be in ``inbox``."""
+    found: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Exit(torch.autograd.Function):

@@ -1,0 +1,210 @@
+"""Will the ranks' messages meet? What is sent and never taken, sizes that differ, and ranks that wait in a circle.
+
+    rank 0   send A · wait A · receive B          rank 0 waits for rank 1 to receive A,
+    rank 1   send B · wait B · receive A          which waits for rank 0 to receive B
+
+Each finding is one line: numbers, ranks, operation and place, and how to mend it. Of an all_to_all the sizes are not
+compared, since ranks may send unevenly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from fivefold.check.dryrun.streams import Meeting, Side, Streams
+from fivefold.check.dryrun.tape import SCOPE, Message, Tape
+
+Part = tuple[int, int, Message]  # place among the tapes, event, message
+
+
+def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
+    """Of one step of some ranks; members of a group that are not among them do as one that is.
+
+    ``streams``: messages of a communicator run in the order of issue, as NCCL's; else (gloo) any that have met.
+    """
+    played = Streams(tapes, streams=streams)
+    return _Mismatches(played).found() or deadlocks(played)
+
+
+# Messages that do not fit
+
+
+class _Mismatches:
+    """The first of every communicator, or pair of sender and receiver: what follows is out of step by it."""
+
+    def __init__(self, played: Streams) -> None:
+        self.tapes, self.played = played.tapes, played
+        self.lines: dict[Hashable, list[Meeting]] = {}
+        for meeting in played.meetings.values():
+            self.lines.setdefault(meeting.key, []).append(meeting)
+
+    def found(self) -> list[str]:
+        """One line each."""
+        lines = (self._line(sorted(line, key=lambda meeting: meeting.number)) for line in self.lines.values())
+        return [line for line in lines if line]
+
+    def _line(self, meetings: list[Meeting]) -> str:
+        for meeting in meetings:
+            first = meeting.parts[0]
+            if first[2].collective == "p2p":
+                wrong = self._pair(meeting, meetings)
+            else:
+                wrong = self._group(meeting, meetings)
+            if wrong:
+                return wrong
+        return ""
+
+    def _pair(self, meeting: Meeting, meetings: list[Meeting]) -> str:
+        """A send and its receive."""
+        parts = meeting.parts
+        place, _, message = parts[0]
+        own, other = self.tapes[place].rank, message.peer
+        what = f"{_nth(meeting.number)} p2p {'from' if message.receives else 'to'} rank {other}"
+        if len(parts) < len(message.members[:2]) and other in self.played.places:
+            here, there = (sum(len(m.parts) > n for m in meetings) for n in (0, 1))
+            have, lack, mend = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
+            return (
+                f"rank {own} {have} {self.say(parts[0])} as its {what}, but rank {other} never {lack} it: {here} "
+                f"against {there} over {message.axis}; {mend} it on rank {other}, or drop it on rank {own}"
+            )
+        if len(parts) > 1 and _size(message) != _size(parts[1][2]):
+            return (
+                f"rank {own}: its {what} is {self.say(parts[0])}, which meets {self.say(parts[1])} on rank {other}; "
+                "send and receive the same numel and dtype in the same order"
+            )
+        return ""
+
+    def _group(self, meeting: Meeting, meetings: list[Meeting]) -> str:
+        """A collective on all its members."""
+        parts = meeting.parts
+        first = parts[0]
+        place, _, message = first
+        own = self.tapes[place].rank
+        counts = Counter(self.tapes[at].rank for m in meetings for at, _, _ in m.parts)
+        others = [member for member in message.members if member in self.played.places]
+        ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in others)}"
+        uneven = ending if len({counts[rank] for rank in others}) > 1 else ""
+        mend = "let every rank of the group issue the same collectives in the same order"
+        what = f"{_nth(meeting.number)} collective over {message.axis} of ranks {_few(message.members)}"
+        for part in parts[1:]:
+            if _kind(part[2]) != _kind(message):
+                rank = self.tapes[part[0]].rank
+                return f"rank {rank}: its {what} is {self.say(part)}, on rank {own} {self.say(first)}{uneven}; {mend}"
+        if len(parts) < len(others):
+            came = {self.tapes[at].rank for at, _, _ in parts}
+            missing = [rank for rank in others if rank not in came]
+            return f"rank {own}: the {what}, {self.say(first)}, never comes on {_ranks(missing)}{uneven}; {mend}"
+        return ""
+
+    def say(self, part: Part) -> str:
+        """A message in words, with its place."""
+        place, at, message = part
+        return f"{_named(message)} in {scope(self.tapes[place], at)} ({self.tapes[place].sites[message.site]})"
+
+
+def _size(message: Message) -> tuple[str, int]:
+    return message.dtype, message.numel
+
+
+def _kind(message: Message) -> tuple[str, str, int]:
+    return message.collective, message.dtype, -1 if message.collective == "all_to_all" else message.numel
+
+
+# Ranks that wait in a circle
+
+
+class _Step(NamedTuple):
+    """A rank's part in a message that cannot begin, and why."""
+
+    side: Side
+    waits: bool  # the rank waits for it; else it stands on a stream
+
+
+def deadlocks(played: Streams) -> list[str]:
+    """After who waits for whom: the circle, then all who wait behind it. None, if every rank comes to its end."""
+    if played.run():
+        return []
+    parked = {place: parked.side for place, parked in played.parked.items()}
+    path: list[_Step] = []
+    step: _Step | None = _Step(next(iter(parked.values())), waits=True)
+    while step is not None and step not in path:
+        path.append(step)
+        step = _next(step.side, parked)
+    circle = path[path.index(step) :] if step is not None else path
+    start = next((i for i, step in enumerate(circle) if step.waits), 0)
+    circle = circle[start:] + circle[:start]
+    say = _Mismatches(played).say
+    ranks = sorted({played.tapes[step.side.rank].rank for step in circle})
+    words = []
+    for step in circle:
+        rank = f"rank {played.tapes[step.side.rank].rank}"
+        message = say(_open(step.side).parts[_mine(step.side)])
+        if step.waits:
+            at = played.parked[step.side.rank].at
+            words.append(f"{rank} waits in {scope(played.tapes[step.side.rank], at)} for {message}")
+        else:
+            words.append(f"on its stream {rank} has before that {message}")
+    queued = any(not step.waits for step in circle)
+    mend = ("issue them in the same order on both ranks, as one batch, or over groups of their own" if queued
+            else "start what the other waits for before waiting")  # fmt: skip
+    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(words)}; {mend}"]
+    for place, side in sorted(parked.items()):
+        if not any(step.side.rank == place for step in circle):
+            tape = played.tapes[place]
+            message = say(_open(side).parts[_mine(side)])
+            at = played.parked[place].at
+            lines.append(f"rank {tape.rank} waits behind that deadlock, in {scope(tape, at)} for {message}")
+    return lines
+
+
+def _next(side: Side, parked: dict[int, Side]) -> _Step | None:
+    """What must come first: what a rank waits for instead of issuing its part, or what lies before it on a stream."""
+    for other in _open(side).sides:
+        if other.posted < 0:
+            found = parked.get(other.rank)
+            return _Step(found, waits=True) if found is not None else None
+        if other.missing and other.before is not None:
+            return _Step(other.before, waits=parked.get(other.rank) is other.before)
+    return None
+
+
+def _open(side: Side) -> Meeting:
+    """A message of the side that has not begun."""
+    return next(meeting for meeting in side.meetings if meeting.missing)
+
+
+def _mine(side: Side) -> int:
+    return _open(side).sides.index(side)
+
+
+# Words
+
+
+def scope(tape: Tape, at: int) -> str:
+    """Of the event at that place."""
+    for event in range(at, -1, -1):
+        if tape.events[4 * event] == SCOPE:
+            return str(tape.scopes[tape.events[4 * event + 1]])
+    return "start"
+
+
+def _named(message: Message) -> str:
+    way = (" from " if message.receives else " to ") + f"rank {message.peer}" if message.collective == "p2p" else ""
+    return f"{message.collective} of {message.numel} {message.dtype} over {message.axis}{way}"
+
+
+def _nth(number: int) -> str:
+    number += 1
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _few(members: Sequence[int]) -> str:
+    shown = [str(member) for member in members]
+    return ", ".join(shown if len(shown) <= 8 else [*shown[:4], "…", *shown[-2:]])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_few(ranks)}"

@@ -1,0 +1,167 @@
+"""What planner and rehearsal are compared on: models of the catalog, whole or with few layers, under every axis.
+
+    llama3-8b/6 · dp2 tp4 zero3 mbs1 · 2048 x 16 · bf16 · nccl        six layers, sequences of 2048 tokens, 16 of them
+
+Most are drawn (always the same ones), each value of each factor often; what may go together is asked of ``refuse``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import FEWEST_ROUNDS, SCHEDULES, V_SHAPED, Layout, refuse
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.catalog import named
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+
+DRAWN = 300
+TINY = Model(name="tiny", layers=4, width=64, heads=8, kv_heads=4, head_dim=8, ffn=176, vocab=500)
+OWN: Mapping[str, Model] = {
+    "grouped": TINY,
+    "biased": TINY.replace(kv_heads=8, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, qk_norm="head"),
+    "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
+}
+
+MODELS = (
+    "grouped", "biased", "odd", "llama2-7b", "llama3-8b", "llama3-70b", "llama3-405b", "llama3.2-1b", "qwen3-0.6b",
+    "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3",
+)  # fmt: skip
+RECOMPUTED = (
+    "", "", "", "ac=selective", "ac=full", "ac=full/2", "ac=norm+act", "ac=qkv+up", "ac=core+mlp", "ac=rope+out",
+    "ac=moe+norm", "ac=mlp",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One job under one layout. ``layers`` 0: as many as the model has."""
+
+    name: str
+    layers: int
+    layout_text: str
+    sequence: int
+    global_batch: int
+    precision: str = "bf16"
+    backend: Literal["nccl", "gloo"] = "nccl"
+
+    def __str__(self) -> str:
+        layers = f"/{self.layers}" if self.layers else ""
+        job = f"{self.sequence} x {self.global_batch} · {self.precision} · {self.backend}"
+        return f"{self.name}{layers} · {self.layout_text} · {job}"
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.parse(self.layout_text)
+
+    @property
+    def model(self) -> Model:
+        model = OWN.get(self.name) or named(self.name)
+        if not self.layers:
+            return model
+        moe = model.moe and model.moe.replace(dense_layers=min(1, model.moe.dense_layers))
+        return model.replace(layers=self.layers, moe=moe)
+
+    @property
+    def job(self) -> Job:
+        return Job(sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision))
+
+    @property
+    def machine(self) -> Machine:
+        return machine(self.backend, self.layout.world)
+
+    @property
+    def streams(self) -> bool:
+        """Whether messages travel beside compute."""
+        return self.backend == "nccl"
+
+
+def machine(backend: str, ranks: int) -> Machine:
+    """GPUs, or processes on one computer."""
+    if backend == "nccl":
+        return resolve(f"h100:{ranks}", local=Path("/nowhere"))
+    chip = Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**34, memory_bandwidth=1e10, source="test")
+    link = Link(name="loopback", span=max(2, ranks), bandwidth=1e9, latency_seconds=1e-4, source="test")
+    return Machine(name="here", ranks=ranks, ranks_per_node=ranks, backend="gloo", chip=chip, links=(link,))
+
+
+WHOLE = (
+    Case("llama3-8b", 0, "dp8 zero3 mbs1", 8192, 16),
+    Case("llama3-8b", 0, "dp8 zero2 mbs1 ac=full", 8192, 16),
+    Case("llama3-8b", 0, "dp4 tp2 zero1 mbs1 ac=selective", 8192, 8),
+    Case("llama3-8b", 0, "dp2 tp2 pp2 zero1 mbs1", 8192, 8),
+    Case("llama3.2-1b", 0, "dp8 zero0 mbs2", 4096, 32),
+    Case("qwen3-0.6b", 0, "dp2 zero3 mbs1", 4096, 4),
+    Case("llama2-7b", 0, "dp2 cp4 zero3 mbs1", 4096, 4),
+    Case("llama3-70b", 0, "dp8 tp8 zero3 mbs1 ac=full", 8192, 8),
+    Case("llama3-70b", 0, "dp4 tp8 pp4 v5 zero1 mbs1", 8192, 16),
+    Case("llama3-405b", 18, "dp8 tp8 pp2 zero1 mbs1", 8192, 32),
+    Case("llama3-405b", 0, "dp2 tp8 pp16 zero1 mbs1", 8192, 32),
+    Case("qwen3-30b-a3b", 0, "dp8 ep8 zero1 mbs1 ac=full", 4096, 8),
+    Case("deepseek-v3", 8, "dp16 pp2 ep16 zero1 zb1p mbs1", 4096, 64),
+)
+
+
+@cache
+def every_case() -> tuple[Case, ...]:
+    """Without doubles, small ones first."""
+    drawn: dict[Case, None] = {}
+    cases = _drawn(random.Random(5))
+    while len(drawn) < DRAWN:
+        drawn[next(cases)] = None
+    return (*sorted(drawn, key=lambda case: case.layout.pp), *WHOLE)
+
+
+def _drawn(chance: random.Random) -> Iterator[Case]:
+    number = 0
+    while True:
+        name = MODELS[number % len(MODELS)]
+        for _ in range(200):
+            case = _draw(name, chance)
+            if case is not None and _legal(case):
+                yield case
+                break
+        number += 1
+
+
+def _draw(name: str, chance: random.Random) -> Case | None:
+    pick = chance.choice
+    moe = (OWN.get(name) or named(name)).moe is not None
+    pp, tp, cp, dp = pick((1, 1, 2, 2, 4)), pick((1, 1, 2, 4, 8)), pick((1, 1, 1, 2, 4)), pick((1, 2, 2, 3, 4, 8))
+    schedule, v = pick(SCHEDULES) if pp > 1 else "1f1b", 1
+    if pp > 1 and schedule in V_SHAPED:
+        v = 2
+    elif schedule == "interleaved":
+        v = pick((2, 3))
+    mbs, zero = pick((1, 1, 2, 3)), pick((0, 1, 2, 3))
+    words = [f"dp{dp} tp{tp} cp{cp} pp{pp} v{v} mbs{mbs} zero{zero}", pick(RECOMPUTED)]
+    words += [schedule] if pp > 1 else []
+    words += [f"ep{pick((1, 2, 4, 8))} etp{pick((1, 1, 2))}"] if moe else []
+    words += [pick(("", "cp=ulysses"))] if cp > 1 else []
+    words += [pick(("", "", "nosp"))] if tp > 1 else []
+    if zero and dp * cp > 2 and chance.random() < 0.25:
+        words[0] = words[0].replace(f"zero{zero}", f"zero{zero}/{pick((2, 3, 4))}")
+    try:
+        layout = Layout.parse(" ".join(word for word in words if word))
+    except Mistake:
+        return None
+    fewest = FEWEST_ROUNDS.get(schedule, 1) * pp
+    micro_batches = pick((fewest, fewest + 1, 2 * fewest, 3)) if schedule != "dualpipe" else pick((fewest, fewest + 2))
+    layers = pp * v + pick((0, 1, 2, 3)) + (1 if pp == 1 else 0)
+    sequence = pick((64, 96, 192)) if name in OWN else pick((768, 1536, 4096))
+    precision = pick(("bf16", "bf16", "bf16-grad16", "fp32"))
+    backend: Literal["nccl", "gloo"] = pick(("nccl", "nccl", "gloo"))
+    return Case(name, layers, str(layout), sequence, dp * mbs * micro_batches, precision, backend)
+
+
+def _legal(case: Case) -> bool:
+    try:
+        refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
+    except Mistake:
+        return False
+    return case.layers <= 14

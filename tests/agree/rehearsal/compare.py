@@ -1,0 +1,144 @@
+"""Planner against rehearsal: what is counted must be equal, what peaks must be near.
+
+states, kept activations, FLOPs, messages and their bytes  ==        peak  |planned / rehearsed − 1|
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from fivefold.check.dryrun.memory import stage_memory
+from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.check.dryrun.tape import KERNEL, START, Tape
+from fivefold.check.dryrun.world import representatives
+from fivefold.layout.schedule import schedule
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.traffic import messages
+from fivefold.plan.predict import Planner
+from fivefold.step import StageMemory, sent_bytes
+from tests.agree.rehearsal.cases import Case
+
+EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of one rank
+
+
+class Stage(NamedTuple):
+    """Peaks of one pipeline rank in bytes, with what each says is the cause."""
+
+    planned: int
+    rehearsed: int
+    planned_cause: str
+    rehearsed_cause: str
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.rehearsed - 1
+
+
+class Verdict(NamedTuple):
+    """``unequal``: one line for each count that differs; ``stages``: the peaks of all pipeline ranks."""
+
+    unequal: tuple[str, ...]
+    stages: tuple[Stage, ...]
+
+    @property
+    def error(self) -> float:
+        """Of the fullest rank."""
+        return max(each.planned for each in self.stages) / max(each.rehearsed for each in self.stages) - 1
+
+    @property
+    def worst_stage(self) -> float:
+        """Of the rank that is farthest off."""
+        return max((each.error for each in self.stages), key=abs)
+
+
+def run(case: Case) -> Verdict:
+    """Rehearse the ranks that differ, predict, compare."""
+    model, layout, job = case.model, case.layout, case.job
+    planner = Planner(model=model, machine=case.machine, job=job)
+    step = planner.step(layout)
+    tapes = [
+        rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams, replay=False)
+        for rank in representatives(layout)
+    ]
+    memories = [stage_memory(each.steady, stage) for stage, each in enumerate(tapes)]
+    held = stages_held(layout, micro_batches=layout.micro_batches(job))
+    unequal = [
+        *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
+        *_totals(tapes, model, layout, flops=step.work.hardware_flops),
+        *(
+            f"rank {each.rank} {line}" for each, stages in zip(tapes, held, strict=True)
+            for line in differences(spoken(each.steady), planned(planner.counts, layout, stages=stages))
+        ),
+    ]  # fmt: skip
+    stages = tuple(
+        Stage(plan.peak_bytes, ours.peak_bytes, plan.peak_cause, ours.peak_cause)
+        for ours, plan in zip(memories, step.memory.stages, strict=True)
+    )
+    return Verdict(tuple(unequal), stages)
+
+
+def stages_held(layout: Layout, *, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    """Per pipeline rank."""
+    if layout.pp == 1:
+        return ((0,),)
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches).held
+
+
+def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
+    pairs = [(name.removesuffix("_bytes"), getattr(ours, name), getattr(plan, name)) for name in EXACT]
+    return [
+        f"stage {ours.stage} {name}: {there} rehearsed, {here} planned" for name, there, here in pairs if there != here
+    ]
+
+
+def _totals(tapes: list[RankTapes], model: Model, layout: Layout, *, flops: int) -> list[str]:
+    """Of all ranks: the representatives stand for as many as hold their stages."""
+    alike = layout.world // layout.pp
+    done = sum(alike * work(each.steady) for each in tapes)
+    lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
+    parameters = round(alike * sum(each.parameters for each in tapes))
+    if layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
+        lines.append(f"parameters: {parameters} rehearsed, {model.parameters} planned")
+    return lines
+
+
+def work(tape: Tape) -> int:
+    """FLOPs of one rank's step."""
+    flops = [kernel.flops for kernel in tape.kernels]
+    return sum(flops[first] for kind, first, _, _ in tape if kind == KERNEL)
+
+
+def spoken(tape: Tape) -> Said:
+    """What one rank sends."""
+    count: Counter[tuple[str, str]] = Counter()
+    sent: Counter[tuple[str, str]] = Counter()
+    for place, times in Counter(second for kind, _, second, _ in tape if kind == START).items():
+        message = tape.messages[place]
+        if not message.receives:
+            key = message.axis, message.collective
+            count[key] += times
+            sent[key] += times * sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
+    return {key: (count[key], sent[key]) for key in count}
+
+
+def planned(counts: Counts, layout: Layout, *, stages: tuple[int, ...]) -> Said:
+    """What the planner expects of a rank that holds ``stages``."""
+    count: Counter[tuple[str, str]] = Counter()
+    sent: Counter[tuple[str, str]] = Counter()
+    for message in messages(counts, layout, chunks=stages):
+        key = message.axis, message.collective
+        count[key] += message.times
+        sent[key] += message.times * sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
+    return {key: (count[key], sent[key]) for key in count if count[key]}
+
+
+def differences(ours: Said, plan: Said) -> list[str]:
+    """One line for each axis and collective that differ."""
+    return [
+        f"{' '.join(key)}: {ours.get(key, (0, 0))} rehearsed, {plan.get(key, (0, 0))} planned"
+        for key in sorted({*ours, *plan}) if ours.get(key) != plan.get(key)
+    ]  # fmt: skip

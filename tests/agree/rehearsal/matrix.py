@@ -1,0 +1,176 @@
+"""Planner against rehearsal on every case, resumable: finished ones are lines of FOLDER/cases.jsonl.
+
+    python -m tests.agree.rehearsal.matrix --markdown docs/measurements/005-rehearsal.md
+
+A change of planner or engine makes finished cases stale: ``--fresh`` forgets them, ``--again`` those that differ.
+Exits 1 unless all counts are equal and peaks are within the bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fivefold.show.progress import bar
+from tests.agree.rehearsal.cases import Case, every_case
+from tests.agree.rehearsal.compare import run
+
+Line = dict[str, Any]
+MEAN, WORST = 0.005, 0.02  # of the error of peaks
+
+
+def main() -> int:
+    """Run what is not yet done, print what differs, write the table."""
+    options = _options()
+    finished: Path = options.folder / "cases.jsonl"
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    if options.fresh:
+        finished.unlink(missing_ok=True)
+    log = finished.read_text().splitlines() if finished.exists() else []
+    done = {line["case"]: line for line in map(json.loads, log)}
+    cases = [case for case in every_case() if all(word in str(case) for word in options.only)]
+    stale = {name for name, line in done.items() if options.again and not sound(line)}
+    wanted = [case for case in cases if str(case) not in done or str(case) in stale]
+    with bar("rehearsal") as report, finished.open("a") as file, _pool(options.processes) as pool:
+        for number, line in enumerate(pool.imap_unordered(play, wanted)):
+            report(line["case"], number + 1, len(wanted))
+            done[line["case"]] = line
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            if not sound(line):
+                print(told(line), file=sys.stderr)
+    lines = [done[str(case)] for case in cases]
+    if options.markdown:
+        options.markdown.write_text(markdown(lines))
+    print(summary(lines))
+    return 0 if agree(lines) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="the planner against the rehearsal")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--folder", type=Path, default=Path("runs/rehearsal"), help="where finished cases are kept")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="run all cases again")
+    parser.add_argument("--again", action="store_true", help="run those again that differ")
+    parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
+    return parser.parse_args()
+
+
+def _pool(processes: int) -> Any:
+    return multiprocessing.get_context("spawn").Pool(processes, initializer=_alone)
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+
+
+def play(case: Case) -> Line:
+    """One case as a line of the log; a failure is a line too."""
+    begin = time.perf_counter()
+    line: Line = {"case": str(case), "model": f"{case.name}/{case.layers}".removesuffix("/0"),
+                  "layout": case.layout_text, "job": str(case).split(" · ", 2)[2], "world": case.layout.world}  # fmt: skip
+    try:
+        verdict = run(case)
+        top = max(verdict.stages, key=lambda stage: stage.rehearsed)
+        line |= {
+            "error": verdict.error, "worst_stage": verdict.worst_stage, "unequal": verdict.unequal,
+            "peak": top.rehearsed, "causes": [top.rehearsed_cause, top.planned_cause],
+            "stages": [stage[:2] for stage in verdict.stages],
+        }  # fmt: skip
+    except Exception as error:  # a case that cannot be rehearsed is a row of the table
+        line |= {"broken": f"{type(error).__name__}: {error}"[:500]}
+    return line | {"seconds": round(time.perf_counter() - begin, 2)}
+
+
+def sound(line: Line) -> bool:
+    """Whether all counts are equal and the peak is within the bound of the worst."""
+    return "broken" not in line and not line["unequal"] and abs(line["error"]) <= WORST
+
+
+def agree(lines: Sequence[Line]) -> bool:
+    """All of them, and the mean."""
+    errors = [abs(line["error"]) for line in lines if "broken" not in line]
+    return all(map(sound, lines)) and sum(errors) / len(errors) <= MEAN
+
+
+def told(line: Line) -> str:
+    """A case that differs, for the terminal."""
+    if "broken" in line:
+        return f"{line['case']}: {line['broken']}"
+    ours, plan = line["causes"]
+    peak = f"peak {line['error']:+.2%}, worst stage {line['worst_stage']:+.2%} ({plan} | {ours})"
+    return "\n    ".join((f"{line['case']}: {peak}", *line["unequal"]))
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """What the page says first."""
+    whole = [line for line in lines if "broken" not in line]
+    errors = [abs(line["error"]) for line in whole]
+    stages = [abs(here / there - 1) for line in whole for here, there in line["stages"]]
+    equal = sum(not line["unequal"] for line in whole)
+    broken = f", {len(lines) - len(whole)} cannot be rehearsed" if len(whole) < len(lines) else ""
+    return (
+        f"{equal} of {len(lines)} layouts have equal counts{broken}; peak memory of the fullest rank within "
+        f"{_mean(errors):.2%} in the mean and {max(errors, default=0):.2%} at worst; of all {len(stages)} stages "
+        f"{_mean(stages):.2%} and {max(stages, default=0):.2%}"
+    )
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return sum(errors) / max(1, len(errors))
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The page for docs/measurements."""
+    kinds = Counter(line["model"].partition("/")[0] for line in lines)
+    return "\n".join((
+        "# 005 · Rehearsal: the planner against the engine on fake tensors",
+        "",
+        f"{summary(lines)}.",
+        "",
+        "Each layout is planned, and rehearsed on the first rank of every pipeline stage: the steady step of the very "
+        "engine, every storage, kernel and message counted. *Counts*: parameters, gradients and optimizer in bytes, "
+        "activations kept at most, FLOPs of all ranks, messages and bytes by axis and collective. *Peak*: of the "
+        "fullest stage in GiB, and by how much the planner says more; *stage*: of the stage that is farthest off.",
+        f"`python -m tests.agree.rehearsal.matrix`; bounds {MEAN:.1%} in the mean, {WORST:.0%} at worst. "
+        "`llama3-8b/6` has six layers. Jobs: tokens of a sequence x sequences of a step · precision · backend.",
+        "Models: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())) + ".",
+        "",
+        "| model | layout | job | ranks | peak | off | stage | counts | s |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *map(_row, lines),
+        "",
+    ))  # fmt: skip
+
+
+def _row(line: Line) -> str:
+    start = f"| {line['model']} | `{line['layout']}` | {line['job']} | {line['world']} |"
+    if "broken" in line:
+        return f"{start} | | | **{line['broken'].splitlines()[0][:120]}** | {line['seconds']:.1f} |"
+    off = _bold(line["error"])
+    counts = "equal" if not line["unequal"] else "**" + "; ".join(_short(line["unequal"])) + "**"
+    return f"{start} {line['peak'] / 2**30:.3f} | {off} | {_bold(line['worst_stage'])} | {counts} | {line['seconds']:.1f} |"
+
+
+def _short(unequal: Iterable[str]) -> list[str]:
+    return [each.replace(" rehearsed", "").replace(" planned", " planned") for each in unequal]
+
+
+def _bold(error: float) -> str:
+    return f"{error:+.2%}" if abs(error) <= WORST else f"**{error:+.2%}**"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
