@@ -172,8 +172,9 @@ class Job(Record):
     sequence: PositiveInt = 4096  # tokens per sequence (T)
     global_batch: PositiveInt = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
-    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); unfused: scores written out
-    attention: Literal["flash", "flash2", "flash1", "unfused"] = "flash"
+    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
+    # attention to one dim, as PyTorch's on CPU; unfused: scores written out
+    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] = "flash"
     # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
     documents: Literal["joined", "apart"] = "joined"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;

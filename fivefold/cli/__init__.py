@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from fivefold.cli import plan, run
+from fivefold.cli import doctor, plan, rehearse, run
 from fivefold.cli.run import launcher
 from fivefold.cli.words import say
 from fivefold.record import Fault, Mistake
@@ -22,7 +22,11 @@ app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
     help="Plans, rehearses, trains and proves the training step of a large language model.",
 )  # fmt: skip
-for command in (plan.predict, plan.search, plan.ask, plan.ratios, plan.published, run.train, run.data, run.calibrate):
+COMMANDS = (
+    plan.predict, plan.search, plan.ask, plan.ratios, plan.published, rehearse.dryrun,
+    doctor.doctor, run.train, run.data, run.calibrate,
+)  # fmt: skip
+for command in COMMANDS:
     app.command()(command)
 app.command("show")(run.show_run)
 

@@ -1,4 +1,4 @@
-"""The command dryrun: a whole step of the real training code on one CPU, for any number of ranks, without a GPU.
+"""The command dryrun: whole steps of the real training code on one CPU, for any number of ranks, without a GPU.
 
 A job that would fail is shown with what would go wrong first, and ends with exit code 3.
 """
@@ -35,12 +35,16 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.check.dryrun import Rehearsal
+    from fivefold.layout.spans import Level, Span
     from fivefold.machine.spec import Machine
     from fivefold.step import Step
 
 WOULD_FAIL = 3  # exit code
 
 Ranks = Annotated[str | None, typer.Option("--ranks", help="Ranks for --trace and --snapshot, such as 0,3.")]
+Snapshot = Annotated[
+    Path | None, typer.Option("--snapshot", help="Write the memory for https://pytorch.org/memory_viz (.pickle).")
+]
 
 
 def dryrun(
@@ -58,21 +62,19 @@ def dryrun(
         bool, typer.Option("--every-rank", help="Rehearse all ranks, not one of each pipeline rank.")
     ] = False,
     every_layer: Annotated[
-        bool, typer.Option("--every-layer", help="Run all layers, and do not play one for those like it.")
+        bool, typer.Option("--every-layer", help="Run every layer, not one of those that are alike.")
     ] = False,
     ranks: Ranks = None,
     over_time: OverTime = False,
     charts: ChartFolder = None,
     trace: TraceFile = None,
-    snapshot: Annotated[
-        Path | None, typer.Option(help="Write the memory as PyTorch's memory viewer reads it (.pickle).")
-    ] = None,
+    snapshot: Snapshot = None,
     json: AsJson = False,
 ) -> None:
-    """Rehearse a step: the real training code on one CPU, for any number of ranks. Exit code 3 if it would fail."""
-    from fivefold.check.dryrun import dryrun as run
+    """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
     from fivefold.layout.spec import Layout, refuse
     from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import predict
     from fivefold.show.progress import bar
     from fivefold.train.run import Run
 
@@ -81,13 +83,136 @@ def dryrun(
     refuse(chosen, model=spec, job=task, machine=chips)
     table = Run(schedule=schedule, job=task).table(chosen)
     with bar("rehearsing") as progress:
+        from fivefold.check.dryrun import dryrun as run
+
         found = run(
             model=spec, machine=chips, layout=chosen, job=task, table=table, every_rank=every_rank,
             replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
-    predicted = _predicted(spec, chips, chosen, task)
-    _print(found, predicted, json=json)
+    predicted = predict(model=spec, machine=chips, layout=chosen, job=task)
+    if json:
+        show(json_module.dumps(_data(found, predicted), indent=2))
+    else:
+        _print(found, predicted)
     if found.step is not None:
-        ...
+        if over_time and not json:
+            _draw(found, chips)
+        if charts:
+            _save_charts(found, chips, folder=charts)
+        for rank in asked or (found.fullest.rank,):
+            if snapshot:
+                _save_snapshot(found, rank, path=_of_rank(snapshot, rank, asked), expandable=task.expandable_segments)
+        if trace:
+            _save_trace(found, asked or tuple(found.tapes), path=trace)
     if found.findings:
         raise SystemExit(WOULD_FAIL)
+
+
+def _ranks(text: str | None) -> tuple[int, ...]:
+    words = text.split(",") if text else []
+    if not all(word.strip().isdigit() for word in words):
+        raise Mistake(f"--ranks {text!r} is not a list of ranks; write 0,3")
+    return tuple(int(word) for word in words)
+
+
+def _data(found: Rehearsal, predicted: Step) -> dict[str, object]:
+    """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
+    if found.step is None:
+        return {"findings": found.findings}
+    from fivefold.check.dryrun.report import moment
+
+    full = moment(found.tapes[found.fullest.rank])
+    return {
+        "predicted": predicted.model_dump(mode="json"),
+        "rehearsed": found.step.model_dump(mode="json"),
+        "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.tapes],
+        "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
+        "findings": found.findings,
+    }
+
+
+def _print(found: Rehearsal, predicted: Step) -> None:
+    from fivefold.check.dryrun.report import moment
+    from fivefold.show import rehearsal
+
+    if found.step is None:
+        for line in found.findings:
+            show(rehearsal.finding(line))
+        return
+    full = found.fullest
+    show(
+        rehearsal.page(
+            found.step, findings=found.findings, moment=moment(found.tapes[full.rank]), first=full.first,
+            predicted=predicted,
+        )
+    )  # fmt: skip
+
+
+def _draw(found: Rehearsal, machine: Machine) -> None:
+    """The pipeline and the fullest rank's memory, on the terminal."""
+    from fivefold.show import memory, pipeline
+    from fivefold.show.table import heading
+
+    assert found.step is not None
+    rows, lives, rank = _pictured(found)
+    title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
+    show(heading(title, pipeline.finding(found.step.time)))
+    show(pipeline.Picture(rows))
+    show(heading(f"Memory over time of rank {rank}"))
+    show(memory.Picture(lives, rank=rank, capacity_bytes=machine.chip.memory_bytes))
+
+
+def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
+    """The same as pictures and as pages."""
+    from fivefold.show import charts, memory, pipeline
+
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    assert found.step is not None
+    rows, lives, rank = _pictured(found)
+    pictures = {
+        "pipeline": pipeline.chart(rows, step=found.step, drawn="priced, not measured"),
+        "memory": memory.chart(lives, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        for suffix in (".svg", ".html"):
+            with _whole(folder / f"{name}{suffix}") as partial:
+                charts.save(picture, partial)
+    say(f"wrote pipeline and memory as .svg and .html to {folder}")
+
+
+def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+    """Spans of every pipeline rank; memory over time of the fullest rank, and which that is."""
+    from fivefold.check.dryrun.drawn import levels, spans
+
+    assert found.played is not None
+    assert found.table is not None
+    steady = found.steady
+    rows = [spans(found.played, steady[rank], row) for rank, row in zip(found.ranks, found.table.rows, strict=True)]
+    rank = found.fullest.rank
+    return rows, levels(found.played, steady[rank]), rank
+
+
+def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
+    from fivefold.check.dryrun.snapshot import save
+
+    tapes = found.tapes[rank]
+    save((tapes.first, tapes.steady), path, expandable=expandable)
+    say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
+
+
+def _of_rank(path: Path, rank: int, asked: tuple[int, ...]) -> Path:
+    """A file of its own for each of several ranks."""
+    return path.with_stem(f"{path.stem}-rank{rank}") if len(asked) > 1 else path
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at ``path`` once it is whole; of what is interrupted nothing stays."""
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -7,11 +7,18 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import NonNegativeInt, PositiveInt
 
 from fivefold.record import Record
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
+
+
+def like(path: str) -> str:
+    """What like modules share: ``layers.3.mlp`` is a ``layers.*.mlp``."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 class Holding(Record):
@@ -74,7 +81,8 @@ class Advice(Record):
     peak_bytes: NonNegativeInt  # of the step examined again with these modules wrapped
     extra_flops: NonNegativeInt
     extra_share: float  # of the FLOPs of the step as it is
-    reason: str = ""  # why not more, where it does not fit
+    refused: tuple[str, ...] = ()  # modules that cannot be run twice, and why
+    reason: str = ""  # why not less, where it does not fit
 
 
 class Diagnosis(Record):

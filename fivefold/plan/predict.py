@@ -46,8 +46,8 @@ class Planner:
     """A model, a machine and a job with everything about them that is counted and priced once."""
 
     def __init__(self, *, model: Model, machine: Machine, job: Job) -> None:
-        if machine.backend == "gloo":  # one stream: nothing runs beside compute
-            job = job.replace(overlap=())
+        if machine.backend == "gloo":  # one stream: nothing runs beside compute; and kernels of one head dim
+            job = job.replace(overlap=(), attention="blocks" if job.attention == "flash" else job.attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = Counts(model, job)
         self.units = Units(self.counts, machine)

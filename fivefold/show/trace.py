@@ -9,7 +9,7 @@ Source: the format's description, "Trace Event Format", Google, 2016.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,45 @@ from fivefold.record import Fault
 def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
     """Names of processes and lines, then the spans."""
     for rank, row in enumerate(rows):
-        yield {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"pipeline rank {rank}"}}
-        yield {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}
-        for line, name in enumerate(("step", "messages that nothing hides")):
-            yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": line, "args": {"name": name}}
+        yield from names(rank, f"pipeline rank {rank}", ("step", "messages that nothing hides"))
         for span in row:
             known = {"stage": span.stage, "micro_batch": span.micro_batch} if span.stage >= 0 else {}
-            yield _event(span.name, span.kind, rank, 0, start=span.start, end=span.end, known=known)
+            yield event(span.name, span.kind, rank, 0, start=span.start, end=span.end, known=known)
             if span.messages:
                 name = ", ".join(span.axes)
-                yield _event(name, "messages", rank, 1, start=span.end - span.messages, end=span.end, known={})
+                yield event(name, "messages", rank, 1, start=span.end - span.messages, end=span.end, known={})
 
 
-def _event(
-    name: str, category: str, rank: int, line: int, *, start: float, end: float, known: dict[str, int]
+def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Of a process and of its lines."""
+    yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
+    yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}
+    for line, called in enumerate(lines):
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": line, "args": {"name": called}}
+
+
+def event(
+    name: str, category: str, process: int, line: int, *, start: float, end: float, known: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Something that lasts, in seconds; of times a nanosecond is enough."""
     return {
-        "name": name, "cat": category, "ph": "X", "ts": start * 1e6, "dur": (end - start) * 1e6,
-        "pid": rank, "tid": line, "args": known,
+        "name": name, "cat": category, "ph": "X", "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
+        "pid": process, "tid": line, "args": known,
     }  # fmt: skip
 
 
 def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -> None:
     """Write the trace, with ``about`` as its metadata."""
-    whole = {"traceEvents": list(events(rows)), "displayTimeUnit": "ms", "otherData": about}
+    write(events(rows), path, about=about)
+
+
+def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
+    """One event after the other, so that none but the file holds them all."""
     try:
-        path.write_text(json.dumps(whole), encoding="utf-8")
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"traceEvents":[')
+            for index, each in enumerate(found):
+                file.write((",\n" if index else "\n") + json.dumps(each, separators=(",", ":")))
+            file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')
     except OSError as error:
         raise Fault(f"{path}: the trace cannot be written: {error.strerror}") from None

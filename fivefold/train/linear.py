@@ -150,6 +150,8 @@ class _Fan(torch.autograd.Function):
         linears: tuple[Linear, ...] = ctx.linears
         around, later = linears[0].around, linears[0].later
         (kept,) = ctx.saved_tensors
+        if later.deferring:  # else what is put off would hold the graph, and that the entry of the stage
+            kept = kept.detach()
         if ctx.entered:
             again: Wait = lambda: kept  # noqa: E731
         elif later.deferring:  # until then only the rank's own rows are held
@@ -162,18 +164,20 @@ class _Fan(torch.autograd.Function):
             total.addmm_(gradient, linear.matrix)
         entered = around.begin_entered_gradient(total)
         del total
-        later.do(lambda: _weights(linears, again, inner=left, outer=gradients))
+        outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
+        later.do(lambda: _weights(linears, again, inner=left, outer=outer))
         return entered(), None, None
 
 
 @torch.no_grad()
-def _weights(linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: tuple[Tensor, ...]) -> None:
+def _weights(linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None]) -> None:
     """Gradients of weights and biases one after another; each may be let go before the next is made.
 
-    ``inner`` gradients of the products, ``outer`` of the outputs: of a sum over ranks each has its own rows.
+    ``inner`` gradients of the products, ``outer`` of the outputs that have a bias: of a sum over ranks each has its
+    own rows.
     """
     x = again()
     for linear, product, output in zip(linears, inner, outer, strict=True):
-        if linear.bias is not None:
+        if linear.bias is not None and output is not None:
             deliver(linear.bias, output.sum(0))
         deliver(linear.matrix, product.t() @ x)

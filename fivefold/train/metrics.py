@@ -146,9 +146,12 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in ATTENTION_FORWARD:
-        q, k = args[0], args[1]
-        return 4 * int(q.numel() * k.shape[-2])
+        return _attention_flops(*args[:3])
     if func in ATTENTION_BACKWARD:
-        q, k = args[1], args[2]
-        return 8 * int(q.numel() * k.shape[-2])
+        return 2 * _attention_flops(*args[1:4])
     return 0
+
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Of q [B, N, T, H] on all of k [B, K, S, H] and v [B, K, S, H of v]."""
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])

@@ -6,7 +6,6 @@ What lives before the step without a role is an input.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fivefold.check.doctor.watch import HERE, Role
+from fivefold.check.doctor.watch import HERE, Role, short
 from fivefold.check.dryrun.recorder import ROOT
 from fivefold.check.dryrun.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
-from fivefold.model.diagnosis import CATEGORIES, Fullest, Holding, Part
+from fivefold.model.diagnosis import CATEGORIES, Fullest, Holding, Part, like
 
 OURS = HERE.removeprefix(ROOT)
 MOST = 12  # kinds of tensors that are named
@@ -49,6 +48,16 @@ class Story(NamedTuple):
         return int(np.searchsorted([at for at, _ in self.scopes], place, side="right")) - 1
 
     @property
+    def peak_bytes(self) -> int:
+        """The most that lives at once."""
+        return int(self.living[self.begin :].max(initial=0))
+
+    @property
+    def peak_place(self) -> int:
+        """The event after which it does."""
+        return self.begin + int(np.argmax(self.living[self.begin :]))
+
+    @property
     def begin(self) -> int:
         """The first event of the step itself."""
         return self.scopes[1][0] if len(self.scopes) > 1 else len(self.tape)
@@ -56,26 +65,28 @@ class Story(NamedTuple):
 
 def read(tape: Tape, roles: Mapping[int, Role]) -> Story:
     """All lives on a tape."""
-    scopes, open_lives, change = [], {}, np.zeros(len(tape) + 1, np.int64)
-    lives: list[tuple[int, int, int, int, int, int, int]] = []
+    scopes: list[tuple[int, Scope]] = []
+    born: dict[int, tuple[int, int, int, int]] = {}  # place, bytes, site, number of its scope
+    died: list[tuple[int, int, int, int, int, int, int]] = []
+    change = np.zeros(len(tape) + 1, np.int64)
     for place, (kind, first, second, third) in enumerate(tape):
         if kind == SCOPE:
             scopes.append((place, tape.scopes[first]))
         elif kind == ALLOC:
-            open_lives[first] = first, place, second, third, len(scopes) - 1
+            born[first] = place, second, third, len(scopes) - 1
             change[place] += second
-        elif kind == FREE and first in open_lives:
-            born = open_lives.pop(first)
-            lives.append((born[0], born[1], place, born[2], born[3], born[4], len(scopes) - 1))
-            change[place] -= born[2]
+        elif kind == FREE and first in born:
+            life = born.pop(first)
+            died.append((first, *life, place, len(scopes) - 1))
+            change[place] -= life[1]
     end = len(tape)
-    lives += [(key, birth, end, size, site, scope, len(scopes)) for key, birth, size, site, scope in open_lives.values()]
+    died += [(key, *life, end, len(scopes)) for key, life in born.items()]
     phases = [scope.phase for _, scope in scopes]
-    read = (
-        Life(key, birth, death, size, tape.sites[site], *_what(roles.get(key), tape.sites[site], phases[born], dies - born))
-        for key, birth, death, size, site, born, dies in lives
-    )  # fmt: skip
-    return Story(tape, tuple(sorted(read, key=lambda life: life.birth)), tuple(scopes), np.cumsum(change[:end]))
+    lives = []
+    for key, birth, size, at, scope, death, last in sorted(died, key=lambda life: life[1]):
+        what = _what(roles.get(key), tape.sites[at], phases[scope], last - scope)
+        lives.append(Life(key, birth, death, size, tape.sites[at], *what))
+    return Story(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
 def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
@@ -89,7 +100,7 @@ def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, s
 
 def fullest(story: Story) -> Fullest:
     """The peak."""
-    peak = story.begin + int(np.argmax(story.living[story.begin :])) if story.begin < len(story.tape) else 0
+    peak = story.peak_place
     alive = [life for life in story.lives if life.birth <= peak < life.death]
     sizes: Counter[str] = Counter()
     groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
@@ -108,6 +119,16 @@ def fullest(story: Story) -> Fullest:
             for (size, category, name, line, operation), number in largest
         ),
     )  # fmt: skip
+
+
+def most(story: Story, category: str) -> int:
+    """The most bytes of a category that live at once."""
+    change = np.zeros(len(story.tape) + 1, np.int64)
+    for life in story.lives:
+        if life.category == category:
+            change[life.birth] += life.bytes
+            change[life.death] -= life.bytes
+    return int(np.cumsum(change).max())
 
 
 def kept(story: Story) -> dict[str, int]:
@@ -165,11 +186,6 @@ def above(module: str) -> Iterator[str]:
     yield ""
 
 
-def like(path: str) -> str:
-    """``layers.3.mlp`` as ``layers.*.mlp``."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
-
-
 def _line(site: Site) -> str:
     """Of the user's code; of what the doctor calls there is none."""
-    return "" if site.line.startswith((OURS, HERE)) else site.line
+    return "" if site.line.startswith((OURS, HERE)) else short(site.line)

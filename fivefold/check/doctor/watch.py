@@ -7,7 +7,7 @@ It also notes what each storage is, and when which module that might be recomput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -52,7 +52,10 @@ class Watch(Recorder):
     """Of a user's step on one rank. ``roles``: of storages by id; ``calls``: of modules that are followed."""
 
     def __init__(self) -> None:
-        super().__init__(rank=0, through=(HERE,))
+        super().__init__(rank=0, through=(__file__,))
+        self.memo: MutableMapping[Any, Any] | None = (
+            None  # of fake tensors, which is to be empty while a model is built
+        )
         self.roles: dict[int, Role] = {}
         self.calls: list[Call] = []
         self.remarks: dict[str, None] = {}
@@ -90,7 +93,7 @@ class Watch(Recorder):
             if tensor.untyped_storage().nbytes():
                 if tensor.untyped_storage()._cdata not in self._ids:
                     self.name([tensor], category)
-                self.roles.setdefault(self.id_of(tensor), Role(category, name))
+                self.roles[self.id_of(tensor)] = Role(category, name)
 
     def _begun(self, _module: nn.Module, _inputs: object) -> None:
         self._fresh = False
@@ -111,7 +114,7 @@ class Watch(Recorder):
     def _calls(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def calls(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self._turn()
-            starts.append((len(self.tape), self._storages((args, kwargs))))
+            starts.append((self.place(), self._storages((args, kwargs))))
 
         return calls
 
@@ -119,8 +122,7 @@ class Watch(Recorder):
         def called(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
-                self._flush()
-                self.calls.append(Call(path, self.tape, begin, len(self.tape), inputs, self._storages(output)))
+                self.calls.append(Call(path, self.tape, begin, self.place(), inputs, self._storages(output)))
 
         return called
 
@@ -141,7 +143,10 @@ class Watch(Recorder):
         if func.name() == SPLIT_ATTENTION:
             self._remark(f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
                          "flash attention on a GPU keeps less")  # fmt: skip
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.memo:  # what it holds weakly cannot be converted: model.bfloat16()
+            self.memo.clear()
+        return out
 
     def _turn(self) -> None:
         """Enter the scope of what the step is doing now."""
@@ -197,7 +202,13 @@ class Watch(Recorder):
 
     def _line(self) -> str:
         frame = self._frame()
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def short(file: str) -> str:
+    """Of a package the name from there on, else as seen from here."""
+    package = file.rpartition("site-packages/")[2]
+    return package.removeprefix(f"{Path.cwd()}/")
 
 
 def _convolution_flops(func: Any, args: Any, out: Any) -> int:

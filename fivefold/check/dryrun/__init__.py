@@ -1,1 +1,80 @@
-"""The rehearsal: the real training code on tensors that hold nothing, in a world that is not there."""
+"""The rehearsal on one page: the real training code on tensors that hold nothing, in a world that is not there.
+
+rehearse   two steps of one rank of each pipeline rank, or of every rank → tapes
+judge      memory against the chip, the ranks' messages against one another → findings
+report     tapes priced and played in time → a step of the kind "rehearsed"
+
+A job that would fail is a finding, not an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fivefold.check.dryrun import match, report
+from fivefold.check.dryrun.failed import failed, quiet
+from fivefold.check.dryrun.play import play
+from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.check.dryrun.report import Rehearsal, Share
+from fivefold.check.dryrun.world import representatives
+from fivefold.job import Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout, refuse
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake
+from fivefold.train.supported import check_supported
+
+__all__ = ["Rehearsal", "dryrun"]
+
+
+def dryrun(
+    *, model: Model, machine: Machine, layout: Layout, job: Job, table: Table | None = None, every_rank: bool = False,
+    replay: bool = True, ranks: Sequence[int] = (), progress: Callable[[int, int], None] | None = None,
+) -> Rehearsal:  # fmt: skip
+    """Rehearse a step. ``ranks``: also these, whose tapes are kept. ``table``: a pipeline schedule of one's own.
+
+    ``progress`` is told how many ranks of how many are done. A ``Mistake`` for what is refused before it is built.
+    """
+    refuse(layout, model=model, job=job, machine=machine)
+    check_supported(layout, job, model=model)
+    beyond = [rank for rank in ranks if not 0 <= rank < layout.world]
+    if beyond:
+        raise Mistake(f"no rank {beyond[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
+    streams = machine.backend == "nccl"
+    job = job if streams else job.replace(overlap=())  # one stream: nothing runs beside compute
+    table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    kept = {*representatives(layout), *ranks}
+    shares: list[Share] = []
+    tapes: dict[int, RankTapes] = {}
+    chosen = range(layout.world) if every_rank else sorted(kept)
+    for done, rank in enumerate(chosen):
+        if progress:
+            progress(done, len(chosen))
+        try:
+            with quiet():
+                found = rehearse_rank(
+                    model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
+                )
+        except (Mistake, Fault, MemoryError):
+            raise
+        except Exception as error:
+            return Rehearsal(step=None, findings=(failed(error, rank=rank),))
+        shares.append(report.share(found, machine=machine, layout=layout, job=job))
+        tapes[rank] = found if rank in kept else report.talk(found)
+    findings = report.too_large(shares, model=model, machine=machine, layout=layout, job=job)
+    unmet = _unmet(list(tapes.values()), streams=streams)
+    if unmet:
+        return Rehearsal(step=None, findings=(*findings, *unmet), shares=tuple(shares))
+    tapes = {rank: tapes[rank] for rank in sorted(kept)}
+    steady = [each.steady for each in tapes.values()]
+    played = play(steady, machine=machine, job=job, world=layout.world)
+    step = report.step(shares, steady[0], played, model=model, machine=machine, layout=layout, job=job)
+    return Rehearsal(step, findings, tuple(shares), tapes, played, table)
+
+
+def _unmet(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
+    """Messages that do not fit and ranks that wait for ever: in the first step, or in a later one."""
+    first = match.findings([each.first for each in ranks], streams=streams)
+    return first or match.findings([each.steady for each in ranks], streams=streams)

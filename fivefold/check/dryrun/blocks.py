@@ -25,10 +25,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.build import Built
 from fivefold.train.linear import Later, Work
-from fivefold.train.parallel.pipeline import exit_of
+from fivefold.train.parallel.pipeline import exit_of, run_back
 
 Events = NDArray[np.int64]  # [n, 4]
-DELIVER, PUT_OFF = 100, 101  # in recordings: a weight's gradient is there; a product is put off
+DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # in recordings: a weight's gradient is there; a product is put off
 X, G = 0, 1  # ids of what enters forward and backward; those of what is made inside follow
 
 
@@ -131,8 +131,10 @@ class Player:
         g_id = recorder.id_of(inbox[0])
         end = exit_of(y, inbox)
         del x, y
+        seed = torch.ones_like(end)
         self.later.deferring, start = split, recorder.place()
-        end.backward()
+        with recorder.inside(""):
+            run_back(end, seed)
         self.later.deferring = False
         spans.append((start, found["place"]))
         start = recorder.place()
@@ -291,17 +293,20 @@ def _recording(
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
     parts = [events[start:stop].copy() for start, stop in spans]
+    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # also what only the recording made
     freed = set[int]()
     for part in parts:
         for event in part:
             kind = event[0]
             if kind == ALLOC:
                 event[1] = ids.setdefault(int(event[1]), len(ids))
-            elif kind == FREE:
-                if int(event[1]) not in ids:
-                    raise Unlike
+            elif kind == FREE and int(event[1]) in ids:
                 event[1] = ids[int(event[1])]
                 freed.add(int(event[1]))
+            elif kind == FREE:
+                if int(event[1]) not in ours:
+                    raise Unlike
+                event[0] = NOTHING
             elif kind == START:
                 event[1] = handles.setdefault(int(event[1]), len(handles))
                 event[3] = ids.get(int(event[3]), -1)
@@ -311,7 +316,7 @@ def _recording(
                 event[1] = handles[int(event[1])]
     if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
         raise Unlike
-    forward, backward, end, *works = parts
+    forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
     return Recording(tape, forward, backward, tuple(works), end, len(ids) - 2, len(handles),
                      (ids[y[0]], y[1]), (ids[dx[0]], dx[1]), gradients)  # fmt: skip
 

@@ -5,26 +5,42 @@ rank 3, forward of micro-batch 0, blocks.2.mlp: aten::mm: a and b must have same
 
 from __future__ import annotations
 
+import logging
 import traceback
+from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
 from fivefold.check.dryrun.recorder import ROOT, TORCH, Recorder
+from fivefold.check.dryrun.tape import SCOPE
 from fivefold.record import Fault
 
 OURS = str(Path(__file__).parent)
 CANNOT_BE_FAKED = "torch._subclasses"  # where exceptions say that a fake tensor has no value, or no such operation
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the pages that torch logs of an exception on its way."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def failed(error: Exception, *, rank: int) -> str:
     """The finding; a ``Fault`` where the rehearsal itself has failed and the job might run."""
     frames = list(_frames(error.__traceback__))
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     frame, line = next((f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, OURS)))
     site = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{line} {frame.f_code.co_qualname}"
     if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(OURS):
@@ -44,16 +60,19 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _recorded(frames: list[tuple[FrameType, int]]) -> tuple[Recorder | None, str]:
     """The recorder and the operation that it was handed, if the step got as far."""
-    code: CodeType = Recorder.__torch_dispatch__.__code__
-    operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code is code), "")
+    name = "Recorder.__torch_dispatch__"
+    operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
     found = (f.f_locals.get("recorder") for f, _ in frames)
     return next((each for each in found if isinstance(each, Recorder)), None), operation
 
 
 def _scope(recorder: Recorder | None) -> str:
-    if recorder is None or not recorder.tape.scopes or recorder.silent:
+    """What the step was doing."""
+    if recorder is None or recorder.silent:
         return "before the first step"
-    return str(recorder.tape.scopes[-1])
+    return next(
+        (str(recorder.tape.scopes[place]) for kind, place, *_ in reversed(list(recorder.tape)) if kind == SCOPE), ""
+    )
 
 
 def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> str:
@@ -67,5 +86,6 @@ def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> s
                 paths = {id(part): path for path, part in owner.named_modules()}
             inner = paths.get(id(owner), inner)
         elif isinstance(owner, torch.autograd.function.BackwardCFunction) and recorder is not None:
-            inner = recorder.module_of(owner._sequence_nr()) or inner
+            numbers, modules = recorder._since
+            inner = modules[bisect_right(numbers, owner._sequence_nr()) - 1] or inner
     return inner

@@ -47,11 +47,8 @@ class _Mismatches:
 
     def _line(self, meetings: list[Meeting]) -> str:
         for meeting in meetings:
-            first = meeting.parts[0]
-            if first[2].collective == "p2p":
-                wrong = self._pair(meeting, meetings)
-            else:
-                wrong = self._group(meeting, meetings)
+            check = self._pair if meeting.parts[0][2].collective == "p2p" else self._group
+            wrong = check(meeting, meetings)
             if wrong:
                 return wrong
         return ""
@@ -82,8 +79,10 @@ class _Mismatches:
         first = parts[0]
         place, _, message = first
         own = self.tapes[place].rank
-        counts = Counter(self.tapes[at].rank for m in meetings for at, _, _ in m.parts)
         others = [member for member in message.members if member in self.played.places]
+        if len(parts) >= len(others) and all(_kind(part[2]) == _kind(message) for part in parts[1:]):
+            return ""
+        counts = Counter(self.tapes[at].rank for m in meetings for at, _, _ in m.parts)
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in others)}"
         uneven = ending if len({counts[rank] for rank in others}) > 1 else ""
         mend = "let every rank of the group issue the same collectives in the same order"
@@ -100,8 +99,7 @@ class _Mismatches:
 
     def say(self, part: Part) -> str:
         """A message in words, with its place."""
-        place, at, message = part
-        return f"{_named(message)} in {scope(self.tapes[place], at)} ({self.tapes[place].sites[message.site]})"
+        return _said(self.tapes[part[0]], part)
 
 
 def _size(message: Message) -> tuple[str, int]:
@@ -116,10 +114,11 @@ def _kind(message: Message) -> tuple[str, str, int]:
 
 
 class _Step(NamedTuple):
-    """A rank's part in a message that cannot begin, and why."""
+    """A rank's part in a message that cannot begin."""
 
     side: Side
-    waits: bool  # the rank waits for it; else it stands on a stream
+    waits: bool  # the rank waits for it
+    queued: bool = False  # what the step before needs of this rank stands behind it on a stream
 
 
 def deadlocks(played: Streams) -> list[str]:
@@ -129,34 +128,31 @@ def deadlocks(played: Streams) -> list[str]:
     parked = {place: parked.side for place, parked in played.parked.items()}
     path: list[_Step] = []
     step: _Step | None = _Step(next(iter(parked.values())), waits=True)
-    while step is not None and step not in path:
+    while step is not None and step.side not in [each.side for each in path]:
         path.append(step)
         step = _next(step.side, parked)
-    circle = path[path.index(step) :] if step is not None else path
-    start = next((i for i, step in enumerate(circle) if step.waits), 0)
-    circle = circle[start:] + circle[:start]
-    say = _Mismatches(played).say
-    ranks = sorted({played.tapes[step.side.rank].rank for step in circle})
-    words = []
-    for step in circle:
-        rank = f"rank {played.tapes[step.side.rank].rank}"
-        message = say(_open(step.side).parts[_mine(step.side)])
-        if step.waits:
-            at = played.parked[step.side.rank].at
-            words.append(f"{rank} waits in {scope(played.tapes[step.side.rank], at)} for {message}")
-        else:
-            words.append(f"on its stream {rank} has before that {message}")
-    queued = any(not step.waits for step in circle)
-    mend = ("issue them in the same order on both ranks, as one batch, or over groups of their own" if queued
-            else "start what the other waits for before waiting")  # fmt: skip
-    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(words)}; {mend}"]
+    if step is not None:
+        begin = next(i for i, each in enumerate(path) if each.side is step.side)
+        path = [step, *path[begin + 1 :]]  # as it is reached from the last
+    ranks = sorted({played.tapes[each.side.rank].rank for each in path})
+    mend = ("issue them in the same order on both ranks, as one batch, or over groups of their own"
+            if any(each.queued for each in path) else "start what the other waits for before waiting")  # fmt: skip
+    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_words(each, played) for each in path)}; {mend}"]
     for place, side in sorted(parked.items()):
-        if not any(step.side.rank == place for step in circle):
-            tape = played.tapes[place]
-            message = say(_open(side).parts[_mine(side)])
-            at = played.parked[place].at
-            lines.append(f"rank {tape.rank} waits behind that deadlock, in {scope(tape, at)} for {message}")
+        if not any(each.side.rank == place for each in path):
+            lines.append(f"behind a deadlock, {_words(_Step(side, waits=True), played)}; mend that")
     return lines
+
+
+def _words(step: _Step, played: Streams) -> str:
+    """What a rank waits for, or has on a stream."""
+    tape = played.tapes[step.side.rank]
+    message = _said(tape, _open(step.side).parts[_open(step.side).sides.index(step.side)])
+    place = scope(tape, played.parked[step.side.rank].at) if step.waits else ""
+    if step.queued:
+        waited = f"what it waits for in {place}, " if step.waits else ""
+        return f"rank {tape.rank} has its part of that on one stream behind {waited}{message}"
+    return f"rank {tape.rank} waits in {place} for {message}"
 
 
 def _next(side: Side, parked: dict[int, Side]) -> _Step | None:
@@ -166,17 +162,13 @@ def _next(side: Side, parked: dict[int, Side]) -> _Step | None:
             found = parked.get(other.rank)
             return _Step(found, waits=True) if found is not None else None
         if other.missing and other.before is not None:
-            return _Step(other.before, waits=parked.get(other.rank) is other.before)
+            return _Step(other.before, waits=parked.get(other.rank) is other.before, queued=True)
     return None
 
 
 def _open(side: Side) -> Meeting:
     """A message of the side that has not begun."""
     return next(meeting for meeting in side.meetings if meeting.missing)
-
-
-def _mine(side: Side) -> int:
-    return _open(side).sides.index(side)
 
 
 # Words
@@ -188,6 +180,11 @@ def scope(tape: Tape, at: int) -> str:
         if tape.events[4 * event] == SCOPE:
             return str(tape.scopes[tape.events[4 * event + 1]])
     return "start"
+
+
+def _said(tape: Tape, part: Part) -> str:
+    _, at, message = part
+    return f"{_named(message)} in {scope(tape, at)} ({tape.sites[message.site]})"
 
 
 def _named(message: Message) -> str:

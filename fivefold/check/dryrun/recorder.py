@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Work
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,6 +51,7 @@ NO_WORK = (
     "set_",
     "detach_",
 )  # nor do views
+LEAF = 2**62  # nodes of leaves, which no module made, count from further up: they belong to the node before
 HIDDEN = -1  # id of a storage of which nothing is written
 NOWHERE = Site("", "", "")
 TORCH = str(Path(torch.__file__).parent)
@@ -95,7 +97,7 @@ class Recorder(TorchDispatchMode):
         self.rank, self.groups, self._categories = rank, groups, categories
         self._skipped = (TORCH, OWN, *through)
         self.tape = Tape(rank)
-        self._module = ""
+        self._module = self._back_in = ""
         self._since: tuple[list[int], list[str]] = ([0], [""])  # from which autograd node on which module ran
         self._ids: dict[int, int] = {}  # storages that live, by address
         self._born: dict[int, tuple[int, Site]] = {}  # bytes and site, by id
@@ -197,6 +199,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self._flush()
             self.tape, self.live_bytes = outer, live
+            self._is_in(self._module)
 
     def place(self) -> int:
         """How many events there are."""
@@ -276,7 +279,8 @@ class Recorder(TorchDispatchMode):
         if func is RESIZE:
             self._resize(args[0], args[1])
             return None
-        out = func(*args, **(kwargs or {}))
+        fake = func in GROUPED and isinstance(args[0], FakeTensor)
+        out = _by_group(*args) if fake else func(*args, **(kwargs or {}))
         if self._hides:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
@@ -332,7 +336,7 @@ class Recorder(TorchDispatchMode):
         message = Message(
             known.axis, group.group_name, known.members, collective, str(whole[0].dtype)[6:],
             sum(tensor.numel() for tensor in whole), sum(tensor.nbytes for tensor in whole), peer, received,
-            self.tape.site(self._site(func, frame)),
+            self.tape.site(self._site(func, frame)), collective == "p2p" and _joins(whole[0]),
         )  # fmt: skip
         handle = self._handles
         self._handles += 1
@@ -408,9 +412,11 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None or self._module:  # what is recomputed runs through modules again
             return self._module
-        numbers, paths = self._since
         number: int = node._sequence_nr()
-        return paths[min(bisect_right(numbers, number), len(paths)) - 1]
+        if number < LEAF:
+            numbers, paths = self._since
+            self._back_in = paths[bisect_right(numbers, number) - 1]
+        return self._back_in
 
 
 class _Fused:
@@ -464,6 +470,22 @@ def _kind(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         q, k = args[1], args[2]
         return "attention_backward", (q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3])
     return "moving", ()
+
+
+def _by_group(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """What a grouped matmul makes, in any dtype: torch knows it of fake tensors in bf16 alone."""
+    groups = () if right.dim() == 3 else (ends.shape[0],)
+    return left.new_empty(*groups, left.shape[0], right.shape[-1])
+
+
+def _joins(tensor: Tensor) -> bool:
+    """Whether it is sent or received in one go with another, by a batch that does not begin with it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OWN)):
+        if frame.f_code.co_name == "batch_isend_irecv":
+            return frame.f_locals["p2p_op_list"][0].tensor is not tensor
+        frame = frame.f_back
+    return False
 
 
 def _returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:

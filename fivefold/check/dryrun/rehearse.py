@@ -14,7 +14,7 @@ import torch
 from fivefold.check.dryrun.blocks import play_like_blocks
 from fivefold.check.dryrun.recorder import Recorder
 from fivefold.check.dryrun.tape import Scope, Tape
-from fivefold.check.dryrun.world import even_experts, groups_of, rank_of
+from fivefold.check.dryrun.world import even_experts, gpu_attention, groups_of, rank_of
 from fivefold.job import Job
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
@@ -27,6 +27,7 @@ from fivefold.train.engine import Engine
 CATEGORIES = {
     "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
+    "resize": "gathers",
     "Pipeline._receive": "pipeline",
 }  # fmt: skip
 PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
@@ -60,6 +61,8 @@ def rehearse_rank(
         device = torch.device("cpu")
         built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
         even_experts(built.module)
+        if streams:
+            gpu_attention(built.module)
         recorder.groups = groups_of(built.ranks)
         if replay and not job.pairs:  # whose blocks run two at a time
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fivefold.check.dryrun.allocator import reserved
 from fivefold.check.dryrun.memory import Living, largest, stage_memory
+from fivefold.check.dryrun.play import Played
 from fivefold.check.dryrun.rehearse import RankTapes
-from fivefold.check.dryrun.tape import KERNEL, START, Tape
+from fivefold.check.dryrun.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.job import Job
 from fivefold.layout.mesh import group
+from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -23,11 +25,8 @@ from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
 from fivefold.record import Mistake
 from fivefold.show.rehearsal import Holding, Moment
-from fivefold.step import Memory, StageMemory, Step, Time, Traffic, Work, sent_bytes, utilisation
+from fivefold.step import Memory, StageMemory, Step, Traffic, Work, sent_bytes, utilisation
 from fivefold.units import show_bytes
-
-if TYPE_CHECKING:
-    from fivefold.check.dryrun.play import Played
 
 
 class Share(NamedTuple):
@@ -53,8 +52,9 @@ class Rehearsal(NamedTuple):
     step: Step | None
     findings: tuple[str, ...]
     shares: tuple[Share, ...] = ()
-    tapes: Mapping[int, RankTapes] = {}  # of the representatives, and of the ranks that were asked for
+    tapes: Mapping[int, RankTapes] = {}  # of one rank of each pipeline rank, and of those that were asked for
     played: Played | None = None
+    table: Table | None = None  # that the pipeline played
 
     @property
     def first(self) -> dict[int, Tape]:
@@ -67,9 +67,15 @@ class Rehearsal(NamedTuple):
         return {rank: tapes.steady for rank, tapes in self.tapes.items()}
 
     @property
+    def ranks(self) -> list[int]:
+        """The one of each pipeline rank that stands for the others."""
+        stages = {each.steady.stage: each.rank for each in reversed(self.shares)}
+        return [stages[stage] for stage in sorted(stages)]
+
+    @property
     def fullest(self) -> Share:
-        """The rank with the highest peak."""
-        return max((share for share in self.shares if share.rank in self.tapes), key=lambda share: share.peak_bytes)
+        """The rank with the highest peak of a steady step, of those whose tapes are kept."""
+        return max((each for each in self.shares if each.rank in self.tapes), key=lambda each: each.steady.peak_bytes)
 
 
 def share(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> Share:
@@ -84,6 +90,20 @@ def share(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> Sh
     flops = sum(tapes.steady.kernels[place].flops for kind, place, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
     return Share(tapes.rank, first, steady, held, shortage, flops, tapes.parameters)
+
+
+def talk(tapes: RankTapes) -> RankTapes:
+    """What is left of a rank whose messages alone are asked for."""
+    return tapes._replace(first=_spoken(tapes.first), steady=_spoken(tapes.steady))
+
+
+def _spoken(tape: Tape) -> Tape:
+    spoken = Tape(tape.rank)
+    spoken.sites, spoken.scopes, spoken.messages = tape.sites, tape.scopes, tape.messages
+    for event in tape:
+        if event[0] in (START, WAIT, SCOPE):
+            spoken.add(*event)
+    return spoken
 
 
 def pipeline_rank(rank: int, layout: Layout) -> int:
@@ -115,7 +135,7 @@ def step(
         ),
         work=done,
         traffic=traffic(tape),
-        time=Time(step_seconds=seconds, compute_seconds=seconds),
+        time=played.time(),
         tokens_per_second_per_gpu=job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(job.precision.compute)),
     )
@@ -179,11 +199,12 @@ def too_large(shares: Sequence[Share], *, model: Model, machine: Machine, layout
 
 
 def _mend(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
-    """The nearest layout that the planner finds room for: sharded more, then recomputed, then cut into smaller ones."""
+    """The nearest layout that the planner finds room for: sharded more, then recomputed, then in smaller batches."""
+    sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
+    changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
+    changes += [{"ac": "selective"}, {"ac": "full"}, {"mbs": 1}]
     nearest = layout
-    for change in ({"zero": 2}, {"zero": 3}, {"ac": "selective"}, {"ac": "full"}, {"mbs": 1}):
-        if change.get("zero", 4) <= layout.zero or (change.get("zero") and layout.dp * layout.cp == 1):
-            continue
+    for change in changes:
         nearest = nearest.replace(**change)
         memory = _planned(nearest, model=model, machine=machine, job=job)
         if memory is not None and memory.fits:

@@ -3,9 +3,9 @@
     compute   kernel kernel START ······ kernel WAIT kernel          host   launches ahead of it
     stream              (others, queue) ░░ message ░░                one per communicator, in the order of issue
 
-The k-th collective of a communicator on one rank meets the k-th on the others, the k-th send to a rank its k-th receive.
-Members that are not among the tapes are twins of one that is, in lockstep. Without ``streams``, as on gloo, messages of
-one communicator do not queue, and take the time of whoever waits for them.
+The k-th collective of a communicator meets the k-th of its other ranks, the k-th send to a rank its k-th receive.
+Members that are not among the tapes are twins of one that is, in lockstep. Without ``streams``, as on gloo, messages
+of one communicator do not queue, and take the time of whoever waits for them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Parked(NamedTuple):
 class Streams:
     """Plays ``tapes``, at most one per rank of the world. ``begins`` and ``ends`` are of every event, in seconds.
 
-    A START begins and ends with its message, a WAIT ends with it. ``parked``: by place among the tapes, who waits for ever.
+    A START begins and ends with its message, a WAIT ends with it. ``parked``: who waits for ever, by place among them.
     """
 
     def __init__(self, tapes: Sequence[Tape], *, streams: bool, costs: Sequence[Costs] | None = None) -> None:
@@ -107,17 +107,15 @@ class Streams:
         seconds = self.costs[place].messages
         at = np.flatnonzero(events[:, 0] == START)
         chosen = events[at, 2].tolist()
-        joins = _batches(tape, at, chosen) if self.streams else [False] * len(chosen)
-        for event, index, joined, joins_next in zip(at.tolist(), chosen, joins, [*joins[1:], False], strict=False):
+        joins = [self.streams and tape.messages[index].joins for index in chosen] + [False]
+        for i, (event, index) in enumerate(zip(at.tolist(), chosen, strict=True)):
             message, key = tape.messages[index], keys[index]
             number = numbers[key, message.receives]
             numbers[key, message.receives] += 1
-            if not joined:
-                sides.append(Side(place, event))
-                self._queue(sides[-1], message, streams, rank=tape.rank, batched=joins_next)
-            else:
-                sides.append(sides[-1])
-            side = sides[-1]
+            if not joins[i] or not sides:
+                side = Side(place, event)
+                self._queue(side, message, streams, rank=tape.rank, batched=joins[i + 1])
+            sides.append(side)
             meeting = self.meetings.get((key, number))
             if meeting is None:
                 meeting = self.meetings[key, number] = Meeting(key, number, self._expected(message))
@@ -245,15 +243,3 @@ def _key(message: Message, *, rank: int) -> Hashable:
         return message.group
     sender, receiver = (message.peer, rank) if message.receives else (rank, message.peer)
     return message.group, sender, receiver
-
-
-def _batches(tape: Tape, at: np.ndarray[tuple[int], np.dtype[np.int64]], chosen: list[int]) -> list[bool]:
-    """Which START belongs to one batch with that before it: sends and receives that one line issues in one go."""
-    joins = [False] * len(chosen)
-    for i in np.flatnonzero(np.diff(at) == 1).tolist():
-        one, two = tape.messages[chosen[i]], tape.messages[chosen[i + 1]]
-        alike = (one.collective, one.group, tape.sites[one.site].line) == (
-            two.collective, two.group, tape.sites[two.site].line,
-        )  # fmt: skip
-        joins[i + 1] = alike and one.collective == "p2p"
-    return joins

@@ -75,6 +75,7 @@ class Message(NamedTuple):
     peer: int  # p2p: the other rank of the world; else -1
     receives: bool  # p2p: from the peer
     site: int
+    joins: bool = False  # p2p: in one go with the message before it (batch_isend_irecv)
 
 
 class Tape:

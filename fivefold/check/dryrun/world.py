@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fivefold.check.dryrun.recorder import Group
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
+from fivefold.train.attention import LatentAttention
+from fivefold.train.flash import Flash
 from fivefold.train.moe import Moe
 from fivefold.train.parallel.expert import Abroad, Voyage
 from fivefold.train.parallel.mesh import Ranks
@@ -65,6 +68,24 @@ class EvenVoyage(Voyage):
         """Without asking the tensor."""
         shares = [copies // self.ep.size + (place < copies % self.ep.size) for place in range(self.ep.size)]
         return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
+
+
+def gpu_attention(module: nn.Module) -> None:
+    """On GPUs PyTorch's attention takes values narrower than keys as they are; on CPU they are padded."""
+    for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
+        if isinstance(layer.core, Flash):
+            layer.core = Narrow(scale=layer.core.scale)
+
+
+class Narrow(Flash):
+    """As ``scaled_dot_product_attention`` on GPUs, where the kernel for values of their own dim is this."""
+
+    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """→ [B, T, N, H of v]."""
+        heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True, 0.0, True, scale=self.scale)
+        out_BNTH: Tensor = found[0]
+        return out_BNTH.transpose(1, 2)
 
 
 def groups_of(ranks: Ranks) -> Callable[[str], Group]:

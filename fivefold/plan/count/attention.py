@@ -64,8 +64,11 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
 
 
-def _core(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
-    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135)."""
+def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:
+    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135).
+
+    ``held``: what the values are a part of.
+    """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
     dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
     heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
@@ -76,29 +79,55 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
     if part.cp > 1 and part.ulysses:
         for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
             ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
-        q, k, v = f"{q}.all", f"{k}.all", f"{v}.all"
+        q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
         # backward the gradients of keys and values follow them round
         message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
-    per_pair = 2 * heads * sum(dims) * part.sequences
+    per_pair = 2 * heads * sum(_computed(local, dims)) * part.sequences
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
     core = Op(
         "attention.core", "attention", (q, k, v),
         {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
-        keeps=(q, k, v, out, "lse"),
+        keeps=(q, k, held or v, out, "lse"),
         flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=False), part.cp),
         causal_flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=True), part.cp),
         shape=(part.sequences, job.sequence, dims[0]),
         moved_bytes=moved, moved_backward_bytes=2 * moved,
-        # the keys and values that come by, and those that come after them; backward their gradients too
-        forward_scratch=2 * own if message else 0, backward_scratch=4 * own if message else 0,
         message=message,
     )  # fmt: skip
+    forward, backward = _scratch(local, dims, own=own if message else 0)
+    core = core._replace(forward_scratch=forward, backward_scratch=backward)
     ops += _unfused(local, core) if job.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
+
+
+def _computed(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
+    """The head dims of q and k and of v as the kernel has them: one that computes by blocks, as in our ring, or on CPU,
+    knows but one (``train/flash.py``).
+    """
+    ring = local.part.cp > 1 and not local.part.ulysses and local.job.linears == "fanned"
+    return (max(dims),) * 2 if local.job.attention == "blocks" or ring else dims
+
+
+def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int]:
+    """What lives within the core, forward and backward; ``own``: the keys and values of a ring, else 0.
+
+    The narrower are padded: v and the output, backward the gradient too, and what comes of v. A ring holds the keys and
+    values that are here and those that come; sums in fp32, of half of the queries what was added last; backward what
+    was found first of all, and the gradients of keys that stay, come and go.
+    """
+    each, width = local.rows * local.heads, local.width
+    padded = each * max(dims) * width if _computed(local, dims) != dims else 0
+    if not own:
+        return 2 * padded, 4 * padded
+    wide = 4 * each if width < 4 else 0
+    q, o, coming = each * dims[0] * width, each * dims[1] * width, own if local.part.cp > 2 else 0
+    first = 2 * own + 2 * padded
+    later = wide * dims[1] + own + coming + 3 * padded // 2 - (o // 2 if wide else -o // 2)
+    return max(first, later), wide * dims[0] + 3 * own + coming + q // 2 + 3 * padded
 
 
 def _all_to_all(source: str, out: str, *, size: int) -> Op:
@@ -125,12 +154,21 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
     shared, key = _shared(local, "ckv", "key", dim=mla.rope_dim)
     ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
+    # Keys and values are parts of kv, which is kept whole for the values; their gradients are joined.
+    each, turned = rows * N * width, rows * N * mla.rope_dim * width
+    parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
+               gradients={"k": each * mla.nope_dim, "v": each * mla.v_dim})  # fmt: skip
     ups += [
-        # Rotated and joined to whole heads; the values stay a view of kv, whose storage is kept for them.
-        rope("rope.q", "q", "qr", numel=rows * N * q_dim, width=width),
-        rope("rope.k", "kv", "kr", numel=rows * N * q_dim, width=width)._replace(reads=("kv", *key)),
+        parts,
+        # Rotated and joined to whole heads.
+        rope("rope.q", "q", "qr", numel=each // width * q_dim, width=width)._replace(
+            forward_scratch=turned, backward_scratch=turned
+        ),
+        rope("rope.k", "k", "kr", numel=each // width * q_dim, width=width)._replace(
+            reads=("k", *key), forward_scratch=0, backward_scratch=0
+        ),
     ]
-    ops += [*ups, *_core(local, q="qr", k="kr", v="kv", layer=layer)]
+    ops += [*ups, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]
     return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
 
 
@@ -173,7 +211,7 @@ def _unfused(local: Local, core: Op) -> list[Op]:
         name="attention.core.values",
         reads=(probabilities, v),
         writes={out: core.writes[out]},
-        keeps=(probabilities, v),
+        keeps=(probabilities, core.keeps[2]),
         message=None,
     )
     return [*ops, output]

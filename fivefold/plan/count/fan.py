@@ -42,7 +42,7 @@ def _speaks(op: Op) -> bool:
 
 
 def _is_linear(op: Op) -> bool:
-    return op.kind == "matmul" and op.batch == 1 and op.name != "moe.router"
+    return op.kind == "matmul" and op.name != "moe.router"
 
 
 def _joined(ops: Sequence[Op]) -> Op:
@@ -53,7 +53,7 @@ def _joined(ops: Sequence[Op]) -> Op:
     keeps, forward, backward = first.keeps, 0, first.backward_scratch
     if entry is not None:  # the whole input forward, and the gradient of it before it is summed
         ((whole, size),) = entry.writes.items()
-        backward += size if entry.gradient_bytes is None else entry.gradient_bytes
+        backward += (entry.gradients or entry.writes)[whole]
         if first.again:
             keeps, writes, backward = (
                 (whole, *first.keeps[1:]),

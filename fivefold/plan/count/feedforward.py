@@ -26,34 +26,46 @@ def experts(local: Local, source: str) -> list[Op]:
     """``source`` [stream rows, D] → ``d`` [stream rows, D] by way of ``topk`` experts a token."""
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
-    size, part = rows * model.width * local.width, local.part
-    router = matmul(
-        "moe.router", source, "scores", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
-    )._replace(keeps=(source,))
-    pick = elementwise("moe.topk", "activation", ("scores",), "weights", size=rows * moe.experts * 4, keeps=("scores",))
-    sent, received = rows * moe.topk, routed_rows(local)
+    size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
     gather = Op(
-        "moe.dispatch", "embedding", (source,), {"routed": moe.topk * size}, moved_bytes=2 * moe.topk * size,
-        moved_backward_bytes=(moe.topk + 1) * size,
+        "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
+        keeps=("trip",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
     )  # fmt: skip
-    ops, ready, back = [router, pick, gather], "routed", "returned"
-    crosses = part.ep > 1 or part.etp > 1
-    there: list[Op] = []
-    if crosses:
-        ready, back = "arrived", "expert.out"
-        there = _travel(local, "routed", ready, sent=sent, received=received, home=False)
-    # the shared experts compute while tokens travel
+    ops = [*_choice(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
-    ops += [*there[:1], *shared, *there[1:], *_grouped_mlp(local, ready, back, rows=received)]
-    if crosses:
-        ops += _travel(local, back, "returned", sent=sent, received=received, home=True)
+    if local.part.ep > 1 or local.part.etp > 1:
+        there, mine = _out(local, sent=sent, received=received), _grouped_mlp(local, "arrived", "made", rows=received)
+        if local.job.linears == "fanned":
+            there, mine = _meanwhile(there, mine)
+        home = _home(local, "made", "returned", sent=sent, received=received)
+        # the shared experts compute while tokens travel
+        ops += [*there[:1], *shared, *there[1:], *mine, *home]
+    else:
+        ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
         Op("moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
            moved_backward_bytes=2 * moe.topk * size)
     )  # fmt: skip
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _choice(local: Local, source: str) -> list[Op]:
+    """The router in fp32, and what follows from it: of each token the scores, the experts and their weights; of all
+    copies their order, tokens and places, which are planned once and stay whatever is recomputed (``train/routing``).
+    """
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
+    assert moe is not None
+    scores, copies = 4 * rows * moe.experts, rows * moe.topk
+    widened = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
+    router = matmul(
+        "moe.router", source, "choices", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
+    )._replace(keeps=(source,), forward_scratch=widened, backward_scratch=widened)
+    kept = {"scores": scores, "chosen": 8 * copies} | ({"shares": 4 * (copies + rows)} if moe.normalized else {})
+    pick = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    trip = {"trip": 8 * (3 * copies + rows + moe.experts + 1)}
+    return [router, pick._replace(writes={"weights": 4 * copies, **kept, **trip}, keeps=(*kept,), stays=(*trip,))]
 
 
 def routed_rows(local: Local) -> int:
@@ -65,24 +77,64 @@ def routed_rows(local: Local) -> int:
     return even if share == 1 else ceil(even * share)
 
 
-def _travel(local: Local, source: str, out: str, *, sent: int, received: int, home: bool) -> list[Op]:
-    """Tokens to their experts, or home again: all_to_all over ep, and over etp a gather or a scatter of its sum."""
+def _sorted(local: Local) -> bool:
+    """Whether what arrives must be put in the order of the experts here: not from all of ep to the only one."""
+    assert local.model.moe is not None
+    return local.part.ep < local.model.moe.experts or local.part.etp > 1
+
+
+def _out(local: Local, *, sent: int, received: int) -> list[Op]:
+    """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted."""
+    part, each, moe = local.part, local.model.width * local.width, local.model.moe
+    assert moe is not None
+    ops, here, rows = list[Op](), "routed", ceil_div(received, part.etp)
+    if part.ep > 1:
+        message = Message("ep", "all_to_all", "all_to_all", sent * each)
+        ops.append(exchange("moe.send", here, "received", size=rows * each, message=message))
+        here = "received"
+    if part.etp > 1:
+        message = Message("etp", "all_gather", "reduce_scatter", received * each)
+        gather = exchange("moe.etp_dispatch", here, "gathered", size=received * each, message=message)
+        ops.append(gather._replace(forward_scratch=rows * each))
+        here = "gathered"
+    size, order = (received * each, 8 * received) if _sorted(local) else (0, 0)
+    voyage = order + 4 * ceil_div(moe.experts, part.ep)  # and where the rows of each expert end
+    arrive = Op(
+        "moe.arrive", "message", (here, "share", "routed"),
+        {"arrived": received * each, "arrived.share": 4 * received, "voyage": voyage},
+        differentiates=(here, "share"), stays=("voyage",),
+    )  # fmt: skip
+    return [ops[0]._replace(keeps=("voyage",)), *ops[1:], arrive]
+
+
+def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
+    """The way back of ``_out``: over etp each rank has made a part of a sum."""
     part, each = local.part, local.model.width * local.width
-    ops, here, rows = [], source, ceil_div(received, part.etp)
-    if home and part.etp > 1:
+    ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
+    if part.etp > 1:
         message = Message("etp", "reduce_scatter", "all_gather", received * each)
         ops.append(exchange("moe.etp_combine", here, f"{out}.part", size=rows * each, message=message))
         here = f"{out}.part"
     if part.ep > 1:
-        to = out if home or part.etp == 1 else f"{out}.part"
         message = Message("ep", "all_to_all", "all_to_all", sent * each)
-        name = "moe.return" if home else "moe.send"
-        ops.append(exchange(name, here, to, size=(sent if home else rows) * each, message=message))
-        here = to
-    if not home and part.etp > 1:
-        message = Message("etp", "all_gather", "reduce_scatter", received * each)
-        ops.append(exchange("moe.etp_dispatch", here, out, size=received * each, message=message))
-    return ops if ops[-1].writes.keys() == {out} else [*ops[:-1], ops[-1]._replace(writes={out: sent * each})]
+        ops.append(exchange("moe.return", here, out, size=sent * each, message=message))
+    else:
+        ops[-1] = ops[-1]._replace(writes={out: sent * each})
+    again = received * each if _sorted(local) else 0
+    padded = rows * each if part.etp > 1 else 0
+    return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
+
+
+def _meanwhile(there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+    """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
+    first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
+    held = sum(sum(op.writes.values()) for op in first)
+    arrive = there[-1]._replace(
+        keeps=(*there[-1].keeps, *first[0].keeps), delivers=True,
+        gradient_widths=tuple(size for op in first for size in op.gradient_widths),
+        backward_scratch=held + sum(there[0].writes.values()),
+    )  # fmt: skip
+    return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
@@ -90,7 +142,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
     held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
-    m = "moe.experts.m"
+    m, share = "moe.experts.m", "share" if source == "routed" else f"{source}.share"
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
@@ -103,7 +155,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the routing weight of each row
-    ops.append(product._replace(reads=(*product.reads, "weights"), keeps=(*product.keeps, "weights")))
+    ops.append(product._replace(reads=(*product.reads, share), keeps=(*product.keeps, share)))
     into = m
     if local.job.precision.narrow:
         into = f"{m}.cast"

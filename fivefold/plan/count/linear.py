@@ -81,7 +81,7 @@ def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     # backward: the gradient of the matmul's output is cast alike, which is no gradient of this operation
     return Op(
         out, "cast", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved,
-        gradient_bytes=numel * local.width,
+        gradients={out: numel * local.width},
     )  # fmt: skip
 
 

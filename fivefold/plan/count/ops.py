@@ -53,8 +53,9 @@ class Op(NamedTuple):
     in_place: bool = False  # the gradient of the input takes the place of what was kept
     batch: int = 1  # matmuls of this shape side by side (experts)
     message: Message | None = None
-    gradient_bytes: int | None = None  # of the gradient of what is written; None: as large
+    gradients: dict[str, int] | None = None  # bytes of the gradients of what is written, where they are not as large
     again: bool = False  # runs a second time, in the backward
+    stays: tuple[str, ...] = ()  # of what is written, what is kept even where this is recomputed
     delivers: bool = False  # hands over its weights' gradients, one after another, before it lets anything go
 
 
@@ -138,4 +139,4 @@ def exchange(
     name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
 ) -> Op:  # fmt: skip
     """A message that makes ``out`` of ``size`` bytes from ``source``."""
-    return Op(name, "message", (source,), {out: size}, message=message, gradient_bytes=gradient_bytes)
+    return Op(name, "message", (source,), {out: size}, message=message, gradients=None if gradient_bytes is None else {out: gradient_bytes})

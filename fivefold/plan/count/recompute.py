@@ -33,7 +33,7 @@ def groups(op: Op) -> frozenset[str]:
         found.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
             found.add("up")
-    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout"):  # these are the residual's
+    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout", "moe.add"):  # sums with others
         found.add(first)
     if second.startswith("shared"):
         found = (found - {"moe"}) | {"shared"}
@@ -57,7 +57,7 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
     cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
              for name in op.writes}  # fmt: skip
     kept_by_others = {name for op, again in zip(ops, chosen, strict=True) if not again for name in op.keeps}
-    dropped = written - (kept_by_others - cheap)
+    dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.stays}
     marked = [
         op._replace(again=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written)))))
         if again
@@ -71,13 +71,16 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
 
 def _asked_for(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> list[Op]:
     """Without the marks of operations of which nothing is asked: neither what was kept and let go, nor what is read to
-    make that. ``whole``: all that come before one of which something is asked run too.
+    make that, nor an input that is gathered within them. ``whole``: all that come before one of which something is
+    asked run too.
     """
     asked = {name for op in ops for name in op.keeps} & dropped
+    entered = {name for op in ops if op.message and op.message.again for name in op.writes}
     found: list[Op] = []
     running = False
     for op in reversed(ops):
-        running = op.again and ((running and whole) or not asked.isdisjoint(op.writes))
+        wanted = not asked.isdisjoint(op.writes) or not entered.isdisjoint(op.reads)
+        running = op.again and ((running and whole) or wanted)
         found.append(op._replace(again=running))
         if running:
             asked |= dropped.intersection(op.reads)

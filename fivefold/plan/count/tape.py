@@ -77,7 +77,7 @@ class _Backward:
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
         self.width, self.sums_bytes = width, sums_bytes
         self.gradient = sizes | {
-            name: op.gradient_bytes for op in unit.ops if op.gradient_bytes is not None for name in op.writes
+            name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()
         }
         self.revived = _revived(unit)
         self.grads: dict[str, list[int]] = {}

@@ -21,7 +21,7 @@ from fivefold.step import Work
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
     """FLOPs of the whole step."""
-    full, causal = _per_sequence(model, job.replace(global_batch=1))
+    full, causal = _per_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,

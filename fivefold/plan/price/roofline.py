@@ -60,7 +60,7 @@ def attention(
     keys: int,
     head_dim: int,
     dtype: Dtype,
-    kind: Literal["flash", "flash2", "flash1"] = "flash",
+    kind: Literal["flash", "flash2", "flash1", "blocks"] = "flash",
     backward: bool = False,
 ) -> float:
     """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries to each of ``keys``.
@@ -73,7 +73,7 @@ def attention(
         return 0.0
     wide: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
     share = chip.attention_backward_share if backward else chip.attention_share
-    older = {"flash": 1.0, "flash2": chip.flash2_share, "flash1": chip.flash2_share * FLASH1_SHARE}[kind]
+    older = {"flash": 1.0, "blocks": 1.0, "flash2": chip.flash2_share, "flash1": chip.flash2_share * FLASH1_SHARE}[kind]
     rate = chip.sustained(wide) * share * older
     work = 2.5 if backward else 1.0
     diagonal = (DIAGONAL_BACKWARD if backward else DIAGONAL) / keys

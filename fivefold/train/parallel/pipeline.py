@@ -132,7 +132,7 @@ class Pipeline:
         if stage < self.last:
             inbox.append(self._arrived(("B", stage + 1, i)))
         self.later.deferring = split
-        end.backward()
+        run_back(end)
         self.later.deferring = False
         if split:
             self._works[stage, i] = self.later.take()
@@ -198,6 +198,11 @@ def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
     """A scalar whose backward is that of ``rows``, whose gradient will then be in ``inbox``."""
     found: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
     return found
+
+
+def run_back(end: Tensor, gradient: Tensor | None = None) -> None:
+    """The backward of a stage, from its scalar."""
+    end.backward(gradient)  # type: ignore[no-untyped-call]
 
 
 class _Exit(torch.autograd.Function):

@@ -193,8 +193,9 @@ class ZeroUnit:
         else:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
         self._leaving = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
-        if not self.ahead:
-            self._land()
+        before = self if not self.ahead else self.neighbours.get("forward")  # one is underway at a time
+        if before is not None and before._leaving is not None:
+            before._land()
 
     def _land(self) -> None:
         assert self._leaving is not None
@@ -209,18 +210,15 @@ class ZeroUnit:
         for also in self.also:
             if not also.late:
                 self._sum(also)
-        if not any(also.late for also in self.also):
-            self._hand_out()
 
     def finish(self) -> None:
-        """The step's backward is over: wait for what is underway, and sum what waited for the others."""
+        """The step's backward is over: wait for what is underway, sum what waited for the others, and hand out."""
         if self._leaving is not None:
             self._land()
-        late = [also for also in self.also if also.late]
-        for also in late:
-            self._sum(also)
-        if late:
-            self._hand_out()
+        for also in self.also:
+            if also.late:
+                self._sum(also)
+        self._hand_out()
 
     def _sum(self, also: Sum) -> None:
         assert self.reduced is not None

@@ -1,0 +1,83 @@
+"""The doctor: what a training step of any module needs, without a GPU and without its memory.
+
+examine(make_model, loss) → two steps on fake tensors, on the rehearsal's tape → Diagnosis
+with a budget             → which modules to recompute, and the proof: the step examined again with them wrapped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.check.doctor import memory
+from fivefold.check.doctor.advice import advise, candidates
+from fivefold.check.doctor.blame import blaming
+from fivefold.check.doctor.rehearse import Patient, Seen, Step, plain_step, recompute, rehearse
+from fivefold.model.diagnosis import Advice, Diagnosis
+from fivefold.record import Mistake
+
+__all__ = ["Advice", "Diagnosis", "examine", "recompute"]
+
+
+def examine(
+    make_model: Callable[[], nn.Module],
+    loss: Callable[[nn.Module], Tensor] | None = None,
+    *,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    step: Step | None = None,
+    budget_bytes: int | None = None,
+    file: str | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Two training steps of ``make_model()``. ``loss`` makes its own inputs; ``step`` is a whole step.
+
+    ``budget_bytes``: advise what to recompute. ``file``: where the user's code is, for what is said of its mistakes.
+    ``report`` is told what is being done.
+    """
+    if step is None and loss is None:
+        raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
+    if budget_bytes is not None and budget_bytes <= 0:
+        raise Mistake(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
+    patient = Patient(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
+    tell = report or (lambda _: None)
+    follow = candidates if budget_bytes is not None else None
+    tell("examining two steps")
+    with blaming(file):
+        seen = rehearse(patient, follow=follow)
+    advice = None
+    if budget_bytes is not None:
+        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_again, patient, file=file, tell=tell))
+    return _diagnosis(seen, advice)
+
+
+def _again(patient: Patient, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]) -> Seen:
+    tell(f"recomputing {len(modules)} modules")
+    with blaming(file):
+        return rehearse(patient, recompute_in=modules)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
+
+
+def _diagnosis(seen: Seen, advice: Advice | None) -> Diagnosis:
+    parts = memory.parts(seen.model, seen.steady)
+    whole = parts[0]
+    every = list(seen.model.parameters())
+    return Diagnosis(
+        model=type(seen.model).__name__, optimizer=type(seen.optimizer).__name__,
+        parameters=whole.parameters, trainable=sum(p.numel() for p in every if p.requires_grad),
+        parameters_bytes=_bytes(seen, "parameters"), gradients_bytes=_bytes(seen, "gradients"),
+        optimizer_bytes=_bytes(seen, "optimizer"), kept_bytes=whole.kept_bytes,
+        first=memory.fullest(seen.first), steady=memory.fullest(seen.steady),
+        forward_flops=whole.forward_flops, backward_flops=whole.backward_flops,
+        recomputed_flops=whole.recomputed_flops, parts=parts, remarks=seen.remarks, advice=advice,
+    )  # fmt: skip
+
+
+def _bytes(seen: Seen, category: str) -> int:
+    """The most that lives of it at once."""
+    return memory.most(seen.steady, category)

@@ -1,0 +1,53 @@
+"""What went wrong in a user's code, in one line that names the user's line.
+
+step.py:12: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x4)
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from fivefold.check.doctor.watch import CUDA, HERE, short
+from fivefold.check.dryrun.recorder import OWN, TORCH
+from fivefold.record import Mistake
+
+LONGEST = 300  # of what a library says
+NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in what torch says without a GPU
+
+
+@contextmanager
+def blaming(file: str | None) -> Iterator[None]:
+    """Every exception of the user's code becomes a ``Mistake``. ``file``: where that is, if it is one file."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except Exception as error:
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((OWN, HERE)):
+            raise  # ours
+        raise Mistake(f"{line_of(error, file)}: {_reason(error)}") from error
+
+
+def line_of(error: BaseException, file: str | None) -> str:
+    """file:line of the innermost call in the user's file, else outside of torch and of us."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if frame.filename == file]
+    others = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]
+    frame = (mine or others or list(frames))[-1]
+    return f"{frame.filename if mine else short(frame.filename)}:{frame.lineno}"
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).partition("Tip:")[0].split())
+    if isinstance(error, DynamicOutputShapeException):
+        return f"{error.func} makes a tensor whose shape hangs on values, which no tensor holds here; use torch.where"
+    if isinstance(error, DataDependentOutputException) or ".numpy() is not supported" in text:
+        return f"asks for values, which no tensor holds here ({text})"
+    if any(word in text for word in NEEDS_CUDA):
+        return f"goes to a GPU; {CUDA}"
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,52 @@
+"""The command doctor: what a training step of any module in a Python file needs, without a GPU.
+
+A budget that no recomputation reaches ends with exit code 3.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fivefold.cli.words import AsJson, show
+from fivefold.record import Mistake
+from fivefold.units import GIB, KIB, MIB
+
+DOES_NOT_FIT = 3  # exit code
+UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def doctor(
+    file: Annotated[Path, typer.Argument(help="Python with model(), loss(model), perhaps optimizer(model), step(…).")],
+    budget: Annotated[
+        str | None, typer.Option(help="Memory to stay within, such as 24GiB: advise what to recompute.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Examine one's own module: memory, its peak, FLOPs, what to recompute. Exit code 3 if the budget is not enough."""
+    budget_bytes = parse_bytes(budget) if budget is not None else None
+    from fivefold.check.doctor import examine
+    from fivefold.check.doctor.file import load
+    from fivefold.show import doctor as page
+    from fivefold.show.progress import bar
+
+    with bar("doctor") as progress:
+        given = load(file)
+        found = examine(
+            given.model, given.loss, make_optimizer=given.optimizer, step=given.step, budget_bytes=budget_bytes,
+            file=given.name, report=lambda what: progress(what, 0, 1),
+        )  # fmt: skip
+    show(found.model_dump_json(indent=2) if json else page.page(found))
+    if found.advice is not None and not found.advice.fits:
+        raise SystemExit(DOES_NOT_FIT)
+
+
+def parse_bytes(text: str) -> int:
+    """``24GiB`` as bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B)", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise Mistake(f"--budget {text!r} is not a size; write such as 24GiB or 500MiB")
+    return int(float(match[1]) * UNITS[match[2]])

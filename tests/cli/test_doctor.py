@@ -1,0 +1,64 @@
+"""The command: the example that we stand behind, its JSON, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fivefold.cli.doctor import DOES_NOT_FIT, doctor, parse_bytes
+from fivefold.model.diagnosis import Diagnosis
+from fivefold.record import Mistake
+from fivefold.units import GIB
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "doctor.py")
+SMALL = """
+import torch
+def model(): return torch.nn.Linear(64, 64)
+def loss(model): return model(torch.ones(2, 64)).square().mean()
+"""
+
+
+def run(*words: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(doctor)
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def test_the_example() -> None:
+    code, text = run(EXAMPLE, "--json", "--budget", "7GiB")
+    found = Diagnosis.model_validate(json.loads(text))
+    assert code == 0
+    assert found.parameters == 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
+    assert found.optimizer_bytes == 8 * found.parameters + 4 * 148
+    # 12 layers of 12·D² and the head; attention's scores and values over the full square
+    assert found.forward_flops == 2 * 8192 * (12 * 12 * 768**2 + 50304 * 768) + 12 * 4 * 8 * 1024**2 * 768
+    assert found.advice is not None
+    assert found.advice.peak_bytes <= 7 * GIB < found.peak_bytes
+    assert found.remarks == ()
+
+
+def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
+    path = tmp_path / "small.py"
+    path.write_text(SMALL)
+    code, text = run(str(path), "--budget", "1KiB")
+    assert code == DOES_NOT_FIT
+    assert "does not fit" in text
+    assert run(str(path), "--budget", "1MiB")[0] == 0
+
+
+@pytest.mark.parametrize(("text", "size"), [("24GiB", 24 * GIB), ("1.5 GiB", 3 * GIB // 2), ("80GB", 80 * 10**9)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["24", "GiB", "-1GiB", "0GiB", "24 gigs"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(Mistake, match="write such as 24GiB or 500MiB"):
+        parse_bytes(text)

@@ -1,0 +1,296 @@
+"""The rehearsal against a GPU: what 25 jobs of 100 M to 8 B parameters allocate and reserve, rehearsed and run.
+
+    python -m tests.gpu.test_dryrun --rows runs/gpu.jsonl        a markdown table; finished jobs are not run again
+
+Each job runs in a process of its own: real build, three steps, ``torch.cuda.max_memory_*``. Jobs that the rehearsal
+finds too large for the GPU are left out. Without a GPU only the list of jobs is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fivefold.check.dryrun.allocator import Reserved, reserved
+from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout, refuse
+from fivefold.model.catalog import named
+from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.weights import Weight
+from fivefold.plan.count.allocator import CONTEXT_BYTES
+from fivefold.record import read_lines
+from fivefold.train import build as building
+from fivefold.train.engine import Engine
+from fivefold.train.process import Process
+from fivefold.train.supported import check_supported
+from fivefold.units import GIB, MIB, ceil_div
+
+STEPS = 3  # the first makes the moments, the others are steady
+ALLOCATED, RESERVED = 0.01, 0.04  # mean errors
+FEWEST = 20
+DRAWN = 2**20  # numbers that are repeated in all weights: memory does not depend on them, and 8 B take minutes to draw
+
+SMALL = Model(name="llama-130m", layers=12, width=768, heads=12, kv_heads=12, head_dim=64, ffn=2048, vocab=32_000)
+GROUPED = SMALL.replace(name="gqa-340m", layers=24, width=1024, heads=16, kv_heads=4, ffn=2816)
+LATENT = GROUPED.replace(
+    name="mla-340m", kv_heads=16, mla=MLA(q_rank=None, kv_rank=256, nope_dim=64, rope_dim=32, v_dim=64)
+)
+OWN = {
+    model.name: model
+    for model in (
+        SMALL,
+        GROUPED,
+        LATENT,
+        GROUPED.replace(name="moe-930m", layers=12, moe=MoE(experts=16, topk=2, ffn=1408)),
+        GROUPED.replace(
+            name="moe-2b", layers=15, width=2048, head_dim=128, ffn=5632,
+            moe=MoE(experts=32, topk=4, ffn=768, dense_layers=1, shared_experts=1),
+        ),
+        named("deepseek-v2-lite").replace(name="mla-moe-3b", layers=6),
+    )
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One job on one GPU."""
+
+    name: str
+    layout: str
+    sequence: int
+    global_batch: int
+    precision: str = "bf16"
+    expandable: bool = False
+
+    def __str__(self) -> str:
+        words = (self.name, self.layout, f"{self.sequence} x {self.global_batch}", self.precision)
+        return " · ".join((*words, "expandable") if self.expandable else words)
+
+    @property
+    def model(self) -> Model:
+        return OWN.get(self.name) or named(self.name)
+
+    @property
+    def job(self) -> Job:
+        return Job(
+            sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision), steps=STEPS,
+            expandable_segments=self.expandable,
+        )  # fmt: skip
+
+
+CASES = (
+    Case("llama-130m", "mbs8 ac=none", 1024, 8),
+    Case("llama-130m", "mbs2 ac=full", 8192, 4),
+    Case("llama-130m", "mbs4 ac=none", 4096, 16, "bf16-grad16"),
+    Case("gqa-340m", "mbs4 ac=none", 2048, 8),
+    Case("gqa-340m", "mbs4 ac=selective", 4096, 4),
+    Case("gqa-340m", "mbs2 ac=full", 8192, 4, "bf16-grad16"),
+    Case("mla-340m", "mbs4 ac=none", 2048, 4),
+    Case("mla-340m", "mbs2 ac=full", 4096, 4),
+    Case("qwen3-0.6b", "mbs2 ac=none", 4096, 4),
+    Case("qwen3-0.6b", "mbs1 ac=full", 8192, 2, expandable=True),
+    Case("moe-930m", "mbs4 ac=none", 2048, 8),
+    Case("moe-930m", "mbs2 ac=full", 4096, 4),
+    Case("moe-930m", "mbs4 ac=selective", 1024, 4, "bf16-grad16"),
+    Case("llama3.2-1b", "mbs2 ac=none", 2048, 4),
+    Case("llama3.2-1b", "mbs1 ac=selective", 8192, 2),
+    Case("llama3.2-1b", "mbs4 ac=full", 4096, 8, "bf16-grad16"),
+    Case("qwen3-1.7b", "mbs1 ac=selective", 4096, 2),
+    Case("moe-2b", "mbs2 ac=none", 2048, 4),
+    Case("moe-2b", "mbs1 ac=full", 8192, 2, expandable=True),
+    Case("mla-moe-3b", "mbs2 ac=selective", 2048, 2),
+    Case("llama3.2-3b", "mbs1 ac=none", 4096, 2),
+    Case("llama3.2-3b", "mbs1 ac=full", 8192, 2, "bf16-grad16"),
+    Case("qwen3-4b", "mbs1 ac=selective", 4096, 2),
+    Case("llama2-7b", "mbs1 ac=full", 4096, 2),
+    Case("llama3-8b", "mbs1 ac=full", 1024, 1),
+)
+
+
+class Row(NamedTuple):
+    """One case, as rehearsed and as measured."""
+
+    case: str
+    parameters: int
+    allocated_bytes: int
+    rehearsed_allocated_bytes: int
+    reserved_bytes: int
+    rehearsed_reserved_bytes: int
+    cause: str  # of the rehearsal's last segment
+
+    @property
+    def allocated_error(self) -> float:
+        return self.rehearsed_allocated_bytes / self.allocated_bytes - 1
+
+    @property
+    def reserved_error(self) -> float:
+        return self.rehearsed_reserved_bytes / self.reserved_bytes - 1
+
+
+def rehearsed(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None) -> Reserved:
+    """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
+    tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=True)
+    played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
+    resident = [workspace_bytes] * 2 if workspace_bytes else []
+    return reserved(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
+
+
+def workspace_bytes() -> int:
+    """Of cuBLAS, which PyTorch's allocator gives it: pytorch/pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
+    return 32 * MIB if torch.cuda.get_device_capability() == (9, 0) else 8 * MIB + 128 * 1024
+
+
+def measure(case: Case) -> dict[str, int]:
+    """In this process, which must be a fresh one: build, train, ask the allocator."""
+    drawn = torch.randn(DRAWN) * 0.02
+
+    def quick(weight: Weight, *, model: Model, seed: int) -> torch.Tensor:
+        if weight.kind == "norm":
+            return torch.ones(weight.shape)
+        return drawn.repeat(ceil_div(weight.numel, DRAWN))[: weight.numel].view(weight.shape)
+
+    building.initial = quick
+    layout, job = Layout.parse(case.layout), case.job
+    device = Process().start()
+    built = building.build(model=case.model, layout=layout, job=job, device=device)
+    engine = Engine(built, model=case.model, layout=layout, job=job)
+    shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)
+    for step in range(STEPS):
+        engine.step(torch.randint(case.model.vocab, shape, generator=torch.Generator().manual_seed(step)))
+        engine.forget()
+    torch.cuda.synchronize()
+    found = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    Process.end()
+    return found
+
+
+def compared(case: Case) -> Row | None:
+    """Rehearse here and run in a process of its own; None where it does not fit."""
+    room = torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES
+    model = rehearsed(case, workspace_bytes=workspace_bytes(), capacity_bytes=room)
+    if model.shortage is not None:
+        print(f"{case}: left out, {model.shortage}", file=sys.stderr)
+        return None
+    settings = f"expandable_segments:{case.expandable}"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.test_dryrun", "--measure", str(CASES.index(case))],
+        cwd=Path(__file__).parents[2], env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings},
+        stdout=subprocess.PIPE, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Row(str(case), case.model.parameters, found["allocated"], model.allocated_bytes, found["reserved"],
+               model.reserved_bytes, str(model.site))  # fmt: skip
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table, errors last."""
+    head = "| job | parameters | allocated, GiB | rehearsed | error | reserved, GiB | rehearsed | error |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        numbers = (row.allocated_bytes, row.rehearsed_allocated_bytes, row.reserved_bytes, row.rehearsed_reserved_bytes)
+        first, second, third, fourth = (f"{number / GIB:.3f}" for number in numbers)
+        lines.append(
+            f"| {row.case} | {row.parameters / 1e9:.2f} B | {first} | {second} | {row.allocated_error:+.2%} "
+            f"| {third} | {fourth} | {row.reserved_error:+.2%} |"
+        )
+    allocated, total = mean_errors(rows)
+    worst = [max((abs(error) for error in errors), default=0.0) for errors in
+             ([row.allocated_error for row in rows], [row.reserved_error for row in rows])]  # fmt: skip
+    lines += ["", f"{len(rows)} jobs, mean error (worst): allocated {allocated:.2%} ({worst[0]:.2%}), "
+              f"reserved {total:.2%} ({worst[1]:.2%})"]  # fmt: skip
+    return "\n".join(lines)
+
+
+def mean_errors(rows: Sequence[Row]) -> tuple[float, float]:
+    """Of allocated and of reserved."""
+    count = max(1, len(rows))
+    return (
+        sum(abs(row.allocated_error) for row in rows) / count,
+        sum(abs(row.reserved_error) for row in rows) / count,
+    )
+
+
+# Tests
+
+
+def test_the_jobs_are_those_that_were_promised() -> None:
+    assert len(CASES) >= FEWEST
+    assert len({str(case) for case in CASES}) == len(CASES)
+    for case in CASES:
+        layout = Layout.parse(case.layout)
+        refuse(layout, model=case.model, job=case.job)
+        check_supported(layout, case.job, model=case.model)
+        assert layout.world == 1
+        assert 1e8 <= case.model.parameters <= 8.1e9
+        assert 1024 <= case.sequence <= 8192
+    assert {Layout.parse(case.layout).ac for case in CASES} == {"none", "selective", "full"}
+    assert {case.precision for case in CASES} == {"bf16", "bf16-grad16"}
+    assert any(case.model.moe for case in CASES)
+    assert any(case.model.mla for case in CASES)
+
+
+def test_workspaces_and_rounding_are_added() -> None:
+    case = Case("nano", "mbs2 ac=none", 512, 4)
+    bare, held = rehearsed(case), rehearsed(case, workspace_bytes=32 * MIB)
+    assert held.allocated_bytes - bare.allocated_bytes == 64 * MIB
+    assert bare.allocated_bytes >= bare.requested_bytes > 18 * case.model.parameters  # 2 + 4 + 4 + 8 bytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_holds_what_was_rehearsed() -> None:
+    rows = [row for case in CASES if (row := compared(case)) is not None]
+    table = markdown(rows)
+    allocated, total = mean_errors(rows)
+    assert rows, "no job fits"
+    assert allocated <= ALLOCATED, table
+    assert total <= RESERVED, table
+
+
+def main() -> int:
+    """Print the table of all cases, or of those whose names hold all of the words."""
+    parser = argparse.ArgumentParser(description="the rehearsal's memory against that of a GPU")
+    parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
+    parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no GPU here", file=sys.stderr)
+        return 2
+    if options.measure is not None:
+        print(json.dumps(measure(CASES[options.measure])))
+        return 0
+    known: list[dict[str, Any]] = read_lines(options.rows) if options.rows else []
+    rows = {line["case"]: Row(**line) for line in known}
+    for number, case in enumerate(CASES, 1):
+        if str(case) in rows or not all(word in str(case) for word in options.words):
+            continue
+        begin = time.perf_counter()
+        row = compared(case)
+        if row is None:
+            continue
+        rows[str(case)] = row
+        errors = f"allocated {row.allocated_error:+.2%}, reserved {row.reserved_error:+.2%}"
+        took = f"{time.perf_counter() - begin:.0f} s"
+        print(f"{number}/{len(CASES)} {case}: {errors}, {took}", file=sys.stderr)
+        if options.rows:
+            options.rows.parent.mkdir(parents=True, exist_ok=True)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row._asdict()) + "\n")
+    print(markdown(list(rows.values())))
+    allocated, total = mean_errors(list(rows.values()))
+    return 0 if rows and allocated <= ALLOCATED and total <= RESERVED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
