@@ -34,6 +34,8 @@ from fivefold.cli.words import (
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from fivefold.check.dryrun import Rehearsal
     from fivefold.layout.spans import Level, Span
     from fivefold.machine.spec import Machine
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 WOULD_FAIL = 3  # exit code
 
+OwnSchedule = Annotated[Path | None, typer.Option("--schedule", help="A pipeline schedule of one's own (.csv).")]
+EveryRank = Annotated[bool, typer.Option("--every-rank", help="Rehearse all ranks, not one of each pipeline rank.")]
+EveryLayer = Annotated[bool, typer.Option("--every-layer", help="Run every layer, not one of those that are alike.")]
 Ranks = Annotated[str | None, typer.Option("--ranks", help="Ranks for --trace and --snapshot, such as 0,3.")]
 Snapshot = Annotated[
     Path | None, typer.Option("--snapshot", help="Write the memory for https://pytorch.org/memory_viz (.pickle).")
@@ -57,13 +62,9 @@ def dryrun(
     precision: Precision = None,
     attention: Attention = None,
     settings: Settings = None,
-    schedule: Annotated[Path | None, typer.Option(help="A pipeline schedule of one's own (.csv).")] = None,
-    every_rank: Annotated[
-        bool, typer.Option("--every-rank", help="Rehearse all ranks, not one of each pipeline rank.")
-    ] = False,
-    every_layer: Annotated[
-        bool, typer.Option("--every-layer", help="Run every layer, not one of those that are alike.")
-    ] = False,
+    schedule: OwnSchedule = None,
+    every_rank: EveryRank = False,
+    every_layer: EveryLayer = False,
     ranks: Ranks = None,
     over_time: OverTime = False,
     charts: ChartFolder = None,
@@ -89,21 +90,13 @@ def dryrun(
             model=spec, machine=chips, layout=chosen, job=task, table=table, every_rank=every_rank,
             replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
-    predicted = predict(model=spec, machine=chips, layout=chosen, job=task)
-    if json:
-        show(json_module.dumps(_data(found, predicted), indent=2))
-    else:
-        _print(found, predicted)
+        known = found.step is not None and table is None  # the planner has the layout's own schedules
+        predicted = predict(model=spec, machine=chips, layout=chosen, job=task) if known else None
+    show(json_module.dumps(_data(found, predicted), indent=2) if json else _page(found, predicted))
     if found.step is not None:
         if over_time and not json:
             _draw(found, chips)
-        if charts:
-            _save_charts(found, chips, folder=charts)
-        for rank in asked or (found.fullest.rank,):
-            if snapshot:
-                _save_snapshot(found, rank, path=_of_rank(snapshot, rank, asked), expandable=task.expandable_segments)
-        if trace:
-            _save_trace(found, asked or tuple(found.tapes), path=trace)
+        _save(found, chips, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=task.expandable_segments)
     if found.findings:
         raise SystemExit(WOULD_FAIL)
 
@@ -115,7 +108,7 @@ def _ranks(text: str | None) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _data(found: Rehearsal, predicted: Step) -> dict[str, object]:
+def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
     """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
     if found.step is None:
         return {"findings": found.findings}
@@ -123,29 +116,24 @@ def _data(found: Rehearsal, predicted: Step) -> dict[str, object]:
 
     full = moment(found.tapes[found.fullest.rank])
     return {
-        "predicted": predicted.model_dump(mode="json"),
+        "predicted": predicted.model_dump(mode="json") if predicted else None,
         "rehearsed": found.step.model_dump(mode="json"),
-        "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.tapes],
+        "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.ranks],
         "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
         "findings": found.findings,
     }
 
 
-def _print(found: Rehearsal, predicted: Step) -> None:
-    from fivefold.check.dryrun.report import moment
-    from fivefold.show import rehearsal
+def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
+    from fivefold.show.rehearsal import failures, page
 
     if found.step is None:
-        for line in found.findings:
-            show(rehearsal.finding(line))
-        return
+        return failures(found.findings)
+    from fivefold.check.dryrun.report import moment
+
     full = found.fullest
-    show(
-        rehearsal.page(
-            found.step, findings=found.findings, moment=moment(found.tapes[full.rank]), first=full.first,
-            predicted=predicted,
-        )
-    )  # fmt: skip
+    at_peak = moment(found.tapes[full.rank])
+    return page(found.step, findings=found.findings, moment=at_peak, first=full.first, predicted=predicted)
 
 
 def _draw(found: Rehearsal, machine: Machine) -> None:
@@ -160,6 +148,21 @@ def _draw(found: Rehearsal, machine: Machine) -> None:
     show(pipeline.Picture(rows))
     show(heading(f"Memory over time of rank {rank}"))
     show(memory.Picture(lives, rank=rank, capacity_bytes=machine.chip.memory_bytes))
+
+
+def _save(
+    found: Rehearsal, machine: Machine, asked: tuple[int, ...], *, charts: Path | None, trace: Path | None,
+    snapshot: Path | None, expandable: bool,
+) -> None:  # fmt: skip
+    """The files; unless ranks are named, the trace of all at hand and the snapshot of the fullest."""
+    if charts:
+        _save_charts(found, machine, folder=charts)
+    if trace:
+        _save_trace(found, asked or tuple(found.tapes), path=trace)
+    for rank in asked or (found.fullest.rank,):
+        if snapshot:
+            path = snapshot.with_stem(f"{snapshot.stem}-rank{rank}") if len(asked) > 1 else snapshot
+            _save_snapshot(found, rank, path=path, expandable=expandable)
 
 
 def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
@@ -202,9 +205,17 @@ def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool)
     say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
-def _of_rank(path: Path, rank: int, asked: tuple[int, ...]) -> Path:
-    """A file of its own for each of several ranks."""
-    return path.with_stem(f"{path.stem}-rank{rank}") if len(asked) > 1 else path
+def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
+    from fivefold.check.dryrun.trace import save
+
+    assert found.played is not None
+    assert found.step is not None
+    step = found.step
+    about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
+             f"{step.time.step_seconds:.6g}", "drawn": "rehearsed, priced and not measured"}  # fmt: skip
+    with _whole(path) as partial:
+        save(found.played, partial, ranks=ranks, about=about)
+    say(f"wrote {path}; open it at https://ui.perfetto.dev")
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def page(
     """All of it. ``first``: of the first step, on the rank that is fullest in the steady one, which is ``moment``'s."""
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
-    parts: list[RenderableType] = [*map(finding, findings), *([Text()] if findings else []), table._headline(step)]
+    parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
+    parts += [table._headline(step)]
     parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
     parts += [table._bars(dict(moment.parts), whole=fullest.peak_bytes, show=show_bytes)]
     if len(stages) > 1:
@@ -67,9 +68,9 @@ def page(
     return Group(*parts)
 
 
-def finding(line: str) -> Text:
+def failures(lines: Sequence[str]) -> RenderableType:
     """Why the job would fail."""
-    return Text(line, style="bold red", overflow="fold")
+    return Group(*(Text(line, style="bold red", overflow="fold") for line in lines))
 
 
 def _first_and_later(first: StageMemory, later: StageMemory) -> Grid:

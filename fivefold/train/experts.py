@@ -91,7 +91,7 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts: Experts = ctx.experts
-        x, offsets = ctx.saved_tensors
+        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # what is put off does not hold the graph
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):

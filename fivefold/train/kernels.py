@@ -103,7 +103,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (logits,) = ctx.saved_tensors
-        return logits.mul_(grad), None, None
+        return logits.detach().mul_(grad), None, None
 
 
 def row_chunks(logits: Tensor) -> list[slice]:

@@ -151,7 +151,7 @@ class _Fan(torch.autograd.Function):
         around, later = linears[0].around, linears[0].later
         (kept,) = ctx.saved_tensors
         if later.deferring:  # else what is put off would hold the graph, and that the entry of the stage
-            kept = kept.detach()
+            kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
         if ctx.entered:
             again: Wait = lambda: kept  # noqa: E731
         elif later.deferring:  # until then only the rank's own rows are held

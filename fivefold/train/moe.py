@@ -161,7 +161,7 @@ class _Route(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
-        (x,) = ctx.saved_tensors
+        x = ctx.saved_tensors[0].detach()  # what is put off does not hold the graph
         router.later.do(lambda: _router_weights(router, x, gradient))
         return (gradient @ router.weight.float()).to(x.dtype), None, None
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fivefold.check.doctor.watch import HERE, Role, short
-from fivefold.check.dryrun.recorder import ROOT
+from fivefold.check.dryrun.places import ROOT
 from fivefold.check.dryrun.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
 from fivefold.model.diagnosis import CATEGORIES, Fullest, Holding, Part, like
 

@@ -69,7 +69,7 @@ class Watch(Recorder):
         """Watch every module, the gradients and the optimizer; note the calls of ``modules``."""
         parameters = dict(model.named_parameters())
         with ExitStack() as stack:
-            stack.enter_context(self.watching(model))
+            stack.enter_context(self.places.watching(model))
             hooks: list[Any] = [register_module_forward_pre_hook(self._begun)]
             hooks += [p.register_post_accumulate_grad_hook(self._grew(n)) for n, p in parameters.items()
                       if p.requires_grad]  # fmt: skip
@@ -152,7 +152,7 @@ class Watch(Recorder):
         """Enter the scope of what the step is doing now."""
         phase = "forward"
         if torch._C._current_graph_task_id() != -1:
-            phase = "recompute" if torch.is_grad_enabled() or self._module else "backward"
+            phase = "recompute" if torch.is_grad_enabled() or self.places.module else "backward"
         elif self.updating:
             phase = "update"
         if phase != self._phase:
@@ -188,7 +188,7 @@ class Watch(Recorder):
             return
         self._flush()
         moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
-        site = self.tape.site(self._site(func, frame))
+        site = self.tape.site(self.places.site(func, frame))
         kernel = Kernel("convolution", (), str(made[0].dtype)[6:], flops, moved, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
@@ -201,7 +201,7 @@ class Watch(Recorder):
         self.remarks[remark] = None
 
     def _line(self) -> str:
-        frame = self._frame()
+        frame = self.places.frame()
         return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 

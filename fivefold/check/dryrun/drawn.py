@@ -19,7 +19,9 @@ MOMENT = 1e-9  # seconds between two events that follow at once
 
 
 def levels(played: Played, tape: Tape) -> list[Level]:
-    """What lives on the tape's rank over time; of long steps so many moments as can be seen."""
+    """What lives on the tape's rank over time; of long steps so many moments as can be seen. Causes leave out the line
+    of code, for which there is no room.
+    """
     whole = all_levels(tape, played.seconds_at(tape.rank))
     each = played.step_seconds / LEVELS or 1.0
     found: list[Level] = []
@@ -28,7 +30,7 @@ def levels(played: Played, tape: Tape) -> list[Level]:
         ends = {id(pick(together, key=lambda level: level.live_bytes)) for pick in (max, min)}
         if found and together[0].seconds - found[-1].seconds > each:  # nothing changed: no slope
             found.append(found[-1]._replace(seconds=together[0].seconds, cause=""))
-        found += [level for level in together if id(level) in ends]
+        found += [level._replace(cause=level.cause.partition(" (")[0]) for level in together if id(level) in ends]
     return [*found, found[-1]._replace(seconds=played.step_seconds, cause="")]
 
 
@@ -42,12 +44,12 @@ def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
             waits.append(span)
         elif span.kind == SCOPE:
             phase = tape.scopes[span.place].phase
-            at = _worked(span, waits, tape)
-            if phase == "update":
-                found.append(Span("update", "update", *at))
+            if phase == "update":  # begins when all ranks have told their norms
+                start = max((wait.end for wait in waits), default=span.start)
+                found.append(Span("update", "update", start, span.end))
             elif phase != "start":
                 action = next(actions)
-                found.append(Span(action.kind, str(action), *at, *action[1:]))
+                found.append(Span(action.kind, str(action), *_worked(span, waits, tape), *action[1:]))
             waits = []
     return tuple(found)
 

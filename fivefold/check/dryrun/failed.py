@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import traceback
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fivefold.check.dryrun.recorder import ROOT, TORCH, Recorder
+from fivefold.check.dryrun.places import ROOT, TORCH
+from fivefold.check.dryrun.recorder import Recorder
 from fivefold.check.dryrun.tape import SCOPE
 from fivefold.record import Fault
 
@@ -86,6 +86,5 @@ def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> s
                 paths = {id(part): path for path, part in owner.named_modules()}
             inner = paths.get(id(owner), inner)
         elif isinstance(owner, torch.autograd.function.BackwardCFunction) and recorder is not None:
-            numbers, modules = recorder._since
-            inner = modules[bisect_right(numbers, owner._sequence_nr()) - 1] or inner
+            inner = recorder.places.maker(owner) or inner
     return inner

@@ -77,7 +77,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
     gradients = int(living[GRADIENTS, ends[_update(tape, events) - 1]])
     parameters, optimizer = int(living[PARAMETERS, begin]), int(living[OPTIMIZER, ends[-1]])
-    activations = int((living[ACTIVATIONS] + living[LOGITS])[ends].max())
+    activations = int((living[ACTIVATIONS] + living[LOGITS])[np.append(ends, _within_pairs(tape, events))].max())
     rest = int(total[peak]) - parameters - optimizer - gradients - activations
     (cause,) = _causes(tape, events, np.array([peak]))
     return StageMemory(
@@ -191,6 +191,12 @@ def _update(tape: Tape, events: Ints) -> int:
     """The scope in which the optimizer runs, or one after the last."""
     named = events[_scope_events(events), 1].tolist()
     return next((at for at, scope in enumerate(named) if tape.scopes[scope].phase == "update"), len(named))
+
+
+def _within_pairs(tape: Tape, events: Ints) -> Ints:
+    """Events of two passes in one action, between which most is kept."""
+    pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
+    return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
 
 
 def _begin(events: Ints) -> int:

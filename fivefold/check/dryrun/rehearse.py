@@ -69,7 +69,7 @@ def rehearse_rank(
         engine = Engine(built, model=model, layout=layout, job=job)
         engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
         recorder.silent = False
-        with recorder.watching(built.module):
+        with recorder.places.watching(built.module):
             tapes = [_step(engine, recorder) for _ in range(2)]
         return RankTapes(rank, tapes[0], tapes[1], parameters=built.parameters)
 

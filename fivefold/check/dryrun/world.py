@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fivefold.check.dryrun.recorder import Group
+from fivefold.check.dryrun.messages import Group
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.train.attention import LatentAttention

@@ -202,7 +202,7 @@ def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
 
 def run_back(end: Tensor, gradient: Tensor | None = None) -> None:
     """The backward of a stage, from its scalar."""
-    end.backward(gradient)  # type: ignore[no-untyped-call]
+    end.backward(gradient)
 
 
 class _Exit(torch.autograd.Function):

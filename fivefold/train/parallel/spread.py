@@ -60,7 +60,7 @@ class Spread:
                 if self.model.tied_embeddings and not both_ends:
                     table = self._made(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
-                attach(self.module.head, [*head, *table], keep=True)
+                attach(self.module.head, [*head, *table], keep=True, onward="")  # a tied table would fetch its block
                 if table:
                     head[0].lead(table[0])
                 found += head

@@ -161,7 +161,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (logits,) = ctx.saved_tensors
-        return logits.mul_(grad), None, None, None
+        return logits.detach().mul_(grad), None, None, None
 
 
 def _log_sum_exp(part: Tensor) -> Tensor:

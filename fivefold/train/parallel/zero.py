@@ -248,12 +248,17 @@ def resize(tensor: Tensor, numel: int) -> None:
     torch.ops.inductor.resize_storage_bytes_(tensor, numel * tensor.element_size())
 
 
-def attach(module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, backward: bool = True) -> None:
-    """Gather before ``module``'s forward; let go after it unless ``keep``; gather again before its ``backward``."""
+def attach(
+    module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, backward: bool = True, onward: str = "forward"
+) -> None:  # fmt: skip
+    """Gather before ``module``'s forward; let go after it unless ``keep``; gather again before its ``backward``.
+
+    ``onward``: whose weights to fetch ahead in the forward, as in ``neighbours``; "": nobody's.
+    """
 
     def before(_module: nn.Module, _inputs: object) -> None:
         for unit in units:
-            unit.gather()
+            unit.gather(onward)
 
     def after(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):

@@ -94,7 +94,7 @@ def test_nothing_to_do_and_nothing_that_helps() -> None:
     never = examine(Net, loss, budget_bytes=plain.peak_bytes // 10).advice
     assert never is not None
     assert not never.fits
-    assert never.peak_bytes < 0.5 * plain.peak_bytes  # the least, not the first
+    assert never.peak_bytes < 0.6 * plain.peak_bytes  # the least, not the first
     assert "is the least that recomputation reaches" in never.reason
 
 
@@ -123,13 +123,13 @@ class Counting(Block):
 def test_what_cannot_run_twice_is_said() -> None:
     def make() -> nn.Module:
         model = Net()
-        model.blocks = nn.ModuleList([Block(), Counting(), Block()])
-        model.blocks.append(Block())
+        model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))
         return model
 
-    plain = examine(make, loss)
-    found = examine(make, loss, budget_bytes=int(0.6 * plain.peak_bytes)).advice
+    found = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
     assert found is not None
-    assert any("blocks.* cannot be run twice" in line for line in found.refused)
-    assert "blocks.1" not in found.modules
-    assert found.fits == (found.reason == "")
+    assert len(found.refused) == 1
+    assert found.refused[0].startswith("blocks.* cannot be run twice: ")
+    assert found.modules
+    assert all(path.endswith((".mlp", ".norm")) for path in found.modules)
+    assert found.peak_bytes < examine(make, loss).peak_bytes

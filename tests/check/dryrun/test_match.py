@@ -1,39 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from fivefold.check.dryrun.match import findings
-from fivefold.check.dryrun.rehearse import rehearse_rank
 from fivefold.check.dryrun.tape import START, WAIT, Event, Message, Scope, Site, Tape
-from fivefold.check.dryrun.world import representatives
-from fivefold.job import Job
-from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named, resolve
-from fivefold.model.spec import Model
+from fivefold.model.catalog import resolve
 
-JOB = Job(sequence=32, global_batch=4)
-TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+Rehearsed = Callable[..., list[Tape]]
 MIXTURE = resolve(str(Path(__file__).parents[3] / "examples" / "models" / "mixture.toml")).replace(layers=3)
 DENSE = (
     "dp2 tp2 zero3", "tp2 nosp mbs2", "dp2 cp2 zero2", "cp3", "cp2 cp=ulysses", "tp2 pp2", "pp2 gpipe", "pp2 v2",
     "pp2 zb1p", "pp2 zb2p", "pp2 zbv", "pp2 dualpipe", "pp2 dualpipev", "pp4",
 )  # fmt: skip
 EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
-
-
-@cache
-def rehearsed(layout: str, model: Model = TINY, *, streams: bool = True, all_ranks: bool = True) -> list[Tape]:
-    found = Layout.parse(layout)
-    job = JOB.replace(sequence=36 if found.cp == 3 else 32, global_batch=4 * (found.dp if found.pp > 1 else 1))
-    ranks = range(found.world) if all_ranks else representatives(found)
-    return [
-        rehearse_rank(model=model, layout=found, job=job, rank=rank, streams=streams).steady for rank in ranks
-    ]  # fmt: skip
 
 
 def copied(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
@@ -50,7 +33,7 @@ def starts(tape: Tape) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", DENSE)
-def test_what_is_trained_meets(layout: str) -> None:
+def test_what_is_trained_meets(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
@@ -59,12 +42,12 @@ def test_what_is_trained_meets(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", EXPERTS)
-def test_experts_meet(layout: str) -> None:
+def test_experts_meet(layout: str, rehearsed: Rehearsed) -> None:
     assert findings(rehearsed(layout, MIXTURE), streams=True) == []
 
 
 @pytest.mark.parametrize("layout", ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"])
-def test_every_message_that_is_dropped_is_found(layout: str) -> None:
+def test_every_message_that_is_dropped_is_found(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     tape = tapes[1]
     events = list(tape)
@@ -77,7 +60,7 @@ def test_every_message_that_is_dropped_is_found(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dp2 tp2", "tp2 pp2", "cp2"])
-def test_every_size_that_differs_is_found_and_named(layout: str) -> None:
+def test_every_size_that_differs_is_found_and_named(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     tape = tapes[0]
     events = list(tape)
@@ -92,7 +75,7 @@ def test_every_size_that_differs_is_found_and_named(layout: str) -> None:
         assert tape.sites[message.site].line in found[0]
 
 
-def test_swapped_messages_are_found() -> None:
+def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
     tapes = rehearsed("dp2 tp2")
     tape = tapes[0]
     events = list(tape)
@@ -156,7 +139,7 @@ def test_two_who_wait_for_what_the_other_starts_later() -> None:
         )
 
 
-def test_exchanged_waits_of_a_rehearsal_are_a_circle() -> None:
+def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> None:
     tapes = rehearsed("pp2 zbv")
     tape = tapes[0]
     events = list(tape)

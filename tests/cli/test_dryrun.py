@@ -1,0 +1,138 @@
+"""The command dryrun: its page, its files, its exit codes, and nothing half-done after an interruption."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fivefold.check.dryrun import trace
+from fivefold.cli import app
+from fivefold.cli.rehearse import WOULD_FAIL
+from fivefold.record import Mistake
+from fivefold.step import Step
+from fivefold.train import mlp
+from fivefold.train.ending import Stopped
+
+TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
+LARGE = ["dryrun", "qwen3-4b", "rtx3090:1", "dp1 mbs1", "--gbs", "1", "--seq", "64"]
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, [*words], catch_exceptions=False)
+
+
+def test_the_page_and_its_files(tmp_path: Path) -> None:
+    folder, file, snapshot = tmp_path / "charts", tmp_path / "step.json", tmp_path / "rank.pickle"
+    found = run(*TINY, "--over-time", "--charts", str(folder), "--trace", str(file), "--snapshot", str(snapshot),
+                "--ranks", "0,3")  # fmt: skip
+    assert found.exit_code == 0
+    for words in ("rehearsed  nano on h100, 4 ranks", "Predicted beside rehearsed", "Pipeline over time",
+                  "Memory over time of rank", "priced on the rehearsed kernels"):  # fmt: skip
+        assert words in found.stdout
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "memory.html", "memory.svg", "pipeline.html", "pipeline.svg",
+    ]  # fmt: skip
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 3}
+    assert sorted(path.name for path in tmp_path.glob("*.pickle")) == ["rank-rank0.pickle", "rank-rank3.pickle"]
+    assert pickle.loads((tmp_path / "rank-rank3.pickle").read_bytes())["device_traces"]
+    assert list(tmp_path.rglob("*partial*")) == []
+
+
+def test_json_holds_both_steps_and_the_peak() -> None:
+    found = json.loads(run(*TINY, "--json").stdout)
+    predicted, rehearsed = (Step.read(found[kind], origin=kind) for kind in ("predicted", "rehearsed"))
+    assert (predicted.kind, rehearsed.kind) == ("predicted", "rehearsed")
+    assert predicted.work == rehearsed.work
+    assert sum(found["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
+    assert [stage["stage"] for stage in found["first_step"]] == [0, 1]
+    assert found["findings"] == []
+
+
+def test_a_job_that_does_not_fit_ends_with_three() -> None:
+    found = run(*LARGE)
+    assert found.exit_code == WOULD_FAIL == 3
+    assert found.stdout.startswith("rank 0 needs ")
+    assert "does not fit" in found.stdout
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, json_too: bool) -> None:
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
+    found = run(*TINY, *(["--json"] if json_too else []))
+    assert found.exit_code == WOULD_FAIL
+    words = "rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm"
+    line = json.loads(found.stdout)["findings"][0] if json_too else " ".join(found.stdout.split())
+    assert line.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "0;1"], "is not a list of ranks; write 0,3"),
+        (["--ranks", "9"], "no rank 9 in layout"),
+        (["--set", "loss=plain"], "the engine has loss=fused"),
+        (["--schedule", "none.csv"], "none.csv: no such file"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_built(words: list[str], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        run(*TINY, *words)
+
+
+def test_an_own_schedule_is_rehearsed(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text("F0.0,F0.1,F0.2,F0.3,BW0.0,BW0.1,BW0.2,BW0.3\nF1.0,BW1.0,F1.1,BW1.1,F1.2,BW1.2,F1.3,BW1.3\n")
+    flooded, plain = (json.loads(run(*TINY, "--json", *words).stdout)["rehearsed"]["memory"]["stages"][0]
+                      for words in (["--schedule", str(table)], []))  # fmt: skip
+    assert flooded["activations_bytes"] == 2 * plain["activations_bytes"]  # four micro-batches in flight, not two
+
+
+SLOW = """
+import sys
+from fivefold.check import dryrun
+from fivefold.cli import main
+real = dryrun.rehearse_rank
+def slow(**words):
+    print("begun", flush=True)
+    return real(**words)
+dryrun.rehearse_rank = slow
+main()
+"""
+
+
+def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
+    words = ["dryrun", "llama3-8b", "h100:8", "dp8 zero3", "--gbs", "64", "--charts", str(tmp_path / "charts"),
+             "--trace", str(tmp_path / "step.json"), "--snapshot", str(tmp_path / "rank.pickle")]  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert out == ""
+    assert err.startswith("fivefold: stopped by SIGINT")
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_begun_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(_played: object, path: Path, **_also: object) -> None:
+        path.write_text("{")
+        raise Stopped("SIGINT")
+
+    monkeypatch.setattr(trace, "save", stopped)
+    with pytest.raises(Stopped):
+        run(*TINY, "--trace", str(tmp_path / "step.json"))
+    assert list(tmp_path.iterdir()) == []
