@@ -7,6 +7,7 @@ What depends on values is even: each expert gets as many rows as every other.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,12 +32,14 @@ def rank_of(layout: Layout, *, rank: int) -> Iterator[None]:
     """Be ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
         raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
+    hook = sys.excepthook  # torch puts its own before it, and leaves it there
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 def representatives(layout: Layout) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Data parallelism in time: each unit's gather and reduction, and what of them lies outside of the micro-batches.
 
-    ends = the last reduction + what the last backward does not hide of the others + gathers of the new weights
+    ends = the last reduction + what the last backward does not hide of the others + sums over ranks that hold copies
+           + gathers of the new weights
 
 A reduction runs beside the backward of the units that come after it, where ZeRO-3's gathers leave room; the gather
 after the update beside the first forward.
@@ -14,15 +15,16 @@ from fivefold.layout.mesh import Group, group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
-from fivefold.plan.count.traffic import unit_messages
+from fivefold.plan.count.traffic import copy_messages, unit_messages
 from fivefold.plan.price.units import CONTENTION, Units
 
 
 class Trip(NamedTuple):
-    """Seconds to gather a unit's weights and to reduce its gradients, once each."""
+    """Seconds to gather a unit's weights and to reduce its gradients, once each, and to add up what others hold too."""
 
     gather: float
     reduce: float
+    copies: float
 
 
 class Ends(NamedTuple):
@@ -43,10 +45,10 @@ class Parallel:
     def trip(self, layout: Layout, name: Name) -> Trip:
         """Of one unit."""
         key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp, layout.pp,
-               layout.order, apart(layout))  # fmt: skip
+               layout.order, layout.schedule == "dualpipe", apart(layout))  # fmt: skip
         found = self._trips.get(key)
         if found is None:
-            gather = reduce = 0.0
+            gather = reduce = copies = 0.0
             for message in unit_messages(self.counts, layout, name):
                 seconds = self.units.network.seconds(
                     message.collective, message.payload, _place(layout, message.group, message.ranks)
@@ -55,7 +57,10 @@ class Parallel:
                     gather += seconds
                 else:
                     reduce += seconds
-            found = self._trips[key] = Trip(gather, reduce)
+            for message in copy_messages(self.counts, layout, name):
+                place = _twins(layout) if message.axis == "pp" else _place(layout, message.group, message.ranks)
+                copies += message.times * self.units.network.seconds(message.collective, message.payload, place)
+            found = self._trips[key] = Trip(gather, reduce, copies)
         return found
 
     def each_way(self, layout: Layout, name: Name) -> tuple[float, float]:
@@ -76,14 +81,15 @@ class Parallel:
 
     def ends(self, layout: Layout, chunks: tuple[int, ...]) -> Ends:
         """Reductions after the last backward and gathers before the first forward, of a rank with these stages."""
-        if layout.dp * layout.cp * layout.tp == 1:
+        if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
             return Ends(0.0, 0.0)
-        gather = reduce = forward = backward = 0.0
+        gather = reduce = copies = forward = backward = 0.0
         first = last = None
         stays, each, work = policy(layout).weights_stay, self.reduces_each(layout), self.counts.stage_work(layout)
         for chunk in chunks:
             for run, times in work[chunk]:
                 trip, unit = self.trip(layout, run.name), self.units.unit(layout, run)
+                copies += times * trip.copies
                 behind = unit.backward + unit.weight + sum(unit.backward_exposed)
                 if stays:
                     gather += times * trip.gather
@@ -99,12 +105,12 @@ class Parallel:
         if stays and self.job.weights == "broadcast":
             gather = self._broadcast(layout, chunks)
         if not self.beside:
-            return Ends(gather + reduce, 0.0)
+            return Ends(gather + reduce + copies, 0.0)
         first, last = first or 0.0, last or 0.0
         share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
         early = first + max(0.0, share * (gather - first) - forward) if self.job.weights == "ahead" else gather
         late = last + max(0.0, share * (reduce - last) - backward)
-        return Ends(early + late, CONTENTION * (gather + reduce - early - late))
+        return Ends(early + late + copies, CONTENTION * (gather + reduce - early - late))
 
     def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Seconds in which each rank of a shard group in turn hands out the whole tensors that it updates."""
@@ -119,6 +125,12 @@ class Parallel:
             ranks * self.units.network.seconds("broadcast", payload // ranks, _place(layout, name, ranks))
             for (name, ranks), payload in held.items()
         )
+
+
+def _twins(layout: Layout) -> Group:
+    """The two ranks that hold the same stages, at the ends of the pipeline, where they are farthest apart."""
+    pp = group(layout, "pp")
+    return Group(2, (pp.ranks - 1) * pp.stride)
 
 
 def _place(layout: Layout, name: str, ranks: int) -> Group:
