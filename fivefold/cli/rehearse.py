@@ -121,6 +121,7 @@ def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
         "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.ranks],
         "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
         "findings": found.findings,
+        "assumed": found.assumed,
     }
 
 
@@ -133,7 +134,10 @@ def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
 
     full = found.fullest
     at_peak = moment(found.tapes[full.rank])
-    return page(found.step, findings=found.findings, moment=at_peak, first=full.first, predicted=predicted)
+    return page(
+        found.step, findings=found.findings, assumed=found.assumed, moment=at_peak, first=full.first,
+        predicted=predicted,
+    )  # fmt: skip
 
 
 def _draw(found: Rehearsal, machine: Machine) -> None:

@@ -44,13 +44,16 @@ class Moment(NamedTuple):
 
 
 def page(
-    step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None
-) -> RenderableType:
-    """All of it. ``first``: of the first step, on the rank that is fullest in the steady one, which is ``moment``'s."""
+    step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None,
+    assumed: Sequence[str] = (),
+) -> RenderableType:  # fmt: skip
+    """All of it. ``assumed``: where the rehearsal is not what will run. ``first``: of the first step, on the rank that
+    is fullest in the steady one, which is ``moment``'s.
+    """
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
-    parts += [table._headline(step)]
+    parts += [table._headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
     parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
     parts += [table._bars(dict(moment.parts), whole=fullest.peak_bytes, show=show_bytes)]
     if len(stages) > 1:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from fivefold.check.dryrun import match, report
 from fivefold.check.dryrun.failed import failed, quiet
 from fivefold.check.dryrun.play import play
-from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.check.dryrun.rehearse import RankTapes, assumed, rehearse_rank
 from fivefold.check.dryrun.report import Rehearsal, Share
 from fivefold.check.dryrun.world import representatives
 from fivefold.job import Job
@@ -71,7 +71,7 @@ def dryrun(
     steady = [each.steady for each in tapes.values()]
     played = play(steady, machine=machine, job=job, world=layout.world)
     step = report.step(shares, steady[0], played, model=model, machine=machine, layout=layout, job=job)
-    return Rehearsal(step, findings, tuple(shares), tapes, played, table)
+    return Rehearsal(step, findings, tuple(shares), tapes, played, table, assumed(model, job))
 
 
 def _unmet(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
-from fivefold.check.dryrun.places import LIBRARY
 from fivefold.check.dryrun.tape import Message
 from fivefold.train.metrics import COLLECTIVES, is_group, tensors
 
@@ -60,7 +59,7 @@ def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: in
 def _joins(tensor: Tensor) -> bool:
     """Whether it is sent or received in one go with another, by a batch that does not begin with it."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
+    while frame is not None:
         if frame.f_code.co_name == "batch_isend_irecv":
             return frame.f_locals["p2p_op_list"][0].tensor is not tensor
         frame = frame.f_back

@@ -49,8 +49,8 @@ class RankTapes(NamedTuple):
 def rehearse_rank(
     *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
-    """Two steps of ``rank``. ``streams``: messages travel beside compute, as on GPUs. Even routing drops no rows, and
-    packed documents are one. ``replay``: of like blocks one runs, and the others play what it did.
+    """Two steps of ``rank``, as ``assumed``. ``streams``: messages travel beside compute, as on GPUs. ``replay``: of
+    like blocks one runs, and the others play what it did.
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
@@ -72,6 +72,19 @@ def rehearse_rank(
         with recorder.places.watching(built.module):
             tapes = [_step(engine, recorder) for _ in range(2)]
         return RankTapes(rank, tapes[0], tapes[1], parameters=built.parameters)
+
+
+def assumed(model: Model, job: Job) -> tuple[str, ...]:
+    """Where a rehearsal is not what will run, in words."""
+    remarks = []
+    if job.compile:
+        remarks.append("blocks are rehearsed uncompiled")
+    if job.documents == "apart":
+        remarks.append("packed documents are rehearsed as one: apart, attention is less work")
+    if model.moe:
+        dropped = ", and drops none" if model.moe.capacity is not None else ""
+        remarks.append(f"every expert gets as many rows as any other{dropped}")
+    return tuple(remarks)
 
 
 def _step(engine: Engine, recorder: Recorder) -> Tape:

@@ -55,6 +55,7 @@ class Rehearsal(NamedTuple):
     tapes: Mapping[int, RankTapes] = {}  # of one rank of each pipeline rank, and of those that were asked for
     played: Played | None = None
     table: Table | None = None  # that the pipeline played
+    assumed: tuple[str, ...] = ()  # where the rehearsal is not what will run
 
     @property
     def first(self) -> dict[int, Tape]:
