@@ -29,6 +29,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r tests/bench/requirements.txt
 	$(BIN)/python tests/bench/search.py
 	$(BIN)/python tests/bench/bench.py
+	$(BIN)/python tests/bench/rehearsal.py
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
