@@ -201,15 +201,18 @@ class Player:
 
 
 class Played:
-    """One micro-batch through a block that plays."""
+    """One micro-batch through a block that plays.
 
-    def __init__(self, recording: Recording, x: Tensor, recorder: Recorder) -> None:
-        self.recording = recording
+    Recordings begin alike: only in the backward is it known whether products are put off.
+    """
+
+    def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
+        self.recording = recordings[False]
         self.x: Tensor | None = x
         self.g: Tensor | None = None
         self.made: Tensor | None = None
-        self.first_id = recorder.reserve_ids(recording.ids)
-        self.first_handle = recorder.reserve_handles(recording.handles)
+        self.first_id = recorder.reserve_ids(max(each.ids for each in recordings.values()))
+        self.first_handle = recorder.reserve_handles(max(each.handles for each in recordings.values()))
 
     def take(self) -> Tensor:
         """What was made."""
@@ -232,7 +235,7 @@ class _Played(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording]) -> Tensor:
         ctx.player, ctx.recordings = player, recordings
-        ctx.played = played = Played(recordings[False], x, player.recorder)
+        ctx.played = played = Played(recordings, x, player.recorder)
         player.play(played, 0)
         return played.take()
 

@@ -20,7 +20,7 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.train.build import build
+from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
 
 # of what the engine's functions make, what it is; all else is known by how long it lives
@@ -66,12 +66,17 @@ def rehearse_rank(
         recorder.groups = groups_of(built.ranks)
         if replay and not job.pairs:  # whose blocks run two at a time
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
-        engine = Engine(built, model=model, layout=layout, job=job)
-        engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
-        recorder.silent = False
-        with recorder.places.watching(built.module):
-            tapes = [_step(engine, recorder) for _ in range(2)]
-        return RankTapes(rank, tapes[0], tapes[1], parameters=built.parameters)
+        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
+        return RankTapes(rank, first, steady, parameters=built.parameters)
+
+
+def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job) -> list[Tape]:
+    """The first and a steady one, written by a ``recorder`` that has watched the build in silence."""
+    engine = Engine(built, model=model, layout=layout, job=job)
+    engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
+    recorder.silent = False
+    with recorder.places.watching(built.module):
+        return [_step(engine, recorder) for _ in range(2)]
 
 
 def assumed(model: Model, job: Job) -> tuple[str, ...]:

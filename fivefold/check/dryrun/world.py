@@ -51,9 +51,15 @@ def representatives(layout: Layout) -> tuple[int, ...]:
 def even_experts(module: nn.Module) -> None:
     """Every expert of ``module`` gets as many rows as any other."""
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
+        layer.experts.ends = even_ends
         if isinstance(layer.travel, Abroad):
             layer.travel = travel = Evenly(layer.travel.ep, layer.travel.etp)
             layer.experts.meanwhile = travel.meanwhile
+
+
+def even_ends(offsets: Tensor, rows: int) -> list[int]:
+    """Without asking the tensor."""
+    return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
 
 
 class Evenly(Abroad):
