@@ -8,6 +8,7 @@ multiplies the activation before ``down``, so that what the experts return need 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,13 @@ from fivefold.model.spec import Model
 from fivefold.train.linear import Later, Work, deliver
 
 ALIGNED_BYTES = 16  # of rows and columns, as grouped_mm wants them
+Ends = Callable[[Tensor, int], list[int]]
+
+
+def read_ends(offsets: Tensor, rows: int) -> list[int]:
+    """Where those of each expert end, of so many ``rows``: the host waits for them."""
+    found: list[int] = offsets.tolist()
+    return found
 
 
 class Experts(nn.Module):
@@ -26,14 +34,14 @@ class Experts(nn.Module):
 
     Seams: ``later``; ``adds_bias``: whether what ``down`` returns gets its bias here, or on another rank that holds a
     part of the same expert; ``copies``: as how many rows one token reaches an expert, over all ranks; ``meanwhile``:
-    where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off.
+    where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off; ``ends``: reads offsets.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         moe = model.moe
         assert moe is not None
-        self.later = Later()
+        self.later, self.ends = Later(), read_ends
         self.adds_bias, self.copies = True, 1
         self.meanwhile: list[Work] | None = None
         for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
@@ -86,7 +94,7 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.experts, ctx.names = experts, names
         ctx.save_for_backward(x, offsets)
-        return tuple(_by_group(x, experts.get_parameter(name).transpose(1, 2), offsets) for name in names)
+        return tuple(_by_group(x, experts.get_parameter(name).transpose(1, 2), offsets, experts.ends) for name in names)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,8 +103,9 @@ class _Products(torch.autograd.Function):
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
-            part = _by_group(gradient, experts.get_parameter(name), offsets)
+            part = _by_group(gradient, experts.get_parameter(name), offsets, experts.ends)
             total = part if total is None else total.add_(part)
+            del part
         for name, gradient in zip(ctx.names, outer, strict=True):
             work = partial(experts.later.do, partial(_weight, experts, name, x, gradient, offsets))
             work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
@@ -104,7 +113,7 @@ class _Products(torch.autograd.Function):
 
 
 def _weight(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
-    summed = _summed_by_group(gradient, x, offsets)
+    summed = _summed_by_group(gradient, x, offsets, experts.ends)
     deliver(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
 
 
@@ -140,22 +149,22 @@ def _groups(rows: Tensor, offsets: Tensor) -> Tensor:
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
 
-def _by_group(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+def _by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Rows [n, in], in groups that end at ``offsets`` [E], times the group's own of ``weights`` [E, in, out]."""
     if _grouped(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
-    for rows, weight in zip(_slices(offsets), weights, strict=True):
+    for rows, weight in zip(_slices(ends(offsets, x.shape[0])), weights, strict=True):
         torch.mm(x[rows], weight, out=out[rows])
     return out
 
 
-def _summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+def _summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """[n, out]ᵀ times [n, in] of each group → [E, out, in]; zeros where a group has no rows."""
     if _grouped(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
-    for rows, summed in zip(_slices(offsets), out, strict=True):
+    for rows, summed in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
         torch.mm(gradient[rows].t(), x[rows], out=summed)
     return out
 
@@ -167,8 +176,7 @@ def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
     return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * width % ALIGNED_BYTES == 0 for size in sizes)
 
 
-def _slices(offsets: Tensor) -> list[slice]:
-    ends = offsets.tolist()
+def _slices(ends: list[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -51,12 +51,12 @@ def train(built: Built, layout: Layout, *, first: int, last: int, model: Model =
     for step in range(first, last):
         tokens = torch.randint(0, model.vocab, (4, 17), generator=torch.Generator().manual_seed(step))
         total = torch.zeros(())
-        for index, part in enumerate(tokens.view(micro, layout.dp, layout.mbs, 17)[:, built.ranks.rank]):
-            for unit in built.units:
-                unit.first_micro_batch, unit.last_micro_batch = index == 0, index == micro - 1
+        for part in tokens.view(micro, layout.dp, layout.mbs, 17)[:, built.ranks.rank]:
             loss = built.module(part[:, :-1], part[:, 1:], scale=(1 + 0.1 * float(torch.rand(()))) / 64)
             loss.backward()
             total += loss.detach()
+        for unit in built.units:
+            unit.finish()
         for group in built.optimizer.param_groups:
             group["lr"] = learning_rate(job.learning_rate, step=step, steps=job.steps)
         norm, (loss,) = sum_over_ranks(built.shards, total, ranks=built.ranks)

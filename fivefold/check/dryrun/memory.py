@@ -172,7 +172,8 @@ def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
 
 def _is_logits(site: Site) -> bool:
     """The product with the vocabulary."""
-    return site.module.startswith("head") and site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
+    product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
+    return product and site.module.startswith("head") and not site.line.endswith(("backward", "_weights"))
 
 
 # Places

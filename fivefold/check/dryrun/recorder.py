@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):
         if self.silent:
             return out
         frame = self.places.frame()
-        if self._fused is not None and not self._fused.goes_on(frame):
+        if self._fused is not None and not func.is_view and not self._fused.goes_on(frame):
             self._flush()
         made = list(tensors(out))
         for tensor in made:

@@ -1,0 +1,131 @@
+"""One process of a gloo world that writes what it does to a tape, with the recorder of the rehearsal.
+
+    operation of torch → recorder → real tensors            message → recorder → a copy of it ⇢ gloo
+
+Two steps are recorded, a third is metered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from fivefold.check.dryrun.messages import Handle, returned
+from fivefold.check.dryrun.recorder import SCALAR, Recorder
+from fivefold.check.dryrun.rehearse import CATEGORIES, THROUGH, RankTapes, two_steps
+from fivefold.check.dryrun.world import groups_of
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model, MoE
+from fivefold.train import routing
+from fivefold.train.build import build
+from fivefold.train.engine import Engine
+from fivefold.train.metrics import Meter, tensors
+from tests.agree.rehearsal.compare import Said
+
+c10d = torch.ops.c10d
+
+
+class Told(NamedTuple):
+    """What one process saw: the tapes of its first two steps, and what the meter counted in the third."""
+
+    tapes: RankTapes
+    said: Said
+    flops: int
+    peak: int
+
+
+def play(model: Model, layout: Layout, job: Job) -> Told:
+    """Build and run three steps, in which experts are chosen in turn."""
+    routing.choose = in_turn(routing.choose)
+    recorder = Sender(rank=torch.distributed.get_rank(), categories=CATEGORIES, through=(*THROUGH, __file__))
+    with recorder:
+        recorder.silent = True
+        built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=False)
+        recorder.groups = groups_of(built.ranks)
+        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
+    engine = Engine(built, model=model, layout=layout, job=job)
+    tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.sequence + 1))
+    living = [tokens, engine.loads, *built.module.buffers(), *built.module.tables, *built.weights(), *built.moments()]
+    meter = Meter(living, axis=built.ranks.axis)
+    with Sending(), meter:
+        engine.step(tokens)
+    said = {(line.axis, line.collective): (line.messages, line.bytes) for line in meter.traffic}
+    return Told(RankTapes(recorder.rank, first, steady, built.parameters), said, meter.flops, meter.peak_bytes)
+
+
+class Sender(Recorder):
+    """The recorder, but messages are sent and numbers are asked of tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args) if func is SCALAR else super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _message(self, func: Any, args: Any) -> Any:
+        out = super()._message(func, args)
+        handle: Any = self._kept[-1][0]  # type: ignore[index]
+        noted, arrive = handle._waited, sent(func, args)
+
+        def waited() -> None:
+            noted()
+            arrive()
+
+        handle._waited = waited
+        return out
+
+
+class Sending(TorchDispatchMode):
+    """Below a meter: messages are sent as the recorder sends them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "c10d":
+            return func(*args, **(kwargs or {}))
+        handle = Handle(sent(func, args))
+        boxed: torch.ScriptObject = handle.boxed()
+        self._kept.append((handle, boxed))
+        return returned(func, args, boxed)
+
+
+_THREAD = ThreadPoolExecutor(1)
+
+
+def sent(func: Any, args: Any) -> Callable[[], None]:
+    """Start a collective; what is returned waits for it.
+
+    Gloo's threads let go late of what they were given, and of what was set up in the thread that gave it: modes, the
+    hooks of a recomputation. So they get copies, from a thread that has nothing. What gloo makes is not seen.
+    """
+    copies = tree_map_only(Tensor, torch.clone, args)
+    out = _THREAD.submit(func, *copies).result()
+    work: Any = Work.unbox(out[-1] if isinstance(out, tuple) else out)
+    filled = [] if func is c10d.send.default else [*zip(tensors(args[0]), tensors(copies[0]), strict=True)]
+
+    def arrive() -> None:
+        with _disable_current_modes():
+            work.wait()
+            for tensor, copy in filled:
+                tensor.data.copy_(copy)
+
+    return arrive
+
+
+def in_turn(choose: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Which chooses, and then takes experts in turn instead: each of them as often as any other."""
+
+    def evenly(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
+        chosen = choose(scores, bias, moe=moe)
+        with _disable_current_modes():
+            chosen.copy_(torch.arange(chosen.numel()).remainder_(moe.experts).view_as(chosen))
+        return chosen
+
+    return evenly

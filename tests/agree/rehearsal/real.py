@@ -1,0 +1,271 @@
+"""The rehearsal against the run: each process of a gloo world writes a tape of its own, under the same recorder.
+
+    rehearsed   SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …
+    run         SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …        all equal
+
+A third step runs under ``train/metrics.Meter``: its peak, FLOPs and messages are those of the rehearsed tape.
+
+    python -m tests.agree.rehearsal.real --markdown docs/measurements/006-rehearsal-against-run.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_impls import op_implementations_dict
+
+from fivefold.check.dryrun.memory import stage_memory
+from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.check.dryrun.tape import Tape
+from fivefold.check.dryrun.world import representatives
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.show.progress import bar
+from tests.agree.parity.cases import MODELS, job_for, model_for
+from tests.agree.parity.processes import forked
+from tests.agree.rehearsal.compare import differences, spoken, work
+from tests.agree.rehearsal.process import Told, play
+from tests.check.dryrun.test_blocks import told
+
+BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
+# of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly
+ALIGNED = {name: MODELS[name].replace(
+    width=64, moe=MODELS[name].moe.replace(ffn=32, shared_ffn=32)  # type: ignore[union-attr]
+) for name in ("moe", "moe-free", "mla")}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One layout. ``every``: each rank is rehearsed, else those that stand for the others."""
+
+    name: str
+    layout_text: str
+    precision: str = "fp32"
+    every: bool = False
+    pairs: bool = False
+
+    def __str__(self) -> str:
+        words = (self.name, self.layout_text, self.precision, "pairs" * self.pairs, "every" * self.every)
+        return " ".join(filter(None, words))
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.parse(self.layout_text)
+
+    @property
+    def model(self) -> Model:
+        if self.name.endswith("+"):
+            return ALIGNED[self.name[:-1]].replace(layers=model_for("dense", self.layout).layers)
+        return model_for(self.name, self.layout)
+
+    @property
+    def job(self) -> Job:
+        return job_for(self.layout).replace(precision=recipe(self.precision), pairs=self.pairs)
+
+
+QUICK = (
+    Case("biased", "dp1 mbs3 ac=full/2", "bf16"),
+    Case("tied", "dp2 zero3 mbs2", "bf16-grad16"),
+    Case("dense", "dp4 zero3/2 mbs1 ac=norm+act", every=True),
+    Case("dense", "tp2 cp2 mbs1", "bf16", every=True),
+    Case("few-kv", "tp2 zero0 nosp ac=selective"),
+    Case("tied", "tp2 pp2 zb1p", every=True),
+    Case("latent", "pp2 interleaved v2 ac=core+mlp"),
+    Case("moe", "dp2 ep2 zero2"),
+    Case("moe-free+", "dp2 tp2 ep2 etp2 zero1", "bf16", every=True),
+    Case("mla+", "cp2 pp2 zbv ep2 ac=full", "bf16"),
+)
+MORE = (
+    Case("dense", "dp1 mbs2"),
+    Case("biased", "dp2 zero0 mbs2"),
+    Case("dense", "dp2 zero1 mbs1", "bf16"),
+    Case("few-kv", "dp3 zero2 mbs1 ac=full", "bf16"),
+    Case("tied", "dp4 zero1/2 mbs1", "bf16-grad16", every=True),
+    Case("dense", "dp8 zero3 mbs1", "bf16"),
+    Case("biased", "dp8 zero2/4 mbs1 ac=rope+out"),
+    Case("dense", "tp4 mbs1 ac=qkv+up", "bf16", every=True),
+    Case("few-kv", "tp4 zero0 mbs1"),
+    Case("biased", "dp2 tp2 zero3 nosp mbs1 ac=selective", "bf16-grad16", every=True),
+    Case("dense", "cp2 cp=ulysses zero3 mbs1", "bf16"),
+    Case("dense", "cp4 zero2 mbs1 ac=full", "bf16", every=True),
+    Case("latent", "tp2 cp2 cp=ulysses mbs2 ac=selective"),
+    Case("dense", "dp2 tp2 cp2 zero3 mbs1", "bf16", every=True),
+    Case("dense", "pp4 gpipe", "bf16"),
+    Case("tied", "pp4 1f1b ac=full", every=True),
+    Case("dense", "dp2 pp2 1f1b zero2 mbs2", "bf16", every=True),
+    Case("biased", "tp2 pp2 interleaved v3 ac=full/2"),
+    Case("dense", "pp2 zb1p ac=selective", "bf16-grad16"),
+    Case("dense", "cp2 pp2 zb2p zero3", "bf16", every=True),
+    Case("few-kv", "pp2 zbv ac=norm+act", "bf16"),
+    Case("tied", "tp2 pp2 dualpipe", "bf16"),
+    Case("dense", "pp4 dualpipe"),
+    Case("dense", "dp2 pp2 dualpipev zero1 mbs1", "bf16", every=True),
+    Case("moe+", "dp1 mbs2 ac=moe+norm"),
+    Case("moe+", "dp2 ep2 zero3 mbs1", "bf16"),
+    Case("moe", "dp4 ep2 zero1 mbs1", every=True),
+    Case("moe-free", "tp2 etp2 mbs1"),
+    Case("moe+", "dp2 tp2 ep4 zero1 mbs1", "bf16", every=True),
+    Case("mla", "dp2 ep2 zero2 mbs1 ac=qkv+up", "bf16-grad16"),
+    Case("mla+", "dp2 cp2 ep4 zero3/2 mbs1 ac=full", every=True),
+    Case("moe-free+", "dp2 tp2 pp2 ep4 zb1p zero2", "bf16", every=True),
+    Case("moe+", "pp2 dualpipev ep2 dp2", "bf16"),
+    Case("moe+", "dp2 pp2 dualpipe ep2 zero1", "bf16", pairs=True),
+    Case("mla+", "dp2 tp2 pp2 ep2 etp2 dualpipev", pairs=True, every=True),
+)
+
+
+# What was rehearsed against what was run
+
+
+class Verdict(NamedTuple):
+    """``unequal``: one line for each difference. All else is of the rehearsed ranks' steady step, summed or at most."""
+
+    unequal: tuple[str, ...]
+    ranks: int
+    events: int
+    messages: int
+    sent_bytes: int
+    flops: int
+    states: int
+    peak: int
+
+
+def run(case: Case) -> Verdict:
+    """Run it on processes, rehearse, compare."""
+    model, layout, job = case.model, case.layout, case.job
+    torch.set_num_threads(1)
+    ran: list[Told] = forked(layout.world, play, model, layout, job)
+    ranks = range(layout.world) if case.every else representatives(layout)
+    with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _in_bags)):
+        found = [rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
+    said = [spoken(each.steady) for each in found]
+    memory = [stage_memory(each.steady, 0) for each in found]
+    return Verdict(
+        unequal=tuple(line for each in found for line in unequal(each, ran[each.rank])),
+        ranks=len(found),
+        events=sum(len(tape) for each in found for tape in (each.first, each.steady)),
+        messages=sum(count for each in said for count, _ in each.values()),
+        sent_bytes=sum(size for each in said for _, size in each.values()),
+        flops=sum(work(each.steady) for each in found),
+        states=max(each.parameters_bytes + each.optimizer_bytes + each.gradients_bytes for each in memory),
+        peak=max(each.peak_bytes for each in memory),
+    )
+
+
+def unequal(ours: RankTapes, ran: Told) -> Iterator[str]:
+    """One line for each tape and total that differ."""
+    for step in ("first", "steady"):
+        here, there = (told(_grouped(getattr(tapes, step))) for tapes in (ours, ran.tapes))
+        if here != there:
+            at = next((at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other), -1)
+            yield (f"rank {ours.rank}, {step} step, event {at} of {len(here)} and {len(there)}: "
+                   f"{here[at]} rehearsed, {there[at]} run")  # fmt: skip
+    totals = {
+        "parameters": (ours.parameters, ran.tapes.parameters),
+        "flops": (work(ours.steady), ran.flops),
+        "peak": (stage_memory(ours.steady, 0).peak_bytes, ran.peak),
+    }
+    yield from (f"rank {ours.rank} {name}: {here} rehearsed, {there} run" for name, (here, there) in totals.items()
+                if here != there)  # fmt: skip
+    for line in differences(spoken(ours.steady), ran.said):
+        yield f"rank {ours.rank} {line}".replace("planned", "run")
+
+
+def _in_bags(mode: Any, _func: Any, rows: Tensor, _indices: Tensor, offsets: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    """Sums of rows: torch's own for fake tensors has the CPU's short way in fp32, but not in bf16."""
+    with mode:
+        empty, sizes = (offsets.new_empty(length) for length in (0, len(offsets)))
+        return rows.new_empty(len(offsets), rows.shape[1]), empty, sizes, sizes.new_empty(len(offsets))
+
+
+def _grouped(tape: Tape) -> Tape:
+    """Process groups are named in order: their names differ from one world to another."""
+    names = {group: str(place) for place, group in enumerate(dict.fromkeys(each.group for each in tape.messages))}
+    tape.messages[:] = [message._replace(group=names[message.group]) for message in tape.messages]
+    return tape
+
+
+# All of them
+
+
+def main() -> int:
+    """Run every case, print what differs, write the table."""
+    parser = argparse.ArgumentParser(description="the rehearsal against the run")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
+    options = parser.parse_args()
+    cases = [case for case in (*QUICK, *MORE) if all(word in str(case) for word in options.only)]
+    rows, equal = [], 0
+    with bar("rehearsal against run") as report:
+        for number, case in enumerate(cases):
+            report(str(case), number, len(cases))
+            row, sound = _row(case)
+            rows.append(row)
+            equal += sound
+    if options.markdown:
+        options.markdown.write_text("\n".join((*_page(cases, equal), *rows, "")))
+    print(f"{equal} of {len(cases)} layouts are rehearsed as they run")
+    return 0 if equal == len(cases) else 1
+
+
+def _row(case: Case) -> tuple[str, bool]:
+    begin = time.perf_counter()
+    words = f"{case.layout_text}{' pairs' * case.pairs}"
+    start = f"| {case.name} | `{words}` | {case.precision} |"
+    try:
+        verdict = run(case)
+    except Exception as error:  # a row of the table
+        print(f"{case}\n  {error}", file=sys.stderr)
+        return f"{start} | | | | | | | **{str(error).strip().splitlines()[-1][:100]}** | |", False
+    for line in verdict.unequal:
+        print(f"{case}\n  {line}", file=sys.stderr)
+    ranks = f"{verdict.ranks} of {case.layout.world}"
+    numbers = (verdict.events, verdict.messages, verdict.sent_bytes, verdict.flops, verdict.states, verdict.peak)
+    counts = " | ".join(f"{number:,}" for number in numbers)
+    said = "equal" if not verdict.unequal else f"**{len(verdict.unequal)} differ**"
+    seconds = time.perf_counter() - begin
+    return f"{start} {ranks} | {counts} | {said} | {seconds:.1f} |", not verdict.unequal
+
+
+def _page(cases: Sequence[Case], equal: int) -> tuple[str, ...]:
+    worlds = ", ".join(map(str, sorted({case.layout.world for case in cases})))
+    command = "python -m tests.agree.rehearsal.real --markdown docs/measurements/006-rehearsal-against-run.md"
+    return (
+        "# 006 · The rehearsal against the run",
+        "",
+        f"`{command}`: {len(cases)} layouts on {worlds} gloo processes, {equal} rehearsed as they run.",
+        f"{date.today()}, Python {platform.python_version()}, torch {torch.__version__}, 2 busy cores. Models, batches "
+        "and sequences of 24 tokens are those of [the parity proof](003-parity.md), with + of sizes that torch's "
+        "grouped matmul takes. Every process runs two steps under the recorder of the rehearsal, on real tensors and "
+        "with real messages, and a third under the meter of training.",
+        "",
+        "Equal: both tapes of a rank, event for event (what lives at the beginning; births with bytes, module, line "
+        "and operation; deaths; kernels with shape, dtype, FLOPs and bytes moved; messages with axis, ranks, dtype, "
+        "bytes, tensor and peer; waits; scopes), and of the metered step parameters, FLOPs, peak bytes, and messages "
+        "and bytes by axis and collective. Kernels are compared in order among messages, not among births.",
+        "Ranks: that are rehearsed, of how many. Events: of both steps of these ranks. Messages, sent bytes and FLOPs: "
+        "of their steady step. States (parameters, moments, gradients) and peak: bytes of the fullest.",
+        "",
+        "Made alike in the run: experts are chosen in turn, so that each gets as many rows as the rehearsal gives it; "
+        "gloo gets copies of what is sent, since its threads let go late of tensors and of the hooks of a "
+        "recomputation; buffers that gloo makes inside of a wait (of reduce_scatter) are not counted. In the "
+        "rehearsal: torch's fake embedding_bag in bf16 has an index of 8 bytes per copied row, which the CPU's kernel "
+        "does not make.",
+        "",
+        "| model | layout | precision | ranks | events | messages | sent bytes | FLOPs | states | peak | tapes | s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Ten layouts, each event of whose rehearsal is one of the run; ``real.py`` has them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.check.dryrun.tape import ALLOC, START, Tape
+from fivefold.layout.spec import SCHEDULES
+from tests.agree.parity.processes import forked
+from tests.agree.rehearsal.process import play
+from tests.agree.rehearsal.real import MORE, QUICK, Case, run, unequal
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_a_rehearsal_is_the_run(case: Case) -> None:
+    verdict = run(case)
+    assert verdict.unequal == ()
+    assert verdict.events > 1000
+
+
+def test_a_difference_is_told() -> None:
+    """Of one event on one rank, and of what it does to the totals."""
+    case = Case("dense", "dp2 zero2 mbs1")
+    ours = rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)
+    ran: Any = forked(2, play, case.model, case.layout, case.job)[1]
+    assert [*unequal(ours, ran)] == []
+    tape: Tape = ours.steady
+    largest = max((at for at, event in enumerate(tape) if event[0] == ALLOC), key=lambda at: tape.events[4 * at + 2])
+    tape.events[4 * largest + 2] += 4
+    first, second = unequal(ours, ran)
+    assert first.startswith(f"rank 1, steady step, event {largest}")
+    assert second.startswith("rank 1 peak:")
+    tape.events[4 * largest + 2] -= 4
+    start = next(at for at, event in enumerate(tape) if event[0] == START)
+    message = tape.messages[tape.events[4 * start + 2]]
+    tape.messages[tape.events[4 * start + 2]] = message._replace(payload=message.payload + 8)
+    assert [line.split(":")[0] for line in unequal(ours, ran)][1:] == ["rank 1 dp all_gather"]
+
+
+def test_the_table_is_whole() -> None:
+    """As many layouts as promised, of every kind of model, schedule, ZeRO stage and precision."""
+    cases = [*QUICK, *MORE]
+    layouts = [case.layout for case in cases]
+    assert len(set(cases)) == len(cases) >= 30
+    assert {layout.schedule for layout in layouts if layout.pp > 1} == set(SCHEDULES)
+    assert {layout.zero for layout in layouts if layout.dp > 1} == {0, 1, 2, 3}
+    assert {case.precision for case in cases} == {"fp32", "bf16", "bf16-grad16"}
+    assert {layout.world for layout in layouts} >= {1, 2, 4, 8}
+    assert sum(case.every for case in cases if case.layout.world >= 4) >= 8
+    assert all(any(getattr(layout, axis) > 1 for layout in layouts) for axis in ("tp", "cp", "pp", "ep", "etp"))
