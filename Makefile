@@ -1,10 +1,11 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test) ·
-# bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes)
+# bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes) ·
+# endure: 200 kills at random moments (an hour)
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 
-.PHONY: demo test lint check bench parity
+.PHONY: demo test lint check bench parity endure
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -33,3 +34,6 @@ bench: $(BIN)/fivefold
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
+
+endure: $(BIN)/fivefold
+	$(BIN)/python -m tests.endure.kills --kills 200

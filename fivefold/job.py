@@ -147,12 +147,17 @@ Axis = Literal["dp", "tp", "cp", "ep", "pp"]
 
 
 class Optimizer(Record):
-    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping."""
+    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping.
+
+    ``weight_decay`` is for all weights but the ``undecayed``; vectors are norms and biases.
+    """
 
     kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, and of muon for what it leaves to adamw
+    momentum: Beta = 0.95  # of sgd and muon
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
+    undecayed: tuple[Literal["vectors", "embeddings", "head", "router"], ...] = ("vectors",)
     clip: NonNegativeFloat = 1.0
 
 

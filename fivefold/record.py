@@ -72,6 +72,18 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
     return [record for part in get_args(annotation) for record in _records_in(part)]
 
 
+def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:
+    """The first field in which two records of one type differ, with both values."""
+    for name in type(there).model_fields:
+        was, now = getattr(there, name), getattr(here, name)
+        if name in skip or was == now:
+            continue
+        if isinstance(was, Record) and isinstance(now, Record):
+            return f"{name}.{difference(was, now)}"
+        return f"{name}={was!r} instead of {now!r}"
+    return None
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """A ``.toml`` or ``.json`` file as a dictionary; every way it can be unreadable is one line."""
     try:

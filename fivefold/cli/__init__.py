@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from fivefold.cli import doctor, plan, rehearse, run
+from fivefold.cli import doctor, exchange, plan, rehearse, run
 from fivefold.cli.run import launcher
 from fivefold.cli.words import say
 from fivefold.record import Fault, Mistake
@@ -29,6 +29,8 @@ COMMANDS = (
 for command in COMMANDS:
     app.command()(command)
 app.command("show")(run.show_run)
+app.command("import")(exchange.import_weights)
+app.command("export")(exchange.export_weights)
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 

@@ -44,9 +44,9 @@ def doctor(
         raise SystemExit(DOES_NOT_FIT)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, option: str = "--budget") -> int:
     """``24GiB`` as bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise Mistake(f"--budget {text!r} is not a size; write such as 24GiB or 500MiB")
+        raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
     return int(float(match[1]) * UNITS[match[2]])

@@ -27,6 +27,7 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Start although the planner says that it does not fit.")
     ] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit it as a Slurm job instead.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
@@ -41,24 +42,39 @@ def train(
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
     settings.table(chosen)
+    if launcher() is None and settings.start.weights is not None:
+        from fivefold.train.huggingface import Folder
+
+        Folder.open(settings.start.weights, model=model)  # refused before the corpus is read
     if launcher() is None and not force:
         _must_fit(settings, chosen, model=model, machine=machine)
+    if slurm:
+        from fivefold.cli.slurm import submit
+
+        say(submit(settings, path=run, layout=chosen, machine=machine, force=force))
+        return
     if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
         _prepare(settings, model)
     if chosen.world > 1 and "RANK" not in os.environ:
         from fivefold.train.process import launch
 
         arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
-        launch(arguments, ranks=chosen.world, folder=settings.folder)
+        launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
-    with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), launched=launcher() is not None):
+    _train_here(settings, chosen, model=model, machine=machine, json=json)
+
+
+def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:
+    """Train as one rank of ``layout``."""
+    answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
+    with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.check.prove import prove
         from fivefold.show.progress import TrainingLine
         from fivefold.train.process import Process
 
         process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
         with line:
-            proof = prove(settings, model=model, machine=machine, layout=chosen, process=process, report=line.report)
+            proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:
             _print_proof(settings, proof, json=json)
 

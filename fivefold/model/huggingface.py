@@ -30,14 +30,14 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     ``config`` is the file's dictionary, of any transformers version; ``name`` the model's name in messages.
     Raises ``Mistake`` for an unknown architecture and for what cannot be represented.
     """
-    kind = _model_type(config, name=name)
+    kind = model_type(config, name=name)
     family = FAMILIES[kind]
     values = _text_config(config, name=name) if family.wrapper else config
     model = family.mapping(read_config(values, defaults=DEFAULTS[kind], name=name))
     return model.replace(source=source or f"Hugging Face config.json, {family.architecture}")
 
 
-def _model_type(config: dict[str, Any], *, name: str) -> str:
+def model_type(config: dict[str, Any], *, name: str) -> str:
     """The family, by ``architectures`` where given (remote code may carry a ``model_type`` of its own)."""
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:

@@ -42,15 +42,20 @@ class Asked:
         self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
 
     def profiles(self, leaves: Leaves, *, limit: bool = False) -> Floats:
-        """[n, (kept, backward peak above it), units] bytes.
+        """[n, (kept, backward peak above it, that of a split backward), units] bytes.
 
         ``limit``: per sequence of an endless micro-batch, which none undercuts: rows and waves round up.
         """
 
         def make(layout: Layout) -> Floats:
             part = part_of(layout)._replace(sequences=MANY if limit else layout.mbs)
-            found = [self.counts.profile(run_part(part, run), self._alike(run.name)) for run in self.runs]
-            return np.array([(p.kept_bytes, p.backward_peak_bytes - p.kept_bytes) for p in found], float).T
+            rows = []
+            for run in self.runs:
+                mine, name = run_part(part, run), self._alike(run.name)
+                whole, split = self.counts.profile(mine, name), self.counts.split(mine, name)
+                peaks = whole.backward_peak_bytes, split.backward_peak_bytes
+                rows.append((whole.kept_bytes, *(peak - whole.kept_bytes for peak in peaks)))
+            return np.array(rows, float).T
 
         return self._per_sequence("profiles", leaves, make, limit=limit)
 

@@ -15,7 +15,7 @@ from fivefold.plan.asked import Asked, Floats
 from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.predict import Planner
-from fivefold.plan.shapes import DUAL, NEVER, SPLIT, Form, alive, form_of
+from fivefold.plan.shapes import DUAL, LOOP, NEVER, SPLIT, Form, alive, form_of
 from fivefold.plan.space import Leaves, Space
 
 SAFE = 1 - 1e-9  # for sums in another order
@@ -40,11 +40,13 @@ class Bounds:
         ``states`` in place of those of its ZeRO; ``limit`` as in ``Asked``.
         """
         form, m = self.forms(leaves), self.micro_batches[leaves.stem]
-        kept, above = np.moveaxis(self.asked.profiles(leaves, limit=limit), 1, 0)
+        kept, above, apart = np.moveaxis(self.asked.profiles(leaves, limit=limit), 1, 0)
         rest, during, ends, gathered, _ = np.moveaxis(self.asked.states(leaves) if states is None else states, 1, 0)
         base, last = _over(form.held, rest), _over(form.held, ends)
         alone = form.pp == 1
         whole = np.where(alone & (m[:, None] == 1), 0.0, _over(form.held, during))
+        split = np.isin(form.schedule, SPLIT)
+        above = np.where(split[:, :1], np.maximum(0.0, apart), above)
         count, one = alive(form, m), form.chunks == 1
         head = np.where(one, form.least[:, :, 1] * kept[:, None, 1], 0.0)
         least = form.least.copy()
@@ -55,7 +57,16 @@ class Bounds:
         loss = np.where(form.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
         # The last of two micro-batches: when it comes to the blocks, the head's gradients are reduced.
         gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
-        full = base + whole + body + (count - 1) * head + np.maximum(inside - gone, loss)
+        # Beside all sums a rank holds as much only if more micro-batches come after the first backward of each stage;
+        # else of one stage one fewer, of several at least one.
+        deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * form.pp))
+        fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
+        # None is reduced before all are born, but of the stages of a loop.
+        stays = ((leaves.zero < 2) | (leaves.shards == 1))[:, None] | (form.schedule != LOOP)
+        sure = alone | deep | (stays & (m[:, None] > 2))
+        late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
+        born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
+        full = base + np.maximum(born, np.maximum(inside - gone, loss) + body + (count - 1) * head)
         first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
         return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
 

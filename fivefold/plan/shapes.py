@@ -17,6 +17,7 @@ from fivefold.plan.space import Ints, Shape
 
 NEVER = 0  # layers between two that are recomputed
 SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # weights' gradients apart
+LOOP = SCHEDULES.index("interleaved")
 DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # forward beside backward
 
 

@@ -5,6 +5,7 @@ Implements its protocol ``_Checkpointable``, by which DTensor is saved too (torc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,22 +13,21 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from fivefold.train.parallel.shard import Box, Shard
+from fivefold.train.parallel.shard import Box
 
 
 class Boxes(Tensor):
-    """``rows`` are those of ``shard``: its weight, or a moment of it. A tensor in shape and type only."""
+    """``rows`` hold the ``boxes`` of a whole of ``shape``. A tensor in shape and type only."""
 
     boxes: list[Box]
     parts: list[Tensor]
 
     @staticmethod
-    def __new__(cls, shard: Shard, rows: Tensor) -> Boxes:
-        """It has the size of the whole weight."""
-        whole: Boxes = torch.Tensor._make_wrapper_subclass(
-            cls, torch.Size(shard.held.weight.shape), dtype=rows.dtype, device=rows.device
-        )
-        whole.boxes = list(shard.boxes())
+    def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> Boxes:
+        """Each box says where it lies in ``rows``."""
+        size = torch.Size(shape)
+        whole: Boxes = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
+        whole.boxes = list(boxes)
         whole.parts = [rows.detach()[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
         return whole
 

@@ -23,6 +23,7 @@ from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
+from fivefold.train.scaling import Scaler
 from fivefold.train.supported import check_supported
 from fivefold.train.transformer import Transformer
 
@@ -34,9 +35,10 @@ class Built:
     module: Transformer
     units: list[ZeroUnit]
     later: Later
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # of the pipeline; of one rank, forward and backward in turn
+    scaler: Scaler | None = None  # of the loss, where gradients are fp16
 
     @property
     def shards(self) -> list[Shard]:
@@ -85,7 +87,8 @@ def build(
     with torch.no_grad():
         for shard in (shard for unit in units for shard in unit.shards):
             shard.weight.copy_(shard.cut(initial(drawn[shard.name], model=model, seed=job.seed)))
-    return Built(module, units, later, optimizer.make(units, job), ranks, table)
+    scaler = Scaler() if job.precision.loss_scaling else None
+    return Built(module, units, later, optimizer.make(units, job, ranks), ranks, table, scaler)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:

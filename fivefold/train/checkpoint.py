@@ -1,6 +1,6 @@
 """Checkpoints: all that the next step depends on, for any later layout; every rank calls.
 
-    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step   bias/LAYER   rng/RANK
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
 
 torch.distributed.checkpoint cuts and joins the tensors: each rank says which boxes of the whole its shards are.
 ``checkpoint_folder.py`` sees to it that a folder is whole or not there.
@@ -24,17 +24,18 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import Fault, Mistake, Record
+from fivefold.record import Fault, Mistake, difference
 from fivefold.train import checkpoint_folder as folder
+from fivefold.train import optimizer
 from fivefold.train.boxes import Boxes
 from fivefold.train.build import Built
 from fivefold.train.checkpoint_folder import Checkpoint, File, Progress, latest, read
 from fivefold.train.parallel.mesh import Ranks
+from fivefold.train.parallel.shard import Shard
 from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 T = TypeVar("T")
 
 
@@ -47,13 +48,13 @@ def save(
     rank is the same ``Fault`` on all.
     """
     ranks, final, room = built.ranks, directory / folder.named(progress.step), ""
-    _ensure_moments(built)
+    optimizer.ensure_moments(built.optimizer, built.shards)
     try:
         temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks)
         room = f" (at least {show_bytes(_size_bytes(built))} to write, {show_bytes(free_bytes)} free)"
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
-        save_tensors({**_tensors(built), **_generators(ranks)}, storage_writer=writer)
-        files = _together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks)
+        save_tensors({**_tensors(built), **_generators(ranks), **_scaler(built)}, storage_writer=writer)
+        files = together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks)
         checkpoint = Checkpoint(
             torch=torch.__version__, device=ranks.device.type, model=model, layout=layout, job=job, progress=progress,
             files=tuple(file for part in files for file in part),
@@ -71,21 +72,25 @@ def save(
 def load(path: Path, *, built: Built, model: Model, job: Job) -> Progress:
     """Restore weights, moments and random state from ``path``, whatever layout wrote it.
 
-    A ``Mistake`` on all ranks if the checkpoint is damaged, too new or of another model, or if ``job`` would read its
-    data in another order. Random states return only to as many ranks as there were, on the same kind of device.
+    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, or if ``job``
+    would read its data in another order. Random states return only to as many ranks as there were, on the same kind
+    of device.
     """
     ranks = built.ranks
-    _together(lambda: _verify(path, model=model, job=job, ranks=ranks), ranks=ranks)
+    together(lambda: _verify(path, model=model, job=job, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
-    _ensure_moments(built)
+    optimizer.ensure_moments(built.optimizer, built.shards)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}
+    scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
     try:
-        load_tensors({**_tensors(built), **generators}, storage_reader=FileSystemReader(path))
+        load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
     except (OSError, RuntimeError, CheckpointException) as error:
         raise Fault(f"{path}: cannot be restored: {_reason(error)}") from None
     for name, state in generators.items():
         torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
+    if built.scaler is not None and scaler:
+        built.scaler.restore(scaler["scaler"])
     for unit in built.units:
         unit.updated()
     return checkpoint.progress
@@ -106,8 +111,13 @@ def _written(temporary: Path, *, rank: int) -> list[File]:
 def _verify(path: Path, *, model: Model, job: Job, ranks: Ranks) -> None:
     """Refuse what cannot be resumed; of the files, each rank reads its share."""
     checkpoint = read(path)
-    if difference := _difference(checkpoint.model, model, skip=("name", "source")):
-        raise Mistake(f"{path}: is of another model, with {difference}; give that model or start a new run")
+    if found := difference(checkpoint.model, model, skip=("name", "source")):
+        raise Mistake(f"{path}: is of another model, with {found}; give that model or start a new run")
+    if (was := checkpoint.job.optimizer.kind) != (now := job.optimizer.kind):
+        raise Mistake(
+            f"{path}: holds moments of optimizer.kind={was}, which {now} cannot go on with; set optimizer.kind={was} "
+            f"or start a new run"
+        )
     for name in ("sequence", "global_batch", "seed"):
         was, now = getattr(checkpoint.job, name), getattr(job, name)
         if was != now:
@@ -118,18 +128,6 @@ def _verify(path: Path, *, model: Model, job: Job, ranks: Ranks) -> None:
     folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
 
 
-def _difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:
-    """The first field in which two records of one type differ, with both values."""
-    for name in type(there).model_fields:
-        was, now = getattr(there, name), getattr(here, name)
-        if name in skip or was == now:
-            continue
-        if isinstance(was, Record) and isinstance(now, Record):
-            return f"{name}.{_difference(was, now)}"
-        return f"{name}={was!r} instead of {now!r}"
-    return None
-
-
 # What is kept
 
 
@@ -137,24 +135,22 @@ def _tensors(built: Built) -> dict[str, Tensor | Boxes]:
     """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
     tensors: dict[str, Tensor | Boxes] = {}
     for shard in built.shards:
-        state = built.optimizer.state[shard.weight] if shard.rows else dict.fromkeys(MOMENTS, shard.weight)
-        tensors[f"weights/{shard.name}"] = Boxes(shard, shard.weight)
-        for kind in MOMENTS:
-            tensors[f"moments/{shard.name}/{kind}"] = Boxes(shard, state[kind])
-        if shard.rows:
-            tensors[f"moments/{shard.name}/step"] = state["step"]
+        tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
+        for kind, part, moment in optimizer.moments(built.optimizer, shard):
+            tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
     for layer, moe in built.routed.items():
         tensors[f"bias/{layer}"] = moe.bias  # by which experts are chosen
     return tensors
 
 
-def _ensure_moments(built: Built) -> None:
-    """Give AdamW the state that it would make in its first step."""
-    for shard in built.shards:
-        if shard.rows and not built.optimizer.state[shard.weight]:
-            moments = {kind: torch.zeros_like(shard.weight) for kind in MOMENTS}
-            step = torch.zeros((), dtype=torch.float32, device=shard.weight.device)
-            built.optimizer.state[shard.weight].update(step=step, **moments)
+def _boxes(part: Shard, rows: Tensor) -> Boxes:
+    """``rows`` as this rank's part of a whole tensor."""
+    return Boxes(part.held.weight.shape, part.boxes(), rows)
+
+
+def _scaler(built: Built) -> dict[str, Tensor]:
+    """The scale of the loss, which all ranks share."""
+    return {} if built.scaler is None else {"scaler": built.scaler.state()}
 
 
 def _generators(ranks: Ranks) -> dict[str, Tensor]:
@@ -166,14 +162,16 @@ def _generators(ranks: Ranks) -> dict[str, Tensor]:
 
 
 def _size_bytes(built: Built) -> int:
-    """Of the weights and moments of all ranks together."""
-    return sum(shard.shape.numel() * shard.weight.element_size() * (1 + len(MOMENTS)) for shard in built.shards)
+    """Of the weights of all ranks together, and of their moments if all have as many as this one."""
+    whole = sum(shard.shape.numel() * shard.weight.element_size() for shard in built.shards)
+    own = sum(shard.weight.nbytes for shard in built.shards)
+    return whole + (whole * sum(moment.nbytes for moment in built.moments()) // own if own else 0)
 
 
 # All ranks or none
 
 
-def _together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
+def together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
     """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
     result: T | None = None
     failure: Exception | None = None
@@ -194,7 +192,7 @@ def _together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
 
 def _first_alone(action: Callable[[], T], *, ranks: Ranks) -> T:
     """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
-    return cast(T, _together(lambda: action() if ranks.rank == 0 else None, ranks=ranks)[0])
+    return cast(T, together(lambda: action() if ranks.rank == 0 else None, ranks=ranks)[0])
 
 
 def _reason(error: BaseException) -> str:

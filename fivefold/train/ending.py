@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,22 @@ from fivefold.record import Fault, Mistake
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # in the environment of a process that ``process.launch`` started: the launcher's id
 TIME = "timestamp"  # of a line that was told, in seconds; the name is torch's
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+AGAIN = 75  # a process ends with it where the same command may succeed; EX_TEMPFAIL of sysexits.h
+
+
+@contextmanager
+def noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Turn signals into a wish, by the signal's name; SIGUSR1 is what Slurm sends before the time is up."""
+
+    def take(number: int, _frame: object) -> None:
+        note(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, take) for number in (*STOPPING, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 class Stopped(BaseException):
@@ -71,23 +87,27 @@ def rest(folder: Path) -> str:
 
 
 @contextmanager
-def one_line(folder: Path, *, rank: int, launched: bool) -> Iterator[None]:
+def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
     """Of what nobody foresaw, one line remains, and the rest goes into a file of the run's ``folder``.
 
-    Without a launcher that chooses one, only the first rank says what all know.
+    ``answer``: the file in which a launcher expects it, with ``AGAIN``, as what nobody foresaw may pass. Without one,
+    only the first rank says what all know.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
         try:
             yield
         except (Mistake, Fault):
-            if rank == 0 or launched:
+            if rank == 0 or answer is not None:
                 raise
             raise SystemExit(1) from None
         except Exception as error:
             os.write(2, traceback.format_exc().encode())
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise Fault(f"rank {rank}: {reason} (see {path}); {rest(folder)}") from None
+            line = f"rank {rank}: {reason} (see {path}); {rest(folder)}"
+            if answer is not None and tell(line, to=answer):
+                os._exit(AGAIN)
+            raise Fault(line) from None
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:

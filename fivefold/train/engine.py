@@ -5,6 +5,7 @@ tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reducti
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -24,11 +25,16 @@ from fivefold.train.precision import Dtypes
 
 
 class Done(NamedTuple):
-    """What all know after a step: mean loss in nats per token, gradient norm before clipping, whether to stop."""
+    """What all know after a step: mean loss in nats per token, gradient norm before clipping, whether to stop.
+
+    ``skipped``: a scaled gradient was not finite, so that weights and moments are what they were.
+    """
 
     loss: float
     norm: float
     stop: bool
+    skipped: bool = False
+    loss_scale: float = 1.0  # of this step
 
 
 class Engine:
@@ -41,13 +47,12 @@ class Engine:
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "apart" else None
         self.layers = stage_layers(model.layers, layout)
-        self.scale = 1 / job.tokens_per_step
+        self.scale = 1 / job.tokens_per_step  # of the loss of one token, in the graph
         self.tokens = torch.empty(0, dtype=torch.long)
         self.meter: Watch | None = None
         self.kept_bytes = 0
         self.routed = built.routed
-        for moe in self.routed.values():
-            moe.scale = self.scale
+        self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
         self.loads = torch.zeros(len(self.routed), model.moe.experts if model.moe else 0, dtype=torch.int64)
         rows = layout.mbs * job.sequence // layout.cp
@@ -59,16 +64,36 @@ class Engine:
 
     def step(self, tokens: Tensor, *, stop: bool = False) -> Done:
         """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it."""
-        built = self.built
+        built, scaler = self.built, self.built.scaler
+        if scaler is not None:
+            self._scale_losses(scaler.scale)
+            biases = [moe.bias.clone() for moe in self.routed.values()]
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
         norm, (loss, wishes) = optimizer.sum_over_ranks(
             built.shards, total / self.layout.tp, float(stop), ranks=built.ranks
         )
-        optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip)
-        built.optimizer.step()
-        return Done(loss.item(), norm.item(), wishes.item() > 0)
+        if scaler is None:
+            optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip)
+            built.optimizer.step()
+            return Done(loss.item(), norm.item(), wishes.item() > 0)
+        scale, norm = scaler.scale, norm / scaler.scale
+        finite = math.isfinite(norm.item())  # of all ranks alike
+        if finite:
+            optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
+            built.optimizer.step()
+        else:  # experts were chosen by what was not finite
+            for moe, bias in zip(self.routed.values(), biases, strict=True):
+                moe.bias.copy_(bias)
+        scaler.learn(finite=finite)
+        return Done(loss.item() / scale, norm.item(), wishes.item() > 0, skipped=not finite, loss_scale=scale)
+
+    def _scale_losses(self, scale: float) -> None:
+        """Losses of one token are multiplied by ``scale`` over the tokens of a step, those of the router too."""
+        self.scale = scale / self.job.tokens_per_step
+        for moe in self.routed.values():
+            moe.scale = self.scale
 
     def backward(self, tokens: Tensor) -> Tensor:
         """Losses of this rank, summed; afterwards every shard has its gradient."""

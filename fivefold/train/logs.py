@@ -1,12 +1,13 @@
 """What a run writes while it goes: one JSON object per line, and TensorBoard; read again after a resume.
 
-A line of ``log.jsonl`` is a training step (``loss``) or an evaluation (``heldout_loss``), both with ``step``.
+A line of ``log.jsonl`` is a training step (``loss``), an evaluation (``heldout_loss``) or an ``event``, with ``step``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ class NoLogs:
     def write(self, line: dict[str, Any]) -> None:
         """Append ``line``, which names its ``step``."""
 
+    def event(self, step: int, text: str) -> None:
+        """Append what is no measurement: a line for the reader, who also sees it at once."""
+
     def close(self) -> None:
         """Flush and close."""
 
@@ -48,12 +52,14 @@ class Logs(NoLogs):
         self._board: SummaryWriter | None = None
 
     def start(self, step: int) -> None:
-        """Open the files; lines of an earlier attempt that lie after ``step`` are dropped."""
+        """Open the files; steps of an earlier attempt that lie after ``step`` are dropped, events stay."""
+        self.close()
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text("".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step))
+            kept = [line for line in read_lines(path) if line["step"] <= step or "event" in line]
+            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
             os.replace(partial, path)
             self._file = path.open("a", buffering=1)
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
@@ -68,6 +74,13 @@ class Logs(NoLogs):
                 if key != "step" and not isinstance(value, dict):  # the load of each expert is for reading
                     self._board.add_scalar(key, value, line["step"])
         self.report(line)
+
+    def event(self, step: int, text: str) -> None:
+        """To the file and to stderr."""
+        with self._writing():
+            if self._file is not None:
+                self._file.write(json.dumps({"step": step, "event": text}) + "\n")
+        print(f"step {step}  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Flush and close both."""

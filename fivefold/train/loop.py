@@ -1,12 +1,12 @@
 """The crank: batches in, optimizer steps out, with logs, held-out loss, checkpoints and one step that is measured.
 
 Every step: micro-batches forward and backward, one reduction, norm, clip, update. A signal finishes the step, saves
-and ends. The third step after the start runs under the ``Meter`` and its time is left out.
+and ends. A loss that cannot be used leads back to the newest checkpoint (``spikes.py``); a rank that hangs ends all
+(``watchdog.py``). The third step after the start runs under the ``Meter`` and its time is left out.
 """
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
 from contextlib import nullcontext
@@ -22,16 +22,21 @@ from torch import Tensor
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake
 from fivefold.step import Traffic
-from fivefold.train import checkpoint, optimizer
+from fivefold.train import checkpoint, huggingface, optimizer
 from fivefold.train.build import Built
 from fivefold.train.data import Loader, heldout_batches
+from fivefold.train.ending import noted
 from fivefold.train.engine import Done, Engine
 from fivefold.train.logs import NoLogs
 from fivefold.train.metrics import Meter, resident_bytes
 from fivefold.train.parallel.collectives import all_reduce
+from fivefold.train.resume import set_aside
 from fivefold.train.run import Run
 from fivefold.train.shards import Shards
+from fivefold.train.spikes import Guard, Trouble
+from fivefold.train.watchdog import Watchdog
 
 METERED = 2  # steps after the start: by then every buffer of the steady state exists
 UNTIMED = 3  # the first steps, the metered one among them
@@ -86,36 +91,86 @@ class Loop:
         self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
         self.loader.check(global_batch=self.job.global_batch)
         self.signal = ""
+        self.step = 0  # the one that is underway
+        self.saved: Path | None = None
+        self.seconds: list[float] = []
+        self.guard = Guard(run.faults)
+        self.watchdog = Watchdog(
+            run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
+            tell=lambda text: logs.event(self.step, text),
+        )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
 
     def train(self) -> Outcome:
         """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
-        start, saved = self._resume()
+        with self.watchdog:
+            start = self._begin()
+            step, loss, stopped = start, None, ""
+            heldout = self.evaluate(step) if start < self.job.steps else None
+            with noted(self._note):
+                while step < self.job.steps and not stopped:
+                    meter = Meter(self._living(), axis=self.built.ranks.axis) if step == start + METERED else None
+                    done, took = self._timed_step(step, meter)
+                    step += 1
+                    stopped = self._named(done.stop)
+                    if trouble := self._judge(done):
+                        step = self._back(trouble, step)
+                        continue
+                    if step - start > UNTIMED:
+                        self.seconds.append(took)
+                    loss = done.loss
+                    self._log_step(step, done, took)
+                    if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
+                        heldout = self.evaluate(step)
+                        stopped = stopped or self._wish()
+                    if stopped or step == self.job.steps or step % self.run.checkpoints.every_steps == 0:
+                        self._save(step)
+                        stopped = stopped or self._wish()
+        typical = statistics.median(self.seconds) if self.seconds else None
+        return Outcome(step, self.measured, typical, self.saved, stopped, loss, heldout)
+
+    def _begin(self) -> int:
+        """Resume, open the logs, and see to it that there is a checkpoint to go back to where that may be asked."""
+        start, events = self._resume()
         self.logs.start(start)
-        seconds: list[float] = []
-        step, loss, stopped = start, None, ""
-        heldout = self.evaluate(step) if start < self.job.steps else None
-        with _Signals(self):
-            while step < self.job.steps and not stopped:
-                meter = Meter(self._living(), axis=self.built.ranks.axis) if step == start + METERED else None
-                begin = time.perf_counter()
-                done = self._step(step, meter)
-                took = time.perf_counter() - begin
-                step += 1
-                if step - start > UNTIMED:
-                    seconds.append(took)
-                loss = done.loss
-                self._log_step(step, done, took)
-                stopped = self._named(done.stop)
-                if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
-                    heldout = self.evaluate(step)
-                    stopped = stopped or self._wish()
-                if stopped or step == self.job.steps or step % self.run.checkpoints.every_steps == 0:
-                    saved = self._save(step)
-                    stopped = stopped or self._wish()
-        typical = statistics.median(seconds) if seconds else None
-        return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
+        for event in events:
+            self.logs.event(start, event)
+        if self.saved is None and self.run.faults.goes_back:
+            self._save(start)
+        return start
+
+    def _timed_step(self, step: int, meter: Meter | None) -> tuple[Done, float]:
+        self.step = step
+        self.watchdog.at(step, "a step")
+        begin = time.perf_counter()
+        return self._step(step, meter), time.perf_counter() - begin
+
+    def _judge(self, done: Done) -> Trouble | None:
+        """What is wrong with a step; one that the loss scale has skipped changed nothing, and a lower one follows."""
+        if done.skipped and done.loss_scale > 1:
+            return None
+        return self.guard.judge(done.loss, done.norm)
+
+    def _back(self, trouble: Trouble, step: int) -> int:
+        """From the bad ``step`` to the newest checkpoint, from where other data is read."""
+        good = self.saved
+        if trouble.action == "stop" or good is None:
+            rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+            raise Fault(
+                f'step {step}: {trouble.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
+            )
+        where = checkpoint.read(good).progress.step
+        event = self.guard.pass_over(trouble, step=step, good=where)
+        self.watchdog.at(where, "going back")
+        progress = checkpoint.load(good, built=self.built, model=self.model, job=self.job)
+        self.guard.restore(progress.facts, going_back=True)
+        self.logs.start(where)
+        self.logs.event(step, event)
+        return where
+
+    def _note(self, name: str) -> None:
+        self.signal = name
 
     def _wish(self) -> str:
         """The signal that came to any rank during the evaluation or save that is done."""
@@ -133,8 +188,8 @@ class Loop:
         for group in built.optimizer.param_groups:
             group["lr"] = rate
         tokens = self.loader.batch(
-            step, global_batch=job.global_batch, rank=built.ranks["dp"].rank, ranks=self.layout.dp,
-            micro_batches=self.layout.micro_batches(job), mbs=self.layout.mbs,
+            self.guard.passed.batch(step), global_batch=job.global_batch, rank=built.ranks["dp"].rank,
+            ranks=self.layout.dp, micro_batches=self.layout.micro_batches(job), mbs=self.layout.mbs,
         )  # fmt: skip
         if self._on_gpu and meter:
             torch.cuda.reset_peak_memory_stats()
@@ -172,6 +227,7 @@ class Loop:
 
     def evaluate(self, step: int) -> float:
         """Held-out loss in nats per token, over all ranks."""
+        self.watchdog.at(step, "an evaluation")
         ranks, job = self.built.ranks, self.job
         rows = np.stack(list(heldout_batches(
             self.shards, sequence=job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
@@ -208,38 +264,36 @@ class Loop:
                 "seconds": seconds,
                 "mfu_causal": self.ideal_seconds / seconds,
                 "resident_bytes": resident_bytes(),
+                **({"loss_scale": done.loss_scale, "skipped": done.skipped} if self.built.scaler else {}),
             }
         )
 
-    def _resume(self) -> tuple[int, Path | None]:
-        found = checkpoint.latest(self.run.folder / "checkpoints")
-        if found is None:
-            return 0, None
-        progress = checkpoint.load(found, built=self.built, model=self.model, job=self.job)
-        return progress.step, found
+    def _resume(self) -> tuple[int, list[str]]:
+        """The step from which to go on, and what was wrong with newer checkpoints than that one."""
+        events: list[str] = []
+        while found := checkpoint.latest(self.run.folder / "checkpoints"):
+            try:
+                progress = checkpoint.load(found, built=self.built, model=self.model, job=self.job)
+            except Mistake:
+                event = set_aside(found, ranks=self.built.ranks)
+                if event is None:
+                    raise
+                events.append(event)
+                continue
+            self.saved = found
+            self.guard.restore(progress.facts, going_back=False)
+            return progress.step, events
+        if self.run.start.weights is not None:
+            huggingface.start(self.run.start.weights, built=self.built, model=self.model)
+        return 0, events
 
-    def _save(self, step: int) -> Path:
+    def _save(self, step: int) -> None:
+        self.watchdog.at(step, "a save")
         progress = checkpoint.Progress(
-            step=step, samples=step * self.job.global_batch, tokens=step * self.job.tokens_per_step
-        )
-        return checkpoint.save(
+            step=step, samples=self.guard.passed.batch(step) * self.job.global_batch,
+            tokens=step * self.job.tokens_per_step, facts=self.guard.facts(),
+        )  # fmt: skip
+        self.saved = checkpoint.save(
             self.run.folder / "checkpoints", built=self.built, progress=progress, model=self.model,
             layout=self.layout, job=self.job, keep=self.run.checkpoints.keep,
         )  # fmt: skip
-
-
-class _Signals:
-    """Turns SIGINT and SIGTERM into a wish that the loop grants after the step."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-
-    def __enter__(self) -> None:
-        self.former = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.former.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: object) -> None:
-        self.loop.signal = signal.Signals(number).name

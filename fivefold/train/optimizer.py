@@ -1,40 +1,75 @@
-"""The update of the shards: AdamW, clipping by their global gradient norm, the learning rate as a function.
+"""The update of the shards: which optimizer, clipping by their global gradient norm, the learning rate as a function.
 
-Loshchilov & Hutter, arXiv:1711.05101. Vectors (norms, biases) are not decayed.
+AdamW: Loshchilov & Hutter, arXiv:1711.05101; the others are in ``optimizers/``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate
+from fivefold.job import Job, LearningRate, Optimizer
 from fivefold.model.weights import Weight
 from fivefold.record import Mistake
+from fivefold.train.optimizers import wide
+from fivefold.train.optimizers.adafactor import Adafactor
+from fivefold.train.optimizers.cut import cuts, is_vector
+from fivefold.train.optimizers.muon import Muon
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
 
 
-def make(units: list[ZeroUnit], job: Job) -> torch.optim.AdamW:
-    """The optimizer over this rank's shards."""
-    settings = job.optimizer
-    if settings.kind != "adamw":
-        raise Mistake(f"optimizer {settings.kind!r} cannot be trained yet; use adamw")
-    shards = [shard for unit in units for shard in unit.shards if shard.rows]
-    vectors = [shard.weight for shard in shards if _is_vector(shard.held.weight)]
-    matrices = [shard.weight for shard in shards if not _is_vector(shard.held.weight)]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
+    """The optimizer over this rank's shards; every rank calls it."""
+    settings, rate = job.optimizer, job.learning_rate.peak
+    found = list(cuts(units, ranks))
+    shards = [cut.shard for cut in found]
+    decays = {shard.name: _decay(shard.held.weight, settings) for shard in shards}
+    if settings.kind == "adamw":
+        return _adamw(shards, job)
+    if settings.kind == "sgd":
+        return wide.Sgd(_groups(shards, settings), lr=rate, momentum=settings.momentum)
+    if settings.kind == "adafactor":
+        return Adafactor(found, lr=rate, decays=decays)
+    if settings.kind == "muon":
+        rest = [cut.shard for cut in found if not cut.hidden and cut.shard.rows]
+        adamw = _adamw(rest, job) if rest else None
+        if adamw is not None:
+            ensure_moments(adamw, rest)
+        hidden = [cut for cut in found if cut.hidden]
+        return Muon(hidden, adamw, lr=rate, momentum=settings.momentum, decays=decays)
+    raise Mistake(f"optimizer {settings.kind!r} cannot be trained yet; use adamw")
+
+
+def _adamw(shards: list[Shard], job: Job) -> torch.optim.Optimizer:
+    settings, rate, groups = job.optimizer, job.learning_rate.peak, _groups(shards, job.optimizer)
+    if job.precision.updated_bytes != job.precision.moments_bytes[0]:
+        return wide.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon)
+    return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True)
+
+
+def _groups(shards: list[Shard], settings: Optimizer) -> list[dict[str, Any]]:
+    """What is decayed and what is not."""
+    here = [(shard.weight, _decay(shard.held.weight, settings)) for shard in shards if shard.rows]
+    found = [
+        {"params": [weight for weight, decay in here if bool(decay) == decayed], "weight_decay": decay}
+        for decayed, decay in ((True, settings.weight_decay), (False, 0.0))
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=job.learning_rate.peak, betas=settings.betas, eps=settings.epsilon, fused=True,
-    )  # fmt: skip
+    return [group for group in found if group["params"]]
+
+
+def _decay(weight: Weight, settings: Optimizer) -> float:
+    kind = "vectors" if is_vector(weight) else PARTS.get(weight.kind)
+    return 0.0 if kind in settings.undecayed else settings.weight_decay
+
+
+PARTS = {"embedding": "embeddings", "head": "head", "router": "router"}  # as job.optimizer.undecayed names them
 
 
 def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
@@ -52,11 +87,15 @@ def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * left)
 
 
-def clip(shards: list[Shard], norm: Tensor, *, largest: float) -> None:
-    """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 leaves them alone."""
+def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
+    """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 leaves them alone.
+
+    ``scale``: by which the loss was multiplied; the gradients still are, the norm is not.
+    """
     grads = [shard.weight.grad for shard in shards if shard.weight.grad is not None]
-    if largest and grads:
-        torch._foreach_mul_(grads, (largest / (norm + 1e-6)).clamp(max=1.0))
+    if grads and (largest or scale != 1):
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0) if largest else torch.ones_like(norm)
+        torch._foreach_mul_(grads, factor if scale == 1 else factor / scale)
 
 
 def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
@@ -74,5 +113,17 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
     return packed[0].sqrt(), list(packed[1:])
 
 
-def _is_vector(weight: Weight) -> bool:
-    return weight.kind in ("norm", "bias", "vector") or weight.name.endswith("bias")
+def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
+    """What is kept of a weight by name, and of which tensor it is this rank's part; None: a number all ranks share."""
+    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor) else {}
+    for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
+        yield name, parts.get(name, shard) if tensor.ndim else None, tensor
+
+
+def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[Shard]) -> None:
+    """Give torch's AdamW the state that it would make in its first step; all others have theirs."""
+    for shard in shards:
+        if isinstance(optimizer, torch.optim.AdamW) and shard.rows and not optimizer.state[shard.weight]:
+            first, second = (torch.zeros_like(shard.weight) for _ in range(2))
+            step = torch.zeros((), dtype=torch.float32, device=shard.weight.device)
+            optimizer.state[shard.weight].update(step=step, exp_avg=first, exp_avg_sq=second)

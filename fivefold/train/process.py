@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from fivefold.record import Fault, Mistake
-from fivefold.train.ending import LAUNCHER, STOPPING, TIME, Stopped, rest
+from fivefold.train.checkpoint_folder import latest
+from fivefold.train.ending import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
 
 # A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.
 TIMEOUT = timedelta(minutes=10)
@@ -36,6 +38,7 @@ class Process:
     local_ranks: int = 1
     world: int = 1
     joined: bool = False
+    start_number: int = 0  # how often torchrun has started this process's predecessors
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Process:
@@ -43,7 +46,8 @@ class Process:
         if "RANK" not in environment:
             return cls()
         names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
-        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
+        before = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
+        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True, start_number=before)
 
     def start(self) -> torch.device:
         """Join the process group and take this process's device and share of the cores."""
@@ -54,7 +58,13 @@ class Process:
             device = torch.device("cpu")
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_ranks))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        if self.joined:
+        if self.joined and self.local_ranks == self.world:
+            # Under torchrun's static rendezvous the store still holds the addresses of those who have died. On several
+            # hosts the counts differ, but there each start has a store of its own (--rdzv-backend=c10d).
+            store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+            store = PrefixStore(f"start-{self.start_number}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        elif self.joined:
             dist.init_process_group(backend, timeout=TIMEOUT)
         else:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -67,12 +77,33 @@ class Process:
             dist.destroy_process_group()
 
 
-def launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
+def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:
     """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes.
 
-    Torch's elastic library starts and watches them; if one fails, the others are ended and the first cause is raised.
-    SIGINT and SIGTERM are passed on once, and waited for.
+    If one is killed, hangs or fails by what nobody foresaw, all are started again, at most ``restarts`` times in a row
+    without a new checkpoint. SIGINT and SIGTERM are passed on once, and waited for.
     """
+    left, before = restarts, latest(folder / "checkpoints")
+    while True:
+        try:
+            return _launch(arguments, ranks=ranks, folder=folder)
+        except Again as again:
+            newest = latest(folder / "checkpoints")
+            left, before = restarts if newest != before else left, newest
+            if not left:
+                raise Fault(str(again)) if str(again) else SystemExit(1) from None
+            left -= 1
+            if str(again):
+                print(f"fivefold: {again}", file=sys.stderr)
+            print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
+
+
+class Again(Exception):
+    """Processes have ended, and the same command may succeed; the line is empty if it was said."""
+
+
+def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
+    """One start: torch's elastic library watches; if one process fails, others are ended and the first cause raised."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
@@ -129,6 +160,8 @@ def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
     if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
         killed = []  # it did not end when it was told to, after the other's failure
     first = (killed or spoke or failures)[0]
+    if first.exitcode == AGAIN and not asked:
+        raise Again(first.message if first in spoke else "")
     if first.exitcode >= 0:
         if first in spoke:
             raise (Mistake if first.exitcode == 2 else Fault)(first.message)
@@ -137,4 +170,4 @@ def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
         raise Stopped(asked)
     name = first.signal_name()
     why = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    raise Fault(f"rank {first.local_rank} was ended by {name}{why}; {rest(folder)}")
+    raise Again(f"rank {first.local_rank} was ended by {name}{why}; {rest(folder)}")

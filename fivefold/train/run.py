@@ -14,6 +14,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, read_file
 from fivefold.train.data import Loader
 from fivefold.train.shards import Shards
+from fivefold.train.spikes import Faults
 
 
 class Data(Record):
@@ -32,6 +33,12 @@ class Checkpoints(Record):
     keep: PositiveInt = 2
 
 
+class Start(Record):
+    """What a run starts from where it has no checkpoint yet; without weights they are drawn."""
+
+    weights: Path | None = None  # a Hugging Face folder
+
+
 class Run(Record):
     """One training run by names: of a model, a machine, a layout (``auto``: the fastest that fits) and a job."""
 
@@ -41,8 +48,10 @@ class Run(Record):
     schedule: Path | None = None  # a pipeline schedule of one's own (.csv) instead of the one that the layout names
     folder: Path = Path("runs/tiny")
     job: Job = Job()
+    start: Start = Start()
     data: Data = Data()
     checkpoints: Checkpoints = Checkpoints()
+    faults: Faults = Faults()
     evaluate_every: PositiveInt = 50
     evaluate_sequences: PositiveInt = 64
     sample: str = "def "  # prompt of the sample printed at the end; empty: none

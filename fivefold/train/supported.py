@@ -6,12 +6,15 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.train.precision import check_trainable
 
 # Facts of other people's software that the planner can count with, and the one value that is ours.
 OURS = {
     "attention": "flash", "loss": "fused", "kernels": "fused", "joint": False, "weight_gradients": "apart",
     "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False, "offload": (),
 }  # fmt: skip
+
+OPTIMIZERS = ("adamw", "muon", "adafactor", "sgd")
 
 # Fields of a model that may have any value; all others must be those of a plain decoder.
 FREE = frozenset({
@@ -32,8 +35,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise Mistake(
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )
-    if job.optimizer.kind != "adamw":
-        raise Mistake(f"job: the engine has optimizer=adamw so far, not {job.optimizer.kind}; `predict` plans both")
+    check_trainable(job.precision)
+    if job.optimizer.kind not in OPTIMIZERS:
+        raise Mistake(
+            f"job: the engine has optimizer.kind={', '.join(OPTIMIZERS)}, not {job.optimizer.kind}; `predict` plans all"
+        )
     _check_model(layout, model)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from fivefold.check.prove import measured_step
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.spec import Model
+from fivefold.model.spec import Model, MoE
 from fivefold.plan.predict import predict
 from fivefold.show.compare import compare
 from fivefold.step import Step
@@ -52,6 +53,20 @@ TRIPLES = [
     (GROUPED, "dp4 zero3/2 mbs2", "bf16", 8, 128),
     (SQUARE, "dp4 zero1 mbs1", "bf16-grad16", 8, 200),
     (TIED, "dp4 zero2/2 mbs2", "fp32", 8, 128),
+    (GROUPED, "dp1 zero0 mbs4", "bf16-pure", 8, 128),
+    (SQUARE, "dp2 zero1 mbs2", "bf16-pure", 8, 128),
+    (TIED, "dp3 zero2 mbs2", "bf16-pure", 6, 128),
+    (BIASED, "dp2 zero3 mbs4", "bf16-pure", 8, 160),
+    (GROUPED, "dp2 zero1 mbs4", "fp16", 8, 128),
+    (TIED, "dp2 zero3 mbs2", "fp16", 8, 128),
+]
+SPARSE = GROUPED.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=50, dense_layers=1))
+OPTIMIZERS: list[tuple[Literal["sgd", "adafactor", "muon"], Model, str, str]] = [
+    ("sgd", BIASED, "dp2 zero1 mbs2", "bf16"),
+    ("adafactor", BIASED, "dp3 zero2 mbs1", "fp32"),
+    ("adafactor", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "bf16"),
+    ("muon", BIASED, "dp3 zero3 mbs1", "bf16-pure"),
+    ("muon", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "fp32"),
 ]
 
 
@@ -95,3 +110,26 @@ def test_counts_are_equal_and_peak_memory_is_close(
         assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
         kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
         assert kept[0] == pytest.approx(kept[1], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "text", "precision"), OPTIMIZERS, ids=[f"{k}-{m.name}-{t}-{p}" for k, m, t, p in OPTIMIZERS]
+)
+def test_states_of_every_optimizer_are_those_planned(
+    forked, corpus: Path, tmp_path: Path, kind: Literal["sgd", "adafactor", "muon"], model: Model, text: str,
+    precision: str,
+) -> None:  # fmt: skip
+    """What they say and compute besides is not planned."""
+    layout = Layout.parse(text)
+    job = Job(
+        sequence=64, global_batch=2 * layout.dp * layout.mbs, precision=recipe(precision), steps=5,
+        optimizer=Optimizer(kind=kind),
+    )  # fmt: skip
+    run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
+    prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
+    predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)
+    for measured in forked(layout.world, train, run, model, layout):
+        assert measured is not None
+        states = [row for row in compare(predicted, measured) if "state" in row.quantity]
+        assert len(states) == 4
+        assert [row for row in states if row.wrong] == []

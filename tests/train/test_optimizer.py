@@ -10,7 +10,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
 from fivefold.train.build import build
-from fivefold.train.optimizer import clip, learning_rate, make, sum_over_ranks
+from fivefold.train.optimizer import clip, learning_rate, sum_over_ranks
+from fivefold.train.supported import check_supported
 
 
 def rates(schedule: LearningRate, steps: int) -> list[float]:
@@ -57,5 +58,6 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
 
 
 def test_what_is_not_built_is_refused() -> None:
-    with pytest.raises(Mistake, match="use adamw"):
-        make([], Job(optimizer=Optimizer(kind="muon")))
+    job = Job(optimizer=Optimizer(kind="adamw8bit"))
+    with pytest.raises(Mistake, match=r"has optimizer.kind=adamw, muon, .* not adamw8bit"):
+        check_supported(Layout(), job, model=named("nano"))

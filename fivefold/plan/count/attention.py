@@ -98,6 +98,8 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     )  # fmt: skip
     forward, backward = _scratch(local, dims, own=own if message else 0)
     core = core._replace(forward_scratch=forward, backward_scratch=backward)
+    if message and model.mla is None and job.linears == "fanned":  # the gradient of v is a view of that of both
+        core = core._replace(gradients={k: 0, v: own})
     ops += _unfused(local, core) if job.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
@@ -116,18 +118,21 @@ def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int
     """What lives within the core, forward and backward; ``own``: the keys and values of a ring, else 0.
 
     The narrower are padded: v and the output, backward the gradient too, and what comes of v. A ring holds the keys and
-    values that are here and those that come; sums in fp32, of half of the queries what was added last; backward what
-    was found first of all, and the gradients of keys that stay, come and go.
+    values that are here and those that come, of half of the queries what is added, sums in fp32; backward what was
+    found first, and sums of the gradients of keys: those that stay, and of more than two ranks those that come and go.
     """
-    each, width = local.rows * local.heads, local.width
+    each, width, cp = local.rows * local.heads, local.width, local.part.cp
     padded = each * max(dims) * width if _computed(local, dims) != dims else 0
     if not own:
         return 2 * padded, 4 * padded
     wide = 4 * each if width < 4 else 0
-    q, o, coming = each * dims[0] * width, each * dims[1] * width, own if local.part.cp > 2 else 0
+    q, o = each * dims[0] * width, each * dims[1] * width
+    halves = 0 if local.part.sequences == 1 else q // 2 if padded else q // 2 + o  # are copied, of several sequences
     first = 2 * own + 2 * padded
-    later = wide * dims[1] + own + coming + 3 * padded // 2 - (o // 2 if wide else -o // 2)
-    return max(first, later), wide * dims[0] + 3 * own + coming + q // 2 + 3 * padded
+    later = wide * dims[1] + own * min(cp - 1, 2) + 3 * padded // 2 - (o // 2 if wide else -o // 2)
+    added = q // 2 + 3 * padded + halves + own * (3, 5, 6)[min(cp, 4) - 2]
+    sent = 4 * own - q // 2 if cp == 2 else 0
+    return max(first, later), wide * dims[0] + max(added, sent)
 
 
 def _all_to_all(source: str, out: str, *, size: int) -> Op:

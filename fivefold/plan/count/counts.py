@@ -7,7 +7,8 @@ Layers of one kind share their operations, profile and states; a stage is runs o
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from fivefold.job import Job
 from fivefold.layout.spec import V_SHAPED, Layout
@@ -19,9 +20,13 @@ from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of
 from fivefold.plan.count.part import Local, Part
 from fivefold.plan.count.recompute import Unit
 from fivefold.plan.count.states import UnitStates, unit_states
-from fivefold.plan.count.tape import Profile, play
+from fivefold.plan.count.tape import Profile, Split, Sums, play, play_split
 
+Played = TypeVar("Played")
 Name = Kind | str  # a kind of block, or "embed" or "head"
+
+
+NO_SUMS = Sums()
 
 
 class Run(NamedTuple):
@@ -47,8 +52,9 @@ class Counts:
         self._shapes: dict[tuple[Part, Name], frozenset[tuple[int, int]]] = {}
         self._largest: dict[tuple[Part, Name], list[int]] = {}
         self._logits: dict[Part, int] = {}
-        self._profiles: dict[tuple[Part, Name, int], Profile] = {}
-        self._states: dict[tuple[object, ...], UnitStates] = {}
+        self._profiles: dict[tuple[Part, Name, Sums], Profile] = {}
+        self._splits: dict[tuple[Part, Name, Sums], Split] = {}
+        self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # of chunk.py
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
@@ -74,16 +80,27 @@ class Counts:
                 self._units[key] = block_unit(local, layer=self.example[name])
         return self._units[key]
 
-    def profile(self, part: Part, name: Name, sums_bytes: int = 0) -> Profile:
-        """Live bytes of a unit; ``sums_bytes`` as in ``tape.play``."""
-        key = part, name, sums_bytes
+    def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
+        """Live bytes of a unit; ``sums`` as in ``tape.play``."""
+        key = part, name, sums
         if key not in self._profiles:
-            entry, size = ("ids", 0) if name == "embed" else ("x", self.local(part).stream_bytes)
-            width = self.job.precision.gradients_bytes
-            unit = self.unit(part, name)
-            unit = fanned(unit) if self.job.linears == "fanned" else unit
-            self._profiles[key] = play(unit, entry=entry, entry_bytes=size, width=width, sums_bytes=sums_bytes)
+            self._profiles[key] = self._play(play, *key)
         return self._profiles[key]
+
+    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Split:
+        """Likewise of one whose weights' gradients are put off."""
+        key = part, name, sums
+        if key not in self._splits:
+            self._splits[key] = self._play(play_split, *key)
+        return self._splits[key]
+
+    def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:
+        local = self.local(part)
+        entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.stream_bytes)
+        unit = self.unit(part, name)
+        unit = fanned(unit) if self.job.linears == "fanned" else unit
+        width = self.job.precision.gradients_bytes
+        return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
         """Of the weights in a block whose matmul adds their gradient to the sums itself."""
@@ -114,9 +131,17 @@ class Counts:
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
         """States of a unit on one rank."""
+        return self._states_of(layout, name)[0]
+
+    def parts(self, layout: Layout, name: Name) -> tuple[UnitStates, ...]:
+        """Those of its dense weights and of its experts apart, as they travel."""
+        return self._states_of(layout, name)[1]
+
+    def _states_of(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
         key = name, self.states_key(layout)
         if key not in self._states:
-            self._states[key] = unit_states(self.weights(layout, name), model=self.model, layout=layout, job=self.job)
+            parts = unit_states(self.weights(layout, name), model=self.model, layout=layout, job=self.job)
+            self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:

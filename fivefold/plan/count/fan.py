@@ -50,11 +50,11 @@ def _joined(ops: Sequence[Op]) -> Op:
     entry, leave = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))
     first, last = linears[0], linears[-1]
     writes = {name: size for op in linears for name, size in op.writes.items()}
-    keeps, forward, backward = first.keeps, 0, first.backward_scratch
+    keeps, forward, backward, product = first.keeps, 0, first.backward_scratch, 0
     if entry is not None:  # the whole input forward, and the gradient of it before it is summed
         ((whole, size),) = entry.writes.items()
         backward += (entry.gradients or entry.writes)[whole]
-        if first.again:
+        if first.again and size:  # which is kept instead of what it was gathered from
             keeps, writes, backward = (
                 (whole, *first.keeps[1:]),
                 writes | {whole: size},
@@ -66,12 +66,12 @@ def _joined(ops: Sequence[Op]) -> Op:
         (partial,), (size,) = last.writes.values(), leave.writes.values()
         writes = leave.writes
         if size < partial:  # the sum is cut by rows: a tensor of its own
-            forward, backward = partial, backward + partial
+            forward, backward, product = partial, backward + partial, partial
     keeps = tuple(dict.fromkeys((*keeps, *(entry.keeps if entry else ()), *(leave.keeps if leave else ()))))
     return first._replace(
         reads=(entry or first).reads, writes=writes, keeps=keeps,
         parameters=sum(op.parameters for op in linears),
         gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
         flops=sum(op.flops for op in linears), causal_flops=sum(op.causal_flops for op in linears),
-        forward_scratch=forward, backward_scratch=backward, again=first.again, delivers=True,
+        forward_scratch=forward, backward_scratch=backward, product_bytes=product, again=first.again, delivers=True,
     )  # fmt: skip

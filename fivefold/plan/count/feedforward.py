@@ -3,7 +3,8 @@
     mlp       source → gate, up → act → down → d
     experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
 
-Dropless, every token goes to exactly k experts; with a capacity c every expert computes c times the even share.
+Dropless, every token goes to exactly k experts; with a capacity c no expert computes more than c times the even share,
+or each computes that much where its rows are padded to it (Megatron).
 The routing weight multiplies the activation before ``down``: then the experts' output need not be kept.
 """
 
@@ -37,11 +38,12 @@ def experts(local: Local, source: str) -> list[Op]:
     if local.part.ep > 1 or local.part.etp > 1:
         there, mine = _out(local, sent=sent, received=received), _grouped_mlp(local, "arrived", "made", rows=received)
         if local.job.linears == "fanned":
-            there, mine = _meanwhile(there, mine)
+            there, mine = _meanwhile(local, there, mine)
         home = _home(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens travel
         ops += [*there[:1], *shared, *there[1:], *mine, *home]
     else:
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts})
         ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
@@ -72,7 +74,9 @@ def routed_rows(local: Local) -> int:
     """Rows that the fullest expert rank computes on."""
     moe = local.model.moe
     assert moe is not None
-    share = moe.capacity if moe.capacity is not None else (local.job.imbalance if local.part.ep > 1 else 1.0)
+    share = local.job.imbalance if local.part.ep > 1 else 1.0
+    if moe.capacity is not None:
+        share = min(moe.capacity, share) if local.job.linears == "fanned" else moe.capacity
     even = local.stream_rows * moe.topk * local.part.etp
     return even if share == 1 else ceil(even * share)
 
@@ -97,8 +101,8 @@ def _out(local: Local, *, sent: int, received: int) -> list[Op]:
         gather = exchange("moe.etp_dispatch", here, "gathered", size=received * each, message=message)
         ops.append(gather._replace(forward_scratch=rows * each))
         here = "gathered"
-    size, order = (received * each, 8 * received) if _sorted(local) else (0, 0)
-    voyage = order + 4 * ceil_div(moe.experts, part.ep)  # and where the rows of each expert end
+    # their order, and where those of each expert end
+    voyage = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
     arrive = Op(
         "moe.arrive", "message", (here, "share", "routed"),
         {"arrived": received * each, "arrived.share": 4 * received, "voyage": voyage},
@@ -125,14 +129,18 @@ def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> l
     return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
 
 
-def _meanwhile(there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+def _meanwhile(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
     """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
-    held = sum(sum(op.writes.values()) for op in first)
-    arrive = there[-1]._replace(
-        keeps=(*there[-1].keeps, *first[0].keeps), delivers=True,
-        gradient_widths=tuple(size for op in first for size in op.gradient_widths),
-        backward_scratch=held + sum(there[0].writes.values()),
+    held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
+    arrive, going = there[-1], there[0].message.payload if there[0].message and local.part.ep > 1 else 0
+    if local.part.etp > 1:  # what is summed over etp is let go before them
+        whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
+        part = whole // local.part.etp
+        going = max(part + whole, part + going + made) - whole - made
+    arrive = arrive._replace(
+        keeps=(*arrive.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
+        backward_scratch=held + going, product_bytes=held,
     )  # fmt: skip
     return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
 
@@ -142,20 +150,33 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
     held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
-    m, share = "moe.experts.m", "share" if source == "routed" else f"{source}.share"
+    m, share = "moe.experts.m", "share"
+    ends: tuple[str, ...] = ("ends",)
+    if source == "arrived":
+        share, ends = "arrived.share", ()
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
         return op._replace(
             parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
-            shape=(max(1, rows // held), *op.shape[1:]), batch=held,
+            shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
         )  # fmt: skip
 
     ops = [*entry.ops]
     ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    if local.job.linears == "fanned":  # the gradient of their input is a sum, before those of weights are made
+        made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
+        first = len(entry.ops)
+        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
-    # times the routing weight of each row
-    ops.append(product._replace(reads=(*product.reads, share), keeps=(*product.keeps, share)))
+    # times the routing weight of each row, which is fp32, and so is the product of the gradient with it
+    wide = rows * ffn * 2 if width < 4 and local.job.linears == "fanned" else 0
+    ops.append(
+        product._replace(
+            reads=(*product.reads, share), keeps=(*product.keeps, share),
+            backward_scratch=product.backward_scratch + wide,
+        )
+    )  # fmt: skip
     into = m
     if local.job.precision.narrow:
         into = f"{m}.cast"

@@ -1,98 +1,181 @@
-"""What lives on a pipeline rank beside each of its actions: known from the schedule's table alone.
+"""What lives on a pipeline rank beside each pass of a micro-batch through a stage: known from the schedule alone.
 
-    F 1.2   others kept until B: (1, 2) · until W: (0, 0) · sums born: (0, 1) · messages in flight: 1
+    F of stage 1   others kept until B: (1, 2) · until W: (0, 0) · sums born: (0, 1) · reduced: (0, 0) · on the way: 1
 
-Rows are posted for one action ahead, and what is sent lives until its taker has done with it (``layout/schedule/mail``).
-Only those are listed that no other of the same kind exceeds in every place: the fullest moment is in one of them.
+Receives are posted one action ahead, and what is sent lives until its taker has done with it (``schedule/mail.py``).
+Listed are only those that no other of the same kind exceeds in every place: the fullest moment is in one of them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.action import Action, Part
+from fivefold.layout.schedule.action import Action, parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import ScheduleName
 
-Pass = Literal["F", "B", "BW", "W"]
-
-
-class Stretch(NamedTuple):
-    """A pass of one micro-batch through a stage. ``first``: no gradient of the stage lives yet, nor are its weights
-    known to be current; ``last``: after it gradients are reduced.
-    """
-
-    kind: Pass
-    stage: int
-    first: bool
-    last: bool
+Kind = Literal["F", "B", "BW", "W"]
+Pass = tuple[Kind, int, int]  # stage, micro-batch
 
 
 class Flight(NamedTuple):
-    """A stretch and what lives beside it, per stage held: other micro-batches until their B and until their W, whether
-    sums of gradients live (0 or 1) and whether they are reduced; and messages of one stream each.
+    """A pass and what lives beside it: ``counts`` are, for each stage held, other micro-batches until their B and until
+    their W, whether sums of gradients live, and whether they are reduced; and last streams between stages of this rank
+    when the pass has ended, and all that are on their way meanwhile.
+
+    ``first``: of the stage no gradient lives yet (F: it may have to gather); ``last``: its gradients are reduced.
     """
 
-    stretch: Stretch
-    until_backward: tuple[int, ...]
-    until_weight: tuple[int, ...]
-    born: tuple[int, ...]
-    reduced: tuple[int, ...]
-    messages: int
+    kind: Kind
+    stage: int
+    first: bool
+    last: bool
+    counts: tuple[int, ...]
+
+
+class Flights(NamedTuple):
+    """Of every rank, in order where there is no pipeline; and as columns: their counts, ranks, and places among the
+    ``distinct`` (kind, stage, first, last).
+    """
+
+    rows: tuple[tuple[Flight, ...], ...]
+    counts: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    distinct: tuple[tuple[Kind, int, bool, bool], ...]
+    place: NDArray[np.int64]
+
+
+def in_order(table: Table, rank: int) -> Iterator[Flight]:
+    """Every pass of a rank of a pipeline."""
+    return _row(table, rank, list(_sent(table))[rank])
 
 
 @lru_cache(maxsize=1024)
-def flights(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[tuple[Flight, ...], ...]:
-    """Of every rank those among which its fullest moment is."""
+def flights(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Flights:
+    """Of a schedule."""
     if pp == 1:
-        return (tuple(_alone(micro_batches)),)
-    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-    sent = _sent(table)
-    return tuple(_highest(_row(table, rank, sent[rank])) for rank in range(pp))
+        rows: tuple[tuple[Flight, ...], ...] = (tuple(_alone(micro_batches)),)
+    else:
+        table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        rows = tuple(_highest(_row(table, rank, sent)) for rank, sent in enumerate(_sent(table)))
+    every = [flight for row in rows for flight in row]
+    distinct = tuple(dict.fromkeys(flight[:4] for flight in every))
+    places = {each: place for place, each in enumerate(distinct)}
+    counts, place = (np.array(column) for column in (
+        [flight.counts for flight in every], [places[flight[:4]] for flight in every],
+    ))  # fmt: skip
+    return Flights(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
 
 
 def _alone(micro_batches: int) -> Iterator[Flight]:
     """The first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
-        for kind in ("F", "BW"):
-            last = index == micro_batches - 1 and kind == "BW"
-            yield Flight(Stretch(kind, 0, index == 0, last), (0,), (0,), (int(index > 0),), (0,), 0)
+        counts = (0, 0, int(index > 0), 0, 0, 0)
+        yield Flight("F", 0, index == 0, False, counts)
+        yield Flight("BW", 0, index == 0, index == micro_batches - 1, counts)
 
 
 def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[Flight]:
-    """Every pass of a rank in order; under FB the forward comes first."""
-    held, row = table.held[rank], table.rows[rank]
-    place = {stage: at for at, stage in enumerate(held)}
-    final = {part: at for at, action in enumerate(row) for part in _passes(action)}
-    last = {(kind, stage): max(i for (k, s, i) in final if (k, s) == (kind, stage)) for kind, stage, _ in final}
-    last = {key: max(at for (k, s, _), at in final.items() if (k, s) == key) for key in last}
-    kept, late, born, done = ([0] * len(held) for _ in range(4))
-    here = 0  # streams between two stages of this rank
+    """Every pass of a rank in order; ``sent``: its messages under way at each action."""
+    held, row = table.held[rank], [_passes(action) for action in table.rows[rank]]
+    place, left = {stage: at for at, stage in enumerate(held)}, [0] * len(held)
+    for kind, stage, _ in (each for action in row for each in action):
+        left[place[stage]] += kind in ("W", "BW")
+    until_b, until_w, born, reduced, begun = ([0] * len(held) for _ in range(5))
+    here = 0  # streams from a stage of this rank to another
     for at, action in enumerate(row):
-        coming = _remote(table, rank, row[at + 1]) if at + 1 < len(row) else 0
-        passes = _passes(action)
-        for number, (kind, stage, micro_batch) in enumerate(passes):
-            mine = place[stage]
-            if kind in ("B", "BW"):
-                kept[mine] -= 1
-            if kind == "W":
-                late[mine] -= 1
-            here -= _arrives_here(table, rank, kind, stage, micro_batch)
-            waits = sum(_is_remote(table, rank, part) for part in _entries(table, passes[number + 1 :]))
-            first = {"F": not born[mine] and not kept[mine]}.get(kind, not born[mine])
-            ends = kind in ("BW", "W") and last[kind, stage] == at and not _later(last, stage, kind, at)
-            yield Flight(
-                Stretch(kind, stage, first, ends), tuple(kept), tuple(late), tuple(born), tuple(done),
-                coming + waits + sent[at] + here + _sent_before(table, rank, passes[:number]),
-            )  # fmt: skip
-            kept[mine] += kind == "F"
-            late[mine] += kind == "B"
-            born[mine] = int(born[mine] or kind != "F")
-            done[mine] = int(ends)
-            here += _stays_here(table, rank, kind, stage, micro_batch)
+        ahead = sum(_entry(table, each) not in (None, rank) for each in (row[at + 1] if at + 1 < len(row) else ()))
+        gone = 0
+        for number, (kind, stage, i) in enumerate(action):
+            mine, entry, target = place[stage], _entry(table, (kind, stage, i)), _exit(table, (kind, stage, i))
+            here -= entry == rank
+            until_b[mine] -= kind in ("B", "BW")
+            until_w[mine] -= kind == "W"
+            left[mine] -= kind in ("W", "BW")
+            waits = sum(_entry(table, each) not in (None, rank) for each in action[number + 1 :])
+            first = not begun[mine] if kind == "F" else not born[mine]
+            messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
+            last = kind in ("W", "BW") and not left[mine]
+            yield Flight(kind, stage, first, last, (*until_b, *until_w, *born, *reduced, stays, messages))
+            begun[mine] = 1
+            until_b[mine] += kind == "F"
+            until_w[mine] += kind == "B"
+            born[mine] |= kind != "F"
+            reduced[mine] |= last
+            here = stays
+            gone += target not in (None, rank)
+
+
+def _passes(action: Action) -> tuple[Pass, ...]:
+    """One after another."""
+    kind, stage, i, backward_stage, backward_i = action
+    return (("F", stage, i), ("BW", backward_stage, backward_i)) if kind == "FB" else ((kind, stage, i),)
+
+
+def _entry(table: Table, each: Pass) -> int | None:
+    """The rank from which a pass gets a stream, or its gradient."""
+    kind, stage, i = each
+    return _rank(table, i, {"F": stage - 1, "W": -1}.get(kind, stage + 1))
+
+
+def _exit(table: Table, each: Pass) -> int | None:
+    """The rank that gets one from it."""
+    kind, stage, i = each
+    return _rank(table, i, {"F": stage + 1, "W": -1}.get(kind, stage - 1))
+
+
+def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
+    return table.paths[micro_batch][stage] if 0 <= stage < table.stages else None
+
+
+def _sent(table: Table) -> Iterator[list[int]]:
+    """Per rank and action its own messages whose takers have not done with them, if F, B and W take one unit each."""
+    spans = play(table, seconds=_units).spans
+    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    for rank, row in enumerate(spans):
+        under_way: list[float] = []
+        counts = []
+        for span in row:
+            under_way = [end for end in under_way if end > span.start]
+            counts.append(len(under_way))
+            for kind, stage, i in _passes(span.action):
+                if _exit(table, (kind, stage, i)) not in (None, rank):
+                    under_way.append(ends["F", stage + 1, i] if kind == "F" else ends["B", stage - 1, i])
+        yield counts
+
+
+def _units(task: Task) -> float:
+    return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)
+
+
+def _highest(found: Iterable[Flight]) -> tuple[Flight, ...]:
+    """In the order of stages those that no other exceeds."""
+    kinds: dict[tuple[int, Kind], list[Flight]] = {}
+    for flight in dict.fromkeys(found):
+        kinds.setdefault((flight.stage, flight.kind), []).append(flight)
+    return tuple(flight for _, alike in sorted(kinds.items()) for flight in _unexceeded(alike))
+
+
+def _unexceeded(alike: list[Flight]) -> Iterator[Flight]:
+    """Gradients that are reduced take no more than their sums, and a backward that brings them to life no more than one
+    that finds them.
+    """
+    counts = np.array([flight.counts for flight in alike])
+    held = counts.shape[1] // 4
+    counts[:, 3 * held : 4 * held] *= -1
+    more = (counts[:, None] >= counts).all(axis=2)
+    ends = np.array([(flight.first, flight.last) for flight in alike])
+    same: NDArray[np.bool_] = (ends[:, None] == ends).all(axis=2)
+    if alike[0].kind != "F":
+        same |= ~(ends[:, :1] | ends[:, 1:]) & ~ends[:, 1]
+    np.fill_diagonal(same, False)
+    kept = np.flatnonzero(~(same & more).any(axis=0))
+    return (alike[at] for at in kept.tolist())

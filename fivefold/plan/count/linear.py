@@ -53,7 +53,7 @@ class Source:
         op = matmul(
             name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
         )
-        return op._replace(keeps=(self.kept,), backward_scratch=self.regathered)
+        return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
 
 
 def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int, bias: bool) -> Sequence[Op]:

@@ -49,6 +49,8 @@ class Op(NamedTuple):
     moved_backward_bytes: int = 0
     forward_scratch: int = 0
     backward_scratch: int = 0
+    regathered: int = 0  # of this, the input that is gathered once more for the weights' gradients
+    product_bytes: int = 0  # of the gradients of what a linear layer multiplies out, where they are not those it gets
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input takes the place of what was kept
     batch: int = 1  # matmuls of this shape side by side (experts)
@@ -139,4 +141,5 @@ def exchange(
     name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
 ) -> Op:  # fmt: skip
     """A message that makes ``out`` of ``size`` bytes from ``source``."""
-    return Op(name, "message", (source,), {out: size}, message=message, gradients=None if gradient_bytes is None else {out: gradient_bytes})
+    gradients = None if gradient_bytes is None else {out: gradient_bytes}
+    return Op(name, "message", (source,), {out: size}, message=message, gradients=gradients)

@@ -52,6 +52,8 @@ class Local:
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
         self.stream_bytes = self.stream_rows * model.width * self.width
+        # Ids of tokens are a view of those of the whole step, unless their rows are not one after another.
+        self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
         self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: every rank holds a copy of one
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp

@@ -93,6 +93,7 @@ def _bring(ops: Sequence[Op], chosen: list[bool]) -> None:
     """
     for index in reversed(range(len(ops))):
         op = ops[index]
-        if op.kind in ("message", "cast") and not chosen[index] and not op.name.endswith((".reduce", ".swap")):
+        serves = op.kind in ("message", "cast") and not op.name.endswith((".reduce", ".swap", ".share"))
+        if serves and not chosen[index]:
             readers = [chosen[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
             chosen[index] = bool(readers) and all(readers)

@@ -11,12 +11,12 @@ from fivefold.plan.count.chunk import Chunk
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
-    """Token ids of a micro-batch with their targets, and the rotary tables."""
+    """Token ids of a step with their targets, and the rotary tables."""
     tables = 0
     tokens = job.sequence // layout.cp
     if model.position == "rope":
         tables = 2 * model.rope_dim * tokens * (4 if job.precision.compute in ("fp32", "tf32") else 2)
-    return 8 * layout.mbs * (tokens + 1) + tables
+    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1) + tables
 
 
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:

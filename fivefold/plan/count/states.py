@@ -54,12 +54,12 @@ def local_parts(
     return tuple(found)
 
 
-def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> UnitStates:
-    """What a unit of ``weights`` holds on the rank with the largest shards."""
-    total = UnitStates()
-    for unit, shards, _ in local_parts(weights, model=model, layout=layout, job=job):
-        total += _states(unit, shards=shards, layout=layout, job=job)
-    return total
+def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[UnitStates, ...]:
+    """What the parts of a unit of ``weights`` hold on the rank with the largest shards."""
+    return tuple(
+        _states(unit, shards=shards, layout=layout, job=job)
+        for unit, shards, _ in local_parts(weights, model=model, layout=layout, job=job)
+    )
 
 
 def _states(unit: Unit, *, shards: int, layout: Layout, job: Job) -> UnitStates:
@@ -107,27 +107,31 @@ def _adamw8bit(unit: Unit, shards: int, _: Job) -> int:
 
 def _muon(unit: Unit, shards: int, job: Job) -> int:
     """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
-    matrices = sum(_own(weight, shards) for weight in unit.weights if weight.kind in MATRICES)
-    rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight.kind not in MATRICES))
-    return matrices * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
+    hidden = [weight for weight in unit.weights if weight.kind in MATRICES and not weight.name.endswith("bias")]
+    rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight not in hidden))
+    return sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
 
 
 def _adafactor(unit: Unit, shards: int, _: Job) -> int:
-    """fp32 means of rows and columns instead of a second moment, no first one (arXiv:1804.04235)."""
+    """fp32 means of rows and columns instead of a second moment, no first one (arXiv:1804.04235), and a step count.
+
+    Means of columns lie as the rows of the weight, means of rows of each expert on all ranks of the shard group.
+    """
     total = 0
     for weight in unit.weights:
-        if len(weight.shape) == 1:
+        if len(weight.shape) == 1 or weight.name.endswith("bias"):
             total += 4 * _own(weight, shards)
         else:
             *stacked, rows, columns = weight.shape
-            each = ceil_div(rows, shards) + columns
-            total += 4 * each * (stacked[0] if stacked else 1)
+            experts = stacked[0] if stacked else 1
+            total += 4 * (ceil_div(experts * rows, shards) + experts * columns)
     return total + 4 * len(unit.weights)
 
 
-def _sgd(_: Unit, __: int, ___: Job) -> int:
-    """Nothing."""
-    return 0
+def _sgd(unit: Unit, shards: int, job: Job) -> int:
+    """The momentum, if there is any."""
+    local = sum(_own(weight, shards) for weight in unit.weights)
+    return local * job.precision.moments_bytes[0] if job.optimizer.momentum else 0
 
 
 MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
@@ -141,6 +145,6 @@ MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
 
 def moments_per_element(optimizer: Optimizer, job: Job) -> float:
     """Bytes of optimizer state that one update reads and writes per element, roughly: for pricing only."""
-    return {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": job.precision.moments_bytes[0]}.get(
-        optimizer.kind, 0.0
-    )
+    one = job.precision.moments_bytes[0]
+    kinds = {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": one}
+    return kinds.get(optimizer.kind, one if optimizer.kind == "sgd" and optimizer.momentum else 0.0)

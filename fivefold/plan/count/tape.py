@@ -16,6 +16,18 @@ from fivefold.plan.count.ops import Op
 from fivefold.plan.count.recompute import Unit
 
 
+class Sums(NamedTuple):
+    """Bytes of gradients that a unit's backward brings to life, dense weights' and experts' with the first of each.
+
+    ``reduced``: the experts' part for this rank, with the last of theirs, after which ``gone`` of these or others die.
+    """
+
+    dense: int = 0
+    experts: int = 0
+    reduced: int = 0
+    gone: int = 0
+
+
 class Profile(NamedTuple):
     """Live bytes of one unit above what was live before it; its input is counted in, as it is handed over."""
 
@@ -23,9 +35,19 @@ class Profile(NamedTuple):
     forward_peak_bytes: int
     backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
     backward_cause: str
-    weight_bytes: int  # of what is kept or made anew, and of gradients of outputs: what the weights' gradients need
     backward_kept_bytes: int  # of what is kept, what still lives at the backward's peak, with what was made anew
     backward_sums_bytes: int  # of the sums born here, those that live at that peak
+
+
+class Split(NamedTuple):
+    """As ``Profile``, of a backward that puts the weights' gradients off, and of them."""
+
+    backward_peak_bytes: int
+    backward_cause: str
+    backward_kept_bytes: int  # with what has been put off so far
+    backward_sums_bytes: int
+    late_bytes: int  # of inputs and of gradients of outputs, until the weights' gradients
+    weights_peak_bytes: int  # while they are made: with what of these still lives
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -39,22 +61,45 @@ def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
     return found
 
 
-def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums_bytes: int) -> Profile:
-    """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums_bytes``:
-    the buffer that the unit's first gradient brings to life, 0 if it lives already.
+def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Profile:
+    """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums``: what the
+    gradients bring to life, nothing if it lives already.
     """
+    sizes, keepers, forward_peak, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
+    tape.run(kept)
+    return Profile(kept, forward_peak, tape.peak, tape.cause, tape.kept_then, tape.sums_then)
+
+
+def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Split:
+    """The same with the gradients of linear layers' weights put off: what they are made of lives on."""
+    sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
+    tape.run(kept)
+    late, weights_peak = tape.late, 0
+    left = late
+    for op in reversed(unit.ops):
+        if is_put_off(op):
+            made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
+            again = 0 if op.again else op.regathered
+            weights_peak = max(weights_peak, left + again + made * width)
+            left -= tape.held[op.name]
+    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak)
+
+
+def is_put_off(op: Op) -> bool:
+    """Whether its weights' gradients are made apart under a zero-bubble schedule."""
+    return bool(op.gradient_widths) and (op.kind == "matmul" or op.name == "moe.arrive")
+
+
+def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], Counter[str], int, int]:
+    """Sizes by name, how many keep each, the forward's fullest moment, and what is kept after it but its result."""
     ops = unit.ops
     sizes = {entry: entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
     result = next(iter(ops[-1].writes))
     keepers = Counter(name for op in ops for name in op.keeps)
     live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - {result}))
-    kept = live - sizes[result]
-    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums_bytes=sums_bytes)
-    tape.run(kept)
-    products = {name for op in ops if op.kind == "matmul" for name in op.keeps}
-    outputs = sum(size for op in ops if op.kind == "matmul" for name, size in op.writes.items() if name not in op.keeps)
-    weights = sum(sizes[name] for name in products) + outputs
-    return Profile(kept, forward_peak, tape.peak, tape.cause, weights, tape.kept_then, tape.sums_then)
+    return sizes, keepers, forward_peak, live - sizes[result]
 
 
 def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:
@@ -72,13 +117,18 @@ class _Backward:
     """A gradient is a buffer [bytes, users]: a sum's two inputs share one."""
 
     def __init__(
-        self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int, sums_bytes: int
-    ) -> None:
+        self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int,
+        sums: Sums, split: bool = False,
+    ) -> None:  # fmt: skip
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
-        self.width, self.sums_bytes = width, sums_bytes
-        self.gradient = sizes | {
-            name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()
-        }
+        self.width, self.split = width, split
+        self.unborn = {False: sums.dense, True: sums.experts}
+        self.reduction = sums.reduced, sums.gone
+        self.closing = next((op.name for op in unit.ops if op.gradient_widths and _is_expert(op)), "")
+        self.held: dict[str, int] = {}  # by operation whose weights' gradients are put off
+        self.asked: set[str] = set()  # what they read
+        self.late = 0
+        self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
         self.revived = _revived(unit)
         self.grads: dict[str, list[int]] = {}
         self.live = self.peak = self.kept = self.sums = 0
@@ -106,12 +156,17 @@ class _Backward:
         received = [grads.pop(name) for name in op.writes if name in grads]
         incoming = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
-        weights = sum(op.gradient_widths) * self.width
+        weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
         made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
-        if op.delivers and weights:
+        late = self.split and is_put_off(op)
+        if late:
+            weights, scratch = 0, scratch - (0 if op.again else op.regathered)
+        elif op.delivers and weights:
             weights = max(op.gradient_widths) * self.width
-            self._bear()
-        self._note(self.live + made + weights + op.backward_scratch, op.name)
+            self._bear(op)
+        self._note(self.live + made + weights + scratch, op.name)
+        if op.delivers and op.name == self.closing:
+            self._reduce(made + weights + scratch)
         self.live += made
         for name in targets:
             if op.kind == "add":
@@ -124,22 +179,50 @@ class _Backward:
                 self.live += sizes[name] - _drop(buffer) - _drop(grads[name])
                 buffer = [sizes[name], 1]
             grads[name] = buffer
-        self.live -= sum(_drop(buffer) for buffer in received)
+        if late:
+            self._put_off(op, received)
+        else:
+            self.live -= sum(_drop(buffer) for buffer in received)
         self.keepers.subtract(op.keeps)
         for name in op.keeps:
-            if not self.keepers[name]:
+            if not self.keepers[name] and name not in self.asked:
                 self.kept -= self.sizes[name]
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
         if weights and not op.delivers:
-            self._bear()
+            self._bear(op)
             self._note(self.live + weights, op.name)
 
-    def _bear(self) -> None:
-        """The unit's first gradient brings the sums to life."""
-        self.live += self.sums_bytes
-        self.sums += self.sums_bytes
-        self.sums_bytes = 0
+    def _put_off(self, op: Op, received: list[list[int]]) -> None:
+        """What a linear layer read lives on, and the gradients of its products: those received, or gathered ones."""
+        gradients = op.product_bytes or sum(buffer[0] for buffer in received)
+        if op.product_bytes:
+            self.live += op.product_bytes - sum(_drop(buffer) for buffer in received)
+        read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what its recomputation kept besides
+        new = [name for name in read if name not in self.asked]
+        self.asked.update(new)
+        self.kept += gradients
+        self.held[op.name] = gradients + sum(self.sizes[name] for name in new)
+        self.late += self.held[op.name]
+
+    def _bear(self, op: Op) -> None:
+        """The first gradient of an expert brings the sums of all to life, and the first other gradient the others."""
+        born = self.unborn.pop(_is_expert(op), 0)
+        self.live += born
+        self.sums += born
+
+    def _reduce(self, beside: int) -> None:
+        """All gradients of the experts are in, while the rest of the unit's backward is to come."""
+        reduced, gone = self.reduction
+        self.live += reduced
+        self.sums += reduced
+        self._note(self.live + beside, self.closing)
+        self.live -= gone
+        self.sums -= gone
+
+
+def _is_expert(op: Op) -> bool:
+    return op.name.startswith(("moe.experts", "moe.arrive"))
 
 
 def _drop(buffer: list[int]) -> int:

@@ -59,13 +59,14 @@ def judge(case: Case, told: list[Told], *, like: Told | None = None) -> Verdict:
     )  # fmt: skip
     moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
     runs = model.layers * job.global_batch // layout.mbs
+    blocks = job.replace(attention="blocks")  # the kernels of CPUs
     return Verdict(
         loss_error=max(_apart(each.losses, like.losses) for each in told),
         norm_error=max(_apart(each.norms, like.norms) for each in told),
         gradient_error=inf if moved else worst[0],
         weight=moved[0] if moved else worst[1],
         said=differences(spoken(told), planned(model, layout, job)),
-        flops=(sum(each.flops for each in told), work(model, layout=layout, job=job).hardware_flops),
+        flops=(sum(each.flops for each in told), work(model, layout=layout, job=blocks).hardware_flops),
         forwards=sum(each.forwards for each in told) / runs / (layout.tp * layout.cp),
         cores=sum(each.cores for each in told) / runs / (layout.tp * layout.cp),
     )

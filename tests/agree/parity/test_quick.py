@@ -33,6 +33,7 @@ def test_a_layout_equals_one_process(case: Case) -> None:
     verdict = run(case)
     assert verdict.equal, verdict
     assert verdict.said == (), verdict.said
+    assert verdict.flops[0] == verdict.flops[1]
 
 
 @pytest.mark.parametrize(("ac", "forwards", "cores"), [("none", 1, 1), ("selective", 1, 2), ("full", 2, 2)])

@@ -61,7 +61,7 @@ def run(case: Case) -> Verdict:
     planner = Planner(model=model, machine=case.machine, job=job)
     step = planner.step(layout)
     tapes = [
-        rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams, replay=False)
+        rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
         for rank in representatives(layout)
     ]
     memories = [stage_memory(each.steady, stage) for stage, each in enumerate(tapes)]

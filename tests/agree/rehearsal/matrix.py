@@ -79,8 +79,10 @@ def _alone() -> None:
 def play(case: Case) -> Line:
     """One case as a line of the log; a failure is a line too."""
     begin = time.perf_counter()
-    line: Line = {"case": str(case), "model": f"{case.name}/{case.layers}".removesuffix("/0"),
-                  "layout": case.layout_text, "job": str(case).split(" · ", 2)[2], "world": case.layout.world}  # fmt: skip
+    line: Line = {
+        "case": str(case), "model": f"{case.name}/{case.layers}".removesuffix("/0"), "layout": case.layout_text,
+        "job": str(case).split(" · ", 2)[2], "world": case.layout.world,
+    }  # fmt: skip
     try:
         verdict = run(case)
         top = max(verdict.stages, key=lambda stage: stage.rehearsed)
@@ -159,9 +161,9 @@ def _row(line: Line) -> str:
     start = f"| {line['model']} | `{line['layout']}` | {line['job']} | {line['world']} |"
     if "broken" in line:
         return f"{start} | | | **{line['broken'].splitlines()[0][:120]}** | {line['seconds']:.1f} |"
-    off = _bold(line["error"])
+    off, stage = _bold(line["error"]), _bold(line["worst_stage"])
     counts = "equal" if not line["unequal"] else "**" + "; ".join(_short(line["unequal"])) + "**"
-    return f"{start} {line['peak'] / 2**30:.3f} | {off} | {_bold(line['worst_stage'])} | {counts} | {line['seconds']:.1f} |"
+    return f"{start} {line['peak'] / 2**30:.3f} | {off} | {stage} | {counts} | {line['seconds']:.1f} |"
 
 
 def _short(unequal: Iterable[str]) -> list[str]:

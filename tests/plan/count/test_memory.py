@@ -16,7 +16,7 @@ from fivefold.plan.count.memory import RankMemory, memory, over_time
 from fivefold.plan.count.ops import elementwise, matmul
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.recompute import Unit
-from fivefold.plan.count.tape import play
+from fivefold.plan.count.tape import Sums, play
 from fivefold.plan.count.traffic import messages, per_step
 from fivefold.units import MIB
 
@@ -113,7 +113,8 @@ def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
         assert moments[-1].activations_bytes == 0
         assert any(moment.logits_bytes for moment in moments) == any("head" in moment.cause for moment in moments)
         gathering = {moment.cause.split()[-1] for moment in moments if moment.gathers_bytes}
-        assert gathering <= {"gather"} or layout.zero == 3  # else what was gathered stays
+        # else what was gathered stays, but what comes ahead of the first forward
+        assert gathering <= {"gather", "forward"} or layout.zero == 3
 
 
 def test_offloaded_activations_leave_two_units() -> None:
@@ -132,7 +133,7 @@ def test_offloaded_activations_of_a_pipeline_do_not_pile_up() -> None:
     model = named("llama3-8b")
     counts = Counts(model, Job(sequence=2048, global_batch=64, offload=("activations",)))
     peaks = [memory(counts, Layout(pp=4, dp=2, schedule=name))[0].peak_bytes for name in ("gpipe", "1f1b")]
-    assert peaks[0] == peaks[1]  # however many micro-batches are in flight
+    assert abs(peaks[0] - peaks[1]) <= 2 * 2048 * model.width * 2  # but for messages on their way
 
 
 # MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json: Megatron-Core 23e00ed, Transformer Engine 2.11,
@@ -211,15 +212,14 @@ def test_the_tape_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
     first = matmul("first", "x", "h", rows=2, into=4, outof=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
-    profile = play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums_bytes=1000)
+    profile = play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums=Sums(1000))
     assert profile.kept_bytes == 32  # x alone: h dies in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
     # the product of y's gradient are summed into a third buffer; last the sums are born while a's gradient lives.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
     assert (
-        play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums_bytes=0).backward_peak_bytes
-        == 32 + 32 + 32 + 64
+        play(Unit(tuple(ops)), entry="x", entry_bytes=32, width=4, sums=Sums()).backward_peak_bytes == 32 + 32 + 32 + 64
     )
 
 

@@ -53,7 +53,7 @@ def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> No
     assert peaks == sorted(peaks, reverse=True)
 
 
-@pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 0)])
+@pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 4)])
 def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
     job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
     found = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes

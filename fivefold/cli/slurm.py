@@ -1,0 +1,88 @@
+"""A run as a Slurm job: an sbatch script of one task per rank, written beside the run's logs and submitted.
+
+    USR1 before the time is up → to all ranks, which save → requeued; preempted: TERM to all, and Slurm requeues
+    a rank dies or hangs       → Slurm ends the others    → started again, at most max_restarts times
+
+https://slurm.schedmd.com/sbatch.html: --signal, --requeue, --open-mode.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.record import Fault, Mistake
+
+if TYPE_CHECKING:
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.train.run import Run
+
+WARNING_SECONDS = 300  # before the end of the time, enough for a step and a save
+
+
+def submit(run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False) -> str:
+    """Write the script of the run file at ``path`` into the run's folder and hand it to sbatch; what that says."""
+    if shutil.which("sbatch") is None:
+        raise Mistake("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
+    run.folder.mkdir(parents=True, exist_ok=True)
+    file = run.folder / "job.sh"
+    file.write_text(script(run, path=path, layout=layout, machine=machine, force=force))
+    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Fault(f"sbatch refused {file}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout.strip()
+
+
+def script(run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False) -> str:
+    """The sbatch script. What is particular to a cluster, partition or account, is for SBATCH_… variables."""
+    nodes, ranks = _shape(layout, machine)
+    options = {
+        "job-name": f"fivefold-{run.folder.name}", "nodes": nodes, "ntasks-per-node": ranks,
+        **({"gpus-per-node": ranks} if machine.backend == "nccl" else {}),
+        "output": run.folder / "slurm-%j.txt", "open-mode": "append", "signal": f"B:USR1@{WARNING_SECONDS}",
+    }  # fmt: skip
+    command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout)])
+    command += " --force" if force else ""
+    rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={ranks}"
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in options.items()),
+        "#SBATCH --requeue",
+        "",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        "",
+        "# The time is nearly up: every rank finishes its step and saves, and the job goes back into the queue.",
+        "ending=",
+        "trap 'ending=USR1; scancel --signal=USR1 \"$SLURM_JOB_ID\"' USR1",
+        "trap 'ending=TERM' TERM",
+        "",
+        f"for start in $(seq 0 {run.faults.max_restarts}); do",
+        f"    srun --kill-on-bad-exit=1 bash -c {shlex.quote(f'exec env {rank} {command}')} &",
+        "    step=$!",
+        "    # A signal ends the wait, not the step.",
+        '    while true; do wait "$step"; code=$?; kill -0 "$step" 2> /dev/null || break; done',
+        '    if [ "$ending" = USR1 ]; then exec scontrol requeue "$SLURM_JOB_ID"; fi',
+        '    if [ -n "$ending" ]; then exit "$code"; fi',
+        "    # 0: done. 2: a mistake in the run file, which another start does not mend.",
+        '    if [ "$code" = 0 ] || [ "$code" = 2 ]; then exit "$code"; fi',
+        "done",
+        'exit "$code"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shape(layout: Layout, machine: Machine) -> tuple[int, int]:
+    """Nodes, and ranks on each."""
+    most = min(machine.ranks_per_node, layout.world)
+    if layout.world % most:
+        raise Mistake(
+            f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} {most} on a node; "
+            f"take a multiple of {most}"
+        )
+    return layout.world // most, most

@@ -1,0 +1,59 @@
+"""Planner against rehearsal on a few of the cases; ``matrix.py`` runs them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fivefold.layout.spec import SCHEDULES
+from tests.agree.rehearsal.cases import MODELS, Case, every_case
+from tests.agree.rehearsal.compare import run
+from tests.agree.rehearsal.matrix import WORST
+
+CASES = (
+    Case("grouped", 4, "dp2 tp4 zero0 mbs1", 192, 4, "fp32"),
+    Case("grouped", 4, "dp8 zero1 mbs3 ac=full/2", 192, 48),
+    Case("grouped", 5, "dp2 zero3 mbs1", 192, 4, "bf16", "gloo"),
+    Case("llama2-7b", 3, "dp2 zero3 mbs2", 1536, 4),  # fetched ahead, one micro-batch
+    Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 16),
+    Case("llama3-8b", 4, "dp4 zero2 mbs1 ac=selective", 4096, 12, "bf16-grad16"),
+    Case("odd", 3, "dp2 zero3 mbs1 ac=rope+out", 192, 6, "bf16-grad16"),  # tied
+    Case("biased", 2, "dp1 tp8 zero1 mbs2 ac=full nosp", 96, 4),
+    Case("llama3-70b", 4, "cp4 zero1 mbs1 ac=core+mlp cp=ulysses", 768, 1, "bf16", "gloo"),
+    Case("llama3-8b", 3, "dp2 cp2 zero1 mbs2 ac=norm+act", 1536, 8),
+    Case("llama3-405b", 2, "dp2 tp4 zero2 mbs2", 1536, 8, "bf16-grad16"),
+    Case("odd", 4, "dp2 pp2 zero0 gpipe mbs1", 192, 6),
+    Case("odd", 4, "dp1 pp4 1f1b zero2 mbs2", 64, 8),
+    Case("grouped", 6, "dp2 tp2 pp2 v2 interleaved zero1 mbs1 ac=norm+act", 192, 6),
+    Case("grouped", 4, "dp2 tp8 pp2 zb1p zero1 mbs3 ac=mlp", 64, 12, "bf16-grad16", "gloo"),
+    Case("biased", 4, "dp2 pp4 zb2p zero1 mbs1", 192, 10),
+    Case("llama2-7b", 6, "dp1 cp2 pp2 zbv zero1 mbs1 ac=mlp", 768, 4),
+    Case("grouped", 4, "dp2 tp2 pp2 dualpipe zero1 mbs1 nosp", 96, 8),
+    Case("grouped", 5, "dp2 pp2 dualpipev zero3 mbs1 ac=norm+act", 96, 8),
+    Case("llama3.2-1b", 4, "dp2 tp2 pp2 zero1 mbs1", 768, 8),  # a tied table at both ends
+    Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8),
+    Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
+    Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
+    Case("deepseek-v3", 3, "dp2 pp2 ep2 zero1 mbs1 ac=selective", 768, 6),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
+    verdict = run(case)
+    assert verdict.unequal == ()
+    assert abs(verdict.worst_stage) <= WORST, verdict.stages
+
+
+def test_the_matrix_is_whole() -> None:
+    """As many layouts as promised, of every model, with every schedule, ZeRO stage, recipe and backend."""
+    cases = every_case()
+    layouts = [case.layout for case in cases]
+    assert len(set(map(str, cases))) == len(cases) >= 300
+    assert min(Counter(case.name for case in cases)[name] for name in MODELS) >= 20
+    assert {layout.schedule for layout in layouts if layout.pp > 1} == set(SCHEDULES)
+    assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
+    assert {(case.precision, case.backend) for case in cases} == {
+        (precision, backend) for precision in ("fp32", "bf16", "bf16-grad16") for backend in ("nccl", "gloo")
+    }

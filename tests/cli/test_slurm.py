@@ -1,0 +1,131 @@
+"""``train --slurm``: the script's text, and its course under Slurm's commands played by small scripts on PATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fivefold.cli.slurm import script, submit
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve as find
+from fivefold.machine.spec import Machine
+from fivefold.record import Fault, Mistake
+from fivefold.train.run import Run
+
+RUN = Run.read({"folder": "runs/big", "faults": {"max_restarts": 2}}, origin="test")
+
+
+def resolve(name: str) -> Machine:
+    return find(name, local=Path("nowhere"))
+
+
+def text(layout: str, machine: str) -> str:
+    return script(RUN, path=Path("big.toml"), layout=Layout.parse(layout), machine=resolve(machine))
+
+
+def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", text("dp4 tp8 zero1 mbs1", "h100:512"), re.MULTILINE))
+    assert options == {
+        "job-name": "fivefold-big", "nodes": "4", "ntasks-per-node": "8", "gpus-per-node": "8",
+        "output": "runs/big/slurm-%j.txt", "open-mode": "append", "signal": "B:USR1@300", "requeue": "",
+    }  # fmt: skip
+    assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=2" in text("dp2 mbs1", "h100:512")
+    command = f"{sys.executable} -m fivefold train big.toml --layout"
+    assert f"{command} '\"'\"'dp2 zero0 mbs1'\"'\"'" in text("dp2 mbs1", "h100:512").replace(" ac=none", "")
+    with pytest.raises(Mistake, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
+        text("dp12 mbs1", "h100:512")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands, of which each notes its words in ``calls``; ``srun`` runs the file ``task``."""
+    commands = {
+        "sbatch": "echo Submitted batch job 7",
+        "scontrol": 'if [ "$1" = show ]; then echo node1; fi',
+        "scancel": 'kill -USR1 "$(cat task.pid)"',
+        "srun": "exec ./task",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, body in commands.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> calls\n{body}\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "10007")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-4]")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def calls() -> list[str]:
+    return [line.split(" --kill")[0] for line in Path("calls").read_text().splitlines()]
+
+
+def play(task: str, *signals: int) -> int:
+    """The job whose every start of all ranks is ``task``; ``signals`` come while it runs. Its exit code."""
+    Path("task").write_text(f"#!/bin/bash\n{task}\n")
+    Path("task").chmod(0o755)
+    Path("job.sh").write_text(text("dp4 tp8 zero1 mbs1", "h100:512"))
+    job = subprocess.Popen(["bash", "job.sh"], start_new_session=True)
+    for number in signals:
+        end = time.monotonic() + 20
+        while not Path("task.pid").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        os.kill(job.pid, number)
+    return job.wait(timeout=30)
+
+
+def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"path": Path("big.toml"), "layout": Layout.parse("dp8 mbs1"), "machine": resolve("h100:8")}
+    assert submit(RUN, **asked) == "Submitted batch job 7"
+    assert calls() == ["sbatch runs/big/job.sh"]
+    assert Path("runs/big/job.sh").read_text() == script(RUN, **asked)
+    (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")
+    with pytest.raises(Fault, match=r"^sbatch refused runs/big/job.sh: invalid account$"):
+        submit(RUN, **asked)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Mistake, match="there is no sbatch here"):
+        submit(RUN, **asked)
+
+
+STARTED = ["scontrol show hostnames node[1-4]", "srun"]
+
+
+def test_a_job_that_ends_well(slurm: Path) -> None:
+    assert play("exit 0") == 0
+    assert calls() == STARTED
+
+
+def test_a_failure_is_started_again_and_a_mistake_is_not(slurm: Path) -> None:
+    assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
+    assert calls() == [*STARTED, "srun"]
+    Path("calls").unlink()
+    assert play("exit 75") == 75
+    assert calls() == [*STARTED, "srun", "srun"]  # max_restarts = 2
+    Path("calls").unlink()
+    assert play("exit 2") == 2
+    assert calls() == STARTED
+
+
+SAVES = "trap 'sleep 0.3; touch saved; exit 1' USR1 TERM; echo $$ > task.pid; for i in $(seq 200); do sleep 0.1; done"
+
+
+def test_before_the_time_is_up_the_run_is_saved_and_requeued(slurm: Path) -> None:
+    assert play(SAVES, signal.SIGUSR1) == 0
+    assert calls() == [*STARTED, "scancel --signal=USR1 10007", "scontrol requeue 10007"]
+    assert Path("saved").exists()
+
+
+def test_a_preempted_job_waits_for_the_save_and_leaves_the_queue_to_slurm(slurm: Path) -> None:
+    # Slurm signals the ranks itself: here they are told by the first line of the job's end.
+    assert play(f"(sleep 1; kill -TERM $$) & {SAVES}", signal.SIGTERM) == 1
+    assert calls() == STARTED
+    assert Path("saved").exists()

@@ -1,0 +1,79 @@
+"""Ranks of one run, forked from a process that has imported torch: they start in a moment, as kills by the hundred ask.
+
+Each is ``fivefold train run.toml`` with the environment that torchrun gives; who starts them again is the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from torch._C._distributed_c10d import TCPStore
+
+import fivefold.check.prove  # noqa: F401  torch once, before any fork
+from fivefold import cli
+
+
+class Ranks:
+    """``world`` processes that train ``run.toml`` in the working directory."""
+
+    def __init__(self, world: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.pids = [self._fork(rank, world) for rank in range(world)]
+        self.codes: dict[int, int] = {}
+
+    def _fork(self, rank: int, world: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        code: object = 99
+        try:
+            stream = os.open(f"said-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(stream, 1)
+            os.dup2(stream, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+            os.environ |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            }  # fmt: skip
+            sys.argv = ["fivefold", "train", "run.toml", "--json"]
+            cli.main()
+        except SystemExit as done:
+            code = done.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 0)
+
+    def poll(self) -> list[int]:
+        """The ranks that have ended."""
+        for rank, pid in enumerate(self.pids):
+            if rank not in self.codes and (status := os.waitpid(pid, os.WNOHANG))[0]:
+                self.codes[rank] = os.waitstatus_to_exitcode(status[1])
+        return sorted(self.codes)
+
+    def wait(self, *, seconds: float) -> dict[int, int]:
+        """Exit codes by rank; who has not ended by then is killed, as a launcher would."""
+        end = time.monotonic() + seconds
+        while len(self.poll()) < len(self.pids) and time.monotonic() < end:
+            time.sleep(0.02)
+        for rank in range(len(self.pids)):
+            self.signal(rank, signal.SIGKILL)
+        while len(self.poll()) < len(self.pids):
+            time.sleep(0.01)
+        return self.codes
+
+    def signal(self, rank: int, number: int) -> None:
+        if rank not in self.codes:
+            with suppress(ProcessLookupError):
+                os.kill(self.pids[rank], number)
+
+    def said(self) -> str:
+        """What all wrote to the terminal."""
+        return "".join(Path(f"said-{rank}.txt").read_text() for rank in range(len(self.pids)))
