@@ -599,7 +599,7 @@ def test_two_processes_end_and_go_on() -> None:
     run.at_step(250)
     os.kill(run.workers()[0], signal.SIGKILL)
     wait_for(lambda: logged() < 250 or run.process.poll() is not None)
-    run.at_step(310)
+    run.at_step(260)
     os.kill(run.workers()[1], signal.SIGSTOP)
     ended = run.wait(seconds=180)
     said = [line for line in ended.error.splitlines() if line.startswith("fivefold: ") or "set aside" in line]

@@ -86,12 +86,12 @@ def our_run(model: Model, layout_text: str, job: Job) -> tuple[list[float], list
     for tokens in batches():
         mine = tokens.view(micro, layout.dp, layout.mbs, -1)[:, built.ranks.rank]
         total = torch.zeros(())
-        for index, part in enumerate(mine):
-            for unit in built.units:
-                unit.first_micro_batch, unit.last_micro_batch = index == 0, index == micro - 1
+        for part in mine:
             loss = built.module(part[:, :-1], part[:, 1:], scale=1 / (BATCH * TOKENS))
             loss.backward()
             total += loss.detach()
+        for unit in built.units:
+            unit.finish()
         norm, (loss,) = sum_over_ranks(built.shards, total, ranks=built.ranks)
         clip(built.shards, norm, largest=job.optimizer.clip)
         first = first or {s.name: s.weight.grad.clone() for s in built.shards if s.weight.grad is not None}

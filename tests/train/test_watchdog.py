@@ -83,7 +83,9 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(2)
     assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.said()
     (event,) = events()
-    assert re.fullmatch(r"rank 1 lags: 0\.\d+ s of its own per step, where the other ranks take 0\.\d+", event["event"])
+    assert re.fullmatch(
+        r"rank 1 lags: 0\.\d+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
+    )
     assert len([line for line in lines() if "loss" in line]) == 60
 
 

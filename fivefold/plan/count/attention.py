@@ -98,6 +98,8 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     )  # fmt: skip
     forward, backward = _scratch(local, dims, own=own if message else 0)
     core = core._replace(forward_scratch=forward, backward_scratch=backward)
+    if dims[0] != dims[1] == _computed(local, dims)[1] and job.linears == "fanned":  # a kernel that keeps its seeds
+        core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and job.linears == "fanned":  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: own})
     ops += _unfused(local, core) if job.attention == "unfused" else [core]
@@ -170,7 +172,7 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
             forward_scratch=turned, backward_scratch=turned
         ),
         rope("rope.k", "k", "kr", numel=each // width * q_dim, width=width)._replace(
-            reads=("k", *key), forward_scratch=0, backward_scratch=0
+            reads=("k", *key, "kv"), differentiates=("k", *key), forward_scratch=0, backward_scratch=0
         ),
     ]
     ops += [*ups, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]

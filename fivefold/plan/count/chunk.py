@@ -32,12 +32,13 @@ class Held(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One stage. ``states`` are those of all its units; ``kept``: of one micro-batch, until its backward; ``alike``:
-    the place of the first stage with the same units.
+    """One stage. ``states`` are those of all its units, ``experts`` the sums of theirs; ``kept``: of one micro-batch,
+    until its backward; ``alike``: the place of the first stage with the same units.
     """
 
     runs: tuple[Held, ...]
     states: UnitStates
+    experts: int
     kept: int
     alike: int
     shapes: frozenset[tuple[int, int]]  # of its weights
@@ -82,6 +83,7 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
     return Chunk(
         runs=tuple(held),
         states=total,
+        experts=sum(each.run.times * each.born.experts for each in held),
         # and the scalar in which the stage ends: the loss, or what stands for its output
         kept=sum(each.run.times * each.later.kept_bytes for each in held)
         + (4 if runs[-1].name == "head" else counts.local(part_of(layout)).width),
@@ -99,7 +101,7 @@ def _held(counts: Counts, layout: Layout, run: Run) -> Held:
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense = counts.parts(layout, run.name), state.sums
     experts = parts[-1].sums if isinstance(run.name, Kind) and run.name.moe else 0
-    if counts.model.tied_embeddings and layout.pp == 1 and counts.job.linears == "fanned":
+    if counts.adds(layout):
         # To the sums of the embedding the head's gradient of the tied table is added before there is another.
         dense += {"head": counts.states(layout, "embed").sums, "embed": -dense}.get(str(run.name), 0)
     born = Sums(dense - experts, experts)

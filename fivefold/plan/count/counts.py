@@ -144,6 +144,10 @@ class Counts:
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
+    def adds(self, layout: Layout) -> bool:
+        """Whether the head's gradient of a tied table is added to the embedding's sums at once, on the same rank."""
+        return self.model.tied_embeddings and not apart(layout) and self.job.linears == "fanned"
+
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """All of a layout on which states depend."""
         return (layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,

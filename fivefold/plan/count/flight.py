@@ -8,6 +8,7 @@ Listed are only those that no other of the same kind exceeds in every place: the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -28,10 +29,11 @@ Pass = tuple[Kind, int, int]  # stage, micro-batch
 
 class Flight(NamedTuple):
     """A pass and what lives beside it: ``counts`` are, for each stage held, other micro-batches until their B and until
-    their W, whether sums of gradients live, and whether they are reduced; and last streams between stages of this rank
-    when the pass has ended, and all that are on their way meanwhile.
+    their W, whether sums of gradients live, those too that only W makes, and whether they are reduced; and last streams
+    between stages of this rank when the pass has ended, and all that are on their way meanwhile.
 
-    ``first``: of the stage no gradient lives yet (F: it may have to gather); ``last``: its gradients are reduced.
+    ``first``: of the stage no gradient lives yet (F: it may have to gather; W: none that it makes); ``last``: its
+    gradients are reduced, under B those that are not put off.
     """
 
     kind: Kind
@@ -78,7 +80,7 @@ def flights(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Flights:
 def _alone(micro_batches: int) -> Iterator[Flight]:
     """The first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
-        counts = (0, 0, int(index > 0), 0, 0, 0)
+        counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0)
         yield Flight("F", 0, index == 0, False, counts)
         yield Flight("BW", 0, index == 0, index == micro_batches - 1, counts)
 
@@ -86,10 +88,9 @@ def _alone(micro_batches: int) -> Iterator[Flight]:
 def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[Flight]:
     """Every pass of a rank in order; ``sent``: its messages under way at each action."""
     held, row = table.held[rank], [_passes(action) for action in table.rows[rank]]
-    place, left = {stage: at for at, stage in enumerate(held)}, [0] * len(held)
-    for kind, stage, _ in (each for action in row for each in action):
-        left[place[stage]] += kind in ("W", "BW")
-    until_b, until_w, born, reduced, begun = ([0] * len(held) for _ in range(5))
+    place = {stage: at for at, stage in enumerate(held)}
+    left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
+    until_b, until_w, born, made, reduced, begun = ([0] * len(held) for _ in range(6))
     here = 0  # streams from a stage of this rank to another
     for at, action in enumerate(row):
         ahead = sum(_entry(table, each) not in (None, rank) for each in (row[at + 1] if at + 1 < len(row) else ()))
@@ -99,17 +100,18 @@ def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[Flight]:
             here -= entry == rank
             until_b[mine] -= kind in ("B", "BW")
             until_w[mine] -= kind == "W"
-            left[mine] -= kind in ("W", "BW")
+            left[kind == "B", stage] -= kind != "F"
             waits = sum(_entry(table, each) not in (None, rank) for each in action[number + 1 :])
-            first = not begun[mine] if kind == "F" else not born[mine]
+            first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
-            last = kind in ("W", "BW") and not left[mine]
-            yield Flight(kind, stage, first, last, (*until_b, *until_w, *born, *reduced, stays, messages))
+            last = kind != "F" and not left[kind == "B", stage]
+            yield Flight(kind, stage, first, last, (*until_b, *until_w, *born, *made, *reduced, stays, messages))
             begun[mine] = 1
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
             born[mine] |= kind != "F"
-            reduced[mine] |= last
+            made[mine] |= kind in ("W", "BW")
+            reduced[mine] |= last and kind != "B"
             here = stays
             gone += target not in (None, rank)
 
@@ -169,8 +171,8 @@ def _unexceeded(alike: list[Flight]) -> Iterator[Flight]:
     that finds them.
     """
     counts = np.array([flight.counts for flight in alike])
-    held = counts.shape[1] // 4
-    counts[:, 3 * held : 4 * held] *= -1
+    held = counts.shape[1] // 5
+    counts[:, 4 * held : 5 * held] *= -1
     more = (counts[:, None] >= counts).all(axis=2)
     ends = np.array([(flight.first, flight.last) for flight in alike])
     same: NDArray[np.bool_] = (ends[:, None] == ends).all(axis=2)

@@ -161,7 +161,7 @@ class _Ranks:
     def along(self, flight: Flight, rank: int) -> Iterator[Moment]:
         """A pass with what lives beside it."""
         held, beside = len(self.held[rank]), flight.counts * self.weights[rank]
-        others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 4 * held].sum())
+        others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
         base, messages = self._base(rank), int(beside[-1])
         if self.walker.lasting:
             sums = self._gradients(self.totals[rank])
@@ -199,8 +199,14 @@ class _Ranks:
         split = self.layout.schedule in SPLIT and not walker.offloads
         late = [walker.late_bytes(stage) if split else 0 for stage in held]
         sums = [0 if walker.lasting else self._during(chunk.states) for chunk in chunks]
-        gone = [self._gradients(chunk.states) - self._during(chunk.states) for chunk in chunks]
-        return [*kept, *late, *sums, *gone, 0, self.stream]
+        made = [0 if walker.lasting or walker.each else chunk.experts for chunk in chunks]
+        sums = [whole - experts for whole, experts in zip(sums, made, strict=True)]
+        if walker.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1:  # the head brings to life
+            table = 0 if walker.lasting else self._during(walker.table)
+            sums[0], sums[-1] = sums[0] - table, sums[-1] + table
+        gone = [self._gradients(chunk.states) - self._during(chunk.states) + walker.lag_bytes(chunk.runs[0])
+                for chunk in chunks]  # fmt: skip
+        return [*kept, *late, *sums, *made, *gone, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:
         """What the micro-batch itself keeps when its pass has ended."""
@@ -232,9 +238,9 @@ class _Ranks:
 
     def _widened(self, total: UnitStates) -> int:
         """Beside the gradients at the update."""
-        job, widen, own = self.job.precision, 0, total.sums // self.layout.shards
+        job, widen = self.job.precision, 0
         if job.summed_bytes != job.updated_bytes:  # gradients are widened for the update
-            widen = own * job.updated_bytes // job.summed_bytes
+            widen = total.updated * job.updated_bytes
         if self.job.optimizer.kind == "muon":  # the momentum whole, and two products in 16 bits (Newton-Schulz)
             widen += total.largest * (job.moments_bytes[0] + 3 * 2)
-        return widen + (own if "gradients" in self.job.joined else 0)
+        return widen + (total.updated * job.summed_bytes if "gradients" in self.job.joined else 0)

@@ -48,6 +48,8 @@ class Split(NamedTuple):
     backward_sums_bytes: int
     late_bytes: int  # of inputs and of gradients of outputs, until the weights' gradients
     weights_peak_bytes: int  # while they are made: with what of these still lives
+    closing_bytes: int  # when the last of them is there
+    experts_bytes: int  # when the last of the experts' is there
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -76,15 +78,17 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
     tape.run(kept)
-    late, weights_peak = tape.late, 0
+    late, weights_peak, closing, experts = tape.late, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.again else op.regathered
             weights_peak = max(weights_peak, left + again + made * width)
+            closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
+            experts = closing if _is_expert(op) else experts
             left -= tape.held[op.name]
-    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak)
+    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts)
 
 
 def is_put_off(op: Op) -> bool:
@@ -195,14 +199,19 @@ class _Backward:
 
     def _put_off(self, op: Op, received: list[list[int]]) -> None:
         """What a linear layer read lives on, and the gradients of its products: those received, or gathered ones."""
-        gradients = op.product_bytes or sum(buffer[0] for buffer in received)
-        if op.product_bytes:
-            self.live += op.product_bytes - sum(_drop(buffer) for buffer in received)
+        gradients, given = op.product_bytes, sum(buffer[0] for buffer in received)
+        self.live += gradients
+        if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # of which a bias has its gradient
+            gradients += given
+        else:
+            self.live -= sum(_drop(buffer) for buffer in received)
         read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what its recomputation kept besides
         new = [name for name in read if name not in self.asked]
         self.asked.update(new)
-        self.kept += gradients
-        self.held[op.name] = gradients + sum(self.sizes[name] for name in new)
+        ends = 4 * op.batch if op.name == "moe.experts.down" else 0  # where the rows of each expert end
+        self.live += ends
+        self.kept += gradients + ends
+        self.held[op.name] = gradients + ends + sum(self.sizes[name] for name in new)
         self.late += self.held[op.name]
 
     def _bear(self, op: Op) -> None:

@@ -62,9 +62,9 @@ class Walker:
         self.lags = "dp" in job.overlap and not self.policy.gradients_stay and not self.each
         # Of a tied weight the head's gradient is added to the sums at once, after which the head lets the table go; or
         # it waits for the embedding's, where both are on one rank.
-        self.tied = model.tied_embeddings and layout.pp == 1
-        self.adds = self.tied and job.linears == "fanned"
-        self.table = counts.states(layout, "embed") if self.adds else UnitStates()
+        self.adds = counts.adds(layout)
+        self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
+        self.table = counts.states(layout, "embed") if self.tied else UnitStates()
         recipe = job.precision
         self.of_sums = recipe.gradients_bytes, recipe.summed_bytes
         waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
@@ -88,6 +88,13 @@ class Walker:
             self.stages.late[chunk.alike] = sum(each)
         return self.stages.late[chunk.alike]
 
+    def lag_bytes(self, unit: Held) -> int:
+        """Of a unit's sums those that live until the next unit's are reduced: where its experts travel apart, of its
+        dense weights; of the head with a tied table of its own both.
+        """
+        parts = unit.parts if unit.run.name == "head" else unit.parts[:1]
+        return sum(part.sums for part in parts) if self.lags else 0
+
     def moments(
         self, kind: Kind, stage: int, first: bool, last: bool, *, all_ends: bool = False
     ) -> Iterator[At]:  # fmt: skip
@@ -99,7 +106,7 @@ class Walker:
         if kind == "F":
             return self._forward(units, first=first)
         if kind == "W":
-            return self._weights(units, last=last)
+            return self._weights(units, first=first, last=last)
         return self._backward(units, first=first, last=last, split=kind == "B")
 
     def _split(self, unit: Held, *, first: bool = False) -> Split:
@@ -124,7 +131,7 @@ class Walker:
         return top
 
     def _forward(self, units: Sequence[Held], *, first: bool) -> Iterator[At]:
-        kept = whole = 0
+        kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
         for place, unit in enumerate(units):
             run, profile, state = unit.run, unit.later, unit.state
             gathered = 0 if self.policy.weights_stay else state.whole
@@ -147,7 +154,9 @@ class Walker:
 
     def _backward(self, units: Sequence[Held], *, first: bool, last: bool, split: bool) -> Iterator[At]:
         kept = self._kept_before(units)
-        whole = 0 if self.policy.weights_stay else sum(unit.state.whole for unit in units if self._stays(unit.run))
+        whole = self._table_whole(units)
+        if not self.policy.weights_stay and units[-1].run.name == "head":
+            whole += units[-1].state.whole
         grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
         for place in reversed(range(len(units))):
             unit, off = units[place], 0  # and what it puts off
@@ -160,10 +169,11 @@ class Walker:
             let_go = 0 if self.policy.weights_stay or not self._stays(run) else state.whole
             if self.adds and not self.policy.weights_stay:
                 let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
-            reduces = (last or self.each) and not self.policy.gradients_stay
+            reduces = (last or self.each) and not self.policy.gradients_stay and not off
             reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces)
-            lag = sum(part.sums for part in unit.parts[:1]) if self.lags and reduces else 0
-            for done in _ends(unit, second=bool(lag)):
+            lag = self.lag_bytes(unit) if reduces else 0
+            table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
+            for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
                 still, end, gone = lag if done else lagging, done == 0, 0
                 gradients = grown + done * lasting + still
@@ -175,19 +185,17 @@ class Walker:
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + self._fetched(unit), self.stream,
                     )  # fmt: skip
-                before = unit if done < run.times - 1 else units[place - 1] if place else None
-                coming = self._coming_back(unit, before)
+                coming = self._coming_back(unit, unit if done < run.times - 1 else units[place - 1] if place else None)
                 if coming and unit.born.experts:  # fetched before their dense weights, and waited for after them
                     yield At(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + regathered + unit.parts[-1].travel + coming, self.stream,
                     )  # fmt: skip
                 yield At(
-                    (place, end, "backward", profile.backward_cause), gradients + born_then, earlier + mine,
+                    (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
                     whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
-                if reduces:
-                    # what came last: the gradient of the stream, or the table's
+                if reduces:  # beside what came last: the gradient of the stream, or the table's
                     rest = state.sums * self.of_sums[0] // self.of_sums[1] if run.name == "embed" else self.stream
                     yield At((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
             grown += run.times * lasting + waits
@@ -206,6 +214,10 @@ class Walker:
         parts = reduced and sum(_cut(part) for part in unit.parts)
         return born + waits + parts, born + (reduced - state.sums if reduces else 0), waits
 
+    def _comes_ahead(self, place: int) -> bool:
+        """Whether the last of a run fetches nothing ahead, but the one before it does."""
+        return self.ahead and not self.policy.weights_stay and place <= 1
+
     def _coming_back(self, unit: Held, before: Held | None) -> int:
         """Of the weights of the unit ``before`` that are fetched ahead in the backward of ``unit``."""
         ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
@@ -218,23 +230,31 @@ class Walker:
         sums = (unit.born if first else NO_SUMS)._replace(reduced=_cut(experts), gone=gone)
         return self.counts.profile(unit.part, unit.run.name, sums), gone
 
-    def _weights(self, units: Sequence[Held], *, last: bool) -> Iterator[At]:
+    def _weights(self, units: Sequence[Held], *, first: bool, last: bool) -> Iterator[At]:
         """What was put off is done from the last unit to the first."""
         left = grown = lagging = 0
-        for unit in units:
-            left += unit.run.times * self._split(unit).late_bytes
         reduces = last and not self.policy.gradients_stay
+        for unit in units:
+            late = self._split(unit).late_bytes
+            left += unit.run.times * late
+            grown += unit.state.reduced - unit.state.sums if reduces and not late else 0  # by then
         for place in reversed(range(len(units))):
             unit, profile = units[place], self._split(units[place])
-            lasting = unit.state.reduced - unit.state.sums if reduces else 0
-            lag = sum(part.sums for part in unit.parts[:1]) if self.lags and reduces else 0
-            for done in _ends(unit, second=bool(lag)) if profile.late_bytes else ():
+            if not profile.late_bytes:
+                continue
+            experts = unit.born.experts if first else 0  # whose sums come with the first gradient of theirs
+            lasting = experts + (unit.state.reduced - unit.state.sums if reduces else 0)
+            lag = self.lag_bytes(unit) if reduces else 0
+            for done in _ends(unit, second=bool(lag)):
                 here, gradients = left - done * profile.late_bytes, grown + done * lasting + (lag if done else lagging)
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield At((place, done == 0, "weights"), gradients, here, 0, rest)
+                yield At((place, done == 0, "weights"), gradients + experts, here, 0, rest)
                 if reduces:
-                    here -= profile.late_bytes
-                    yield At((place, done == 0, "reduce"), gradients + unit.state.reduced, here, 0, 0)
+                    here, reduced = here - profile.late_bytes, experts + sum(map(_cut, unit.parts))
+                    if unit.born.experts:
+                        midway = gradients + experts + _cut(unit.parts[-1])
+                        yield At((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
+                    yield At((place, done == 0, "reduce"), gradients + reduced, here, 0, profile.closing_bytes)
             left -= unit.run.times * profile.late_bytes
             grown += unit.run.times * lasting
             lagging = lag
@@ -246,6 +266,10 @@ class Walker:
             found.append(kept)
             kept = self._earlier(unit.later.kept_bytes, unit.run.times, kept)
         return found
+
+    def _table_whole(self, units: Sequence[Held]) -> int:
+        """Of a tied table that has stayed since the embedding's forward, where the head is."""
+        return self.table.whole if self.tied and not self.policy.weights_stay and units[-1].run.name == "head" else 0
 
     def _stays(self, run: Run) -> bool:
         """Whether a unit's gathered weights stay from its forward to its backward: there is nothing in between, or
@@ -266,9 +290,10 @@ def _cut(part: UnitStates) -> int:
     return part.reduced if part.reduced < part.sums else 0
 
 
-def _ends(unit: Held, *, second: bool = False) -> tuple[int, ...]:
-    """The first and the last of a run, by position, and the ``second``; none where none of it can be the fullest."""
+def _ends(unit: Held, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
+    """Of a run the first and the last, the ``second``, the last ``but_one``; none where none can be the fullest."""
     times = unit.run.times
     if not unit.noted or times == 1:
         return (0,) if unit.noted else ()
-    return (0, 1, times - 1) if second and times > 2 else (0, times - 1)
+    between = ([1] if second else []) + ([times - 2] if but_one else [])
+    return (0, *sorted({place for place in between if 0 < place < times - 1}), times - 1)

@@ -151,7 +151,7 @@ def measured(model: Model, ac: str) -> tuple[int, int, int]:
 
 
 def planned(model: Model, ac: str) -> tuple[int, int, int]:
-    job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True)
+    job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
     part = Part(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed)
     counts, kind = Counts(model, job), kind_of(model, 0)
     profile = counts.profile(part, kind)
@@ -383,7 +383,7 @@ def names(model: Model) -> Iterator[str]:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_groups_are_the_planners(model: Model) -> None:
-    ops = Counts(model, Job(sequence=TOKENS)).unit(Part(sequences=1), kind_of(model, 0)).ops
+    ops = Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(Part(sequences=1), kind_of(model, 0)).ops
     expected = {op.name: planned_groups(op) - {"layer"} for op in ops}
     own = {  # several of the planner's in one
         "attention.qkv": "attention.q", "attention.down": "attention.kv_down", "mlp.gate_up": "mlp.gate",
