@@ -43,7 +43,8 @@ def experts(local: Local, source: str) -> list[Op]:
         # the shared experts compute while tokens travel
         ops += [*there[:1], *shared, *there[1:], *mine, *home]
     else:
-        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts})
+        stays = () if "layer" in local.part.recomputed else ("ends",)
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=stays)
         ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
