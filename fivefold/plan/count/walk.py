@@ -153,8 +153,7 @@ class Walker:
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
     def _backward(self, units: Sequence[Held], *, first: bool, last: bool, split: bool) -> Iterator[At]:
-        kept = self._kept_before(units)
-        whole = self._table_whole(units)
+        kept, whole = self._kept_before(units), self._table_whole(units)
         if not self.policy.weights_stay and units[-1].run.name == "head":
             whole += units[-1].state.whole
         grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
