@@ -153,9 +153,8 @@ class Walker:
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
     def _backward(self, units: Sequence[Held], *, first: bool, last: bool, split: bool) -> Iterator[At]:
-        kept, whole = self._kept_before(units), self._table_whole(units)
-        if not self.policy.weights_stay and units[-1].run.name == "head":
-            whole += units[-1].state.whole
+        kept, gathers = self._kept_before(units), not self.policy.weights_stay
+        whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
         grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
         for place in reversed(range(len(units))):
             unit, off = units[place], 0  # and what it puts off
@@ -164,9 +163,9 @@ class Walker:
             if split:
                 profile = self._split(unit, first=first or self.each)
                 off = profile.late_bytes
-            regathered = 0 if self.policy.weights_stay or run.name in ("embed", "head") else state.whole
-            let_go = 0 if self.policy.weights_stay or not self._stays(run) else state.whole
-            if self.adds and not self.policy.weights_stay:
+            regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
+            let_go = state.whole if gathers and self._stays(run) else 0
+            if self.adds and gathers:
                 let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
             reduces = (last or self.each) and not self.policy.gradients_stay and not off
             reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces)
