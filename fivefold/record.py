@@ -84,14 +84,19 @@ def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> st
     return None
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """A ``.toml`` or ``.json`` file as a dictionary; every way it can be unreadable is one line."""
+def read_text(path: Path, *, kind: str) -> str:
+    """The text of a user's file, which is to be of a ``kind``; a ``Mistake`` of one line if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise Mistake(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path}: cannot be read as UTF-8 text: {error}") from None
+        raise Mistake(f"{path}: cannot be read as {kind}: {error}") from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A ``.toml`` or ``.json`` file as a dictionary; every way it can be unreadable is one line."""
+    text = read_text(path, kind="UTF-8 text")
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets

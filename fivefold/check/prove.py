@@ -87,7 +87,7 @@ def measured_step(
     )  # the model FLOPs, and which parameters are active, are definitions and not measured
     pp = group(layout, "pp")
     stages = tuple(
-        _stage(stage, [one for rank, (one, _, _) in enumerate(everyone) if rank // pp.stride % pp.ranks == stage])
+        _stage(stage, [one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == stage])
         for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in everyone)
@@ -102,7 +102,7 @@ def measured_step(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages
         ),
         work=done,
-        traffic=_traffic([one for rank, (one, _, _) in enumerate(everyone) if rank // pp.stride % pp.ranks == 0]),
+        traffic=_traffic([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
         time=Time(step_seconds=seconds, compute_seconds=seconds),
         tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(

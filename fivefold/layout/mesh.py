@@ -19,6 +19,10 @@ class Group(NamedTuple):
     ranks: int
     stride: int
 
+    def place(self, rank: int) -> int:
+        """Of a rank of the world among those of its group."""
+        return rank // self.stride % self.ranks
+
 
 def group(layout: Layout, axis: str) -> Group:
     """The ranks of one group of ``axis``.

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fivefold.check.doctor.blame import blaming
-from fivefold.record import Mistake
+from fivefold.record import Mistake, read_text
 
 NAMES = ("model", "loss", "optimizer", "step")
 
@@ -31,12 +31,7 @@ class UserFile(NamedTuple):
 
 def load(path: Path) -> UserFile:
     """Run the file, as Python does, but for what is under ``if __name__ == "__main__"``."""
-    try:
-        source = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise Mistake(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path}: cannot be read as Python: {error}") from None
+    source = read_text(path, kind="Python")
     name = str(path)
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name

@@ -109,8 +109,7 @@ def _spoken(tape: Tape) -> Tape:
 
 def pipeline_rank(rank: int, layout: Layout) -> int:
     """Place of a rank of the world in its pipeline."""
-    pp = group(layout, "pp")
-    return rank // pp.stride % pp.ranks
+    return group(layout, "pp").place(rank)
 
 
 def step(

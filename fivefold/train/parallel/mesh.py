@@ -79,7 +79,7 @@ def ranks(
     groups["kv"] = Group(max(1, layout.tp // kv_heads), groups["tp"].stride)
     axes = {name: _axis(name, _members(found, rank=rank), rank=rank) for name, found in groups.items()}
     everyone, pp = tuple(range(world)), groups["pp"]
-    stage = tuple(other for other in everyone if other // pp.stride % pp.ranks == rank // pp.stride % pp.ranks)
+    stage = tuple(other for other in everyone if pp.place(other) == pp.place(rank))
     axes["stage"] = _axis("stage", stage, rank=rank)
     axes["world"] = Axis("world", rank, everyone, dist.group.WORLD if world > 1 else None)
     axes |= _pipes(axes["pp"], layout, rank=rank)
@@ -89,7 +89,7 @@ def ranks(
 
 
 def _members(found: Group, *, rank: int) -> tuple[int, ...]:
-    place = rank // found.stride % found.ranks
+    place = found.place(rank)
     return tuple(rank + (other - place) * found.stride for other in range(found.ranks))
 
 
