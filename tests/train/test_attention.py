@@ -149,8 +149,8 @@ def test_it_keeps_what_the_planner_counts(model: Model) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = module(x, cos, sin)  # holds the graph, so that no storage is used twice
-    local = Local(model, Job(sequence=T, global_batch=B, precision=recipe("fp32")), Part(sequences=B))
-    ops = attention(local, "x", layer=0)
+    job = Job(sequence=T, global_batch=B, precision=recipe("fp32"), attention="blocks")
+    ops = attention(Local(model, job, Part(sequences=B)), "x", layer=0)
     sizes = {"x": x.nbytes} | {name: size for op in ops for name, size in op.writes.items()}
     assert sum(kept.values()) == sum(sizes[name] for name in {name for op in ops for name in op.keeps})
     assert out.shape == x.shape
