@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from math import gcd
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from fivefold.record import Mistake, Record, nearest
 from fivefold.units import Dtype
+from fivefold.update import LearningRate, Optimizer, Ramp
 
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
+LOSS_CHUNK_ROWS = 1024  # whose logits a chunked loss makes at once: enough that a matmul is not bound by memory
 
 
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks"]
@@ -33,6 +36,25 @@ class Recipe(Record):
     moments_bytes: tuple[NonNegativeInt, NonNegativeInt] = (4, 4)
     loss_scaling: bool = False
     scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
+    wide_gradients: bool = False  # weights' gradients are products of operands that were not cast
+    gathers: Literal["weights", "fp8"] = "weights"  # what ZeRO sends of the matrices of blocks
+    dispatches: Literal["rows", "fp8"] = "rows"  # what is sent to experts, and to them of gradients, in tiles
+
+    @model_validator(mode="after")
+    def _payloads(self) -> Self:
+        """What travels in fp8 is what the matmuls' own casts would make of it."""
+        scaled = self.compute == "fp8" and self.scaling in ("tensorwise", "tiles")
+        if self.gathers == "fp8" and not (scaled and self.master_bytes):
+            raise ValueError(
+                f"gathers='fp8' needs a master copy and fp8 matmuls by tensor or by tiles, not {self.compute} with "
+                f"scaling={self.scaling!r} and master_bytes={self.master_bytes}; take 'fp8-wire', or gathers='weights'"
+            )
+        if self.dispatches == "fp8" and not (self.compute == "fp8" and self.scaling == "tiles"):
+            raise ValueError(
+                f"dispatches='fp8' needs fp8 matmuls on tiles, not {self.compute} with scaling={self.scaling!r}; take "
+                "'fp8-tiles-wire', or dispatches='rows'"
+            )
+        return self
 
     @property
     def narrow(self) -> bool:
@@ -102,6 +124,16 @@ RECIPES: dict[str, Recipe] = {
             for name, compute, scaling in FP8_OVER_BF16
         ),
         Recipe(
+            name="fp8-rowwise-gw",  # torchao's rowwise_with_gw_hp
+            compute="fp8",
+            scaling="rowwise",
+            wide_gradients=True,
+            weights_bytes=2,
+            gradients_bytes=2,
+            master_bytes=4,
+            accumulated_bytes=4,
+        ),
+        Recipe(
             name="fp8-deepseek",
             compute="fp8",
             scaling="tiles",
@@ -110,6 +142,7 @@ RECIPES: dict[str, Recipe] = {
             master_bytes=4,
             accumulated_bytes=4,
             moments_bytes=(2, 2),
+            dispatches="fp8",
         ),
         Recipe(
             name="fp8-nanotron",
@@ -132,6 +165,10 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
+# What travels in fp8 besides: gathers as in torchao's FSDP2 (pytorch/ao: torchao/float8), dispatches as in DeepSeek-V3.
+RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
+RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
+
 
 def recipe(name: str) -> Recipe:
     """The recipe called ``name``."""
@@ -140,35 +177,7 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
 Axis = Literal["dp", "tp", "cp", "ep", "pp"]
-
-
-class Optimizer(Record):
-    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping.
-
-    ``weight_decay`` is for all weights but the ``undecayed``; vectors are norms and biases.
-    """
-
-    kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
-    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, and of muon for what it leaves to adamw
-    momentum: Beta = 0.95  # of sgd and muon
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
-    undecayed: tuple[Literal["vectors", "embeddings", "head", "router"], ...] = ("vectors",)
-    clip: NonNegativeFloat = 1.0
-
-
-class LearningRate(Record):
-    """Linear warm-up to ``peak``, then constant, cosine, or WSD (stable, then linear decay) to ``floor`` x peak."""
-
-    kind: Literal["constant", "cosine", "wsd"] = "cosine"
-    peak: PositiveFloat = 3e-4
-    floor: float = Field(0.1, ge=0, le=1)
-    warmup_steps: NonNegativeInt = 0
-    decay_steps: PositiveInt | None = None  # of wsd; None: a fifth of the run
 
 
 class Job(Record):
@@ -189,6 +198,7 @@ class Job(Record):
     # plain: norms, rotary and activation as PyTorch's separate kernels; norms: the activation alone
     kernels: Literal["fused", "norms", "plain"] = "fused"
     compile: bool = False
+    emulate: bool = False  # fp8 where there is no kernel for it: operands are cast as for one and multiplied in fp32
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
     # sums itself (ours); apart: each for itself, under autograd
@@ -232,15 +242,21 @@ class Job(Record):
     offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
+    ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned
     steps: PositiveInt = 1000
     seed: NonNegativeInt = 0
 
     @model_validator(mode="before")
     @classmethod
     def _named_precision(cls, values: object) -> object:
-        if isinstance(values, dict) and isinstance(values.get("precision"), str):
+        if not isinstance(values, dict):
+            return values
+        asked = values.get("precision")
+        if isinstance(asked, dict) and asked.get("name") in RECIPES:  # with some of its fields changed
+            return {**values, "precision": {**RECIPES[asked["name"]].model_dump(), **asked}}
+        if isinstance(asked, str):
             try:
-                return {**values, "precision": recipe(values["precision"])}
+                return {**values, "precision": recipe(asked)}
             except Mistake as error:
                 raise ValueError(str(error)) from None
         return values
@@ -250,6 +266,15 @@ class Job(Record):
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}")
         return self
+
+    @property
+    def even_batch(self) -> int:
+        """What dp·mbs must divide: of the global batch and of all on the way to it."""
+        return self.global_batch if self.ramp is None else gcd(self.global_batch, self.ramp.first, self.ramp.step)
+
+    def batch(self, taken: int) -> int:
+        """Sequences of the step that begins after ``taken`` of them."""
+        return self.global_batch if self.ramp is None else self.ramp.size(taken, whole=self.global_batch)
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,7 +10,10 @@ from fivefold.record import Mistake
 TOTALS = {
     "fp8": 20,
     "fp8-rowwise": 20,
+    "fp8-rowwise-gw": 20,
     "fp8-tiles": 20,
+    "fp8-wire": 20,
+    "fp8-tiles-wire": 20,
     "mxfp8": 20,
     "nvfp4": 20,
     "fp32": 16,
@@ -42,6 +45,15 @@ def test_widths_that_follow(name: str, summed: int, updated: int) -> None:
 
 def test_a_recipe_by_name_is_the_recipe() -> None:
     assert Job.read({"precision": "bf16-pure"}, origin="job").precision == RECIPES["bf16-pure"]
+
+
+def test_a_table_of_precision_changes_the_recipe_that_it_names() -> None:
+    read = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="job").precision
+    assert read == RECIPES["fp8"].replace(gathers="fp8") == RECIPES["fp8-wire"].replace(name="fp8")
+    with pytest.raises(Mistake, match=r"^job: unknown key 'precision.gather'; did you mean 'gathers'\?"):
+        Job.read({"precision": {"name": "fp8", "gather": "fp8"}}, origin="job")
+    with pytest.raises(Mistake, match=r"^job: precision: dispatches='fp8' needs fp8 matmuls on tiles"):
+        Job.read({"precision": {"name": "fp8", "dispatches": "fp8"}}, origin="job")
 
 
 def test_unknown_precision_names_the_nearest() -> None:

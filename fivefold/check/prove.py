@@ -22,12 +22,12 @@ from fivefold.record import Fault, Mistake
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
 from fivefold.train.logs import Logs, NoLogs, Report
-from fivefold.train.loop import Loop, Measured, Outcome
+from fivefold.train.loop import Loop, Outcome
+from fivefold.train.measured import Measured
 from fivefold.train.metrics import resident_bytes
 from fivefold.train.process import Process
 from fivefold.train.run import Run
-from fivefold.train.sample import sample
-from fivefold.train.whole import whole_module
+from fivefold.train.sample import sample_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     torch.manual_seed(run.job.seed + process.rank)  # or no two runs would end in the same checkpoint
     try:
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout))
-        with Logs(run.folder, report=report) if process.rank == 0 else NoLogs() as logs:
+        with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
             outcome = loop.train()
@@ -59,12 +59,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
         text = ""
         if run.sample and not outcome.stopped:
-            plain = whole_module(built, model=model)
-            if plain is not None:
-                text = sample(
-                    plain, shards.tokenizer, prompt=run.sample, tokens=run.sample_tokens,
-                    window=run.job.sequence, seed=run.job.seed,
-                )  # fmt: skip
+            text = sample_of(built, model=model, run=run, tokenizer=shards.tokenizer)
     finally:
         process.end()
     return Proof(predicted, measured, outcome, text)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from fivefold.cli import doctor, exchange, plan, rehearse, run
+from fivefold.cli import doctor, exchange, generate, numerics, plan, rehearse, run
 from fivefold.cli.run import launcher
 from fivefold.cli.words import say
 from fivefold.record import Fault, Mistake
@@ -24,7 +24,7 @@ app = typer.Typer(
 )  # fmt: skip
 COMMANDS = (
     plan.predict, plan.search, plan.ask, plan.ratios, plan.published, rehearse.dryrun,
-    doctor.doctor, run.train, run.data, run.calibrate,
+    doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

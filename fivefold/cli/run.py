@@ -33,19 +33,20 @@ def train(
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
     from fivefold.layout.spec import Layout, refuse
     from fivefold.model.catalog import resolve
+    from fivefold.train.precision import check_chip
     from fivefold.train.run import Run
     from fivefold.train.supported import check_supported
 
     settings = Run.load(run)
-    model, machine = resolve(settings.model), load_machine(settings.machine)
+    model, machine = resolve(settings.model), _machine(settings, layout)
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
+    if not slurm:  # else the job starts on other chips than this computer's
+        check_chip(settings.job, model=model)
     settings.table(chosen)
-    if launcher() is None and settings.start.weights is not None:
-        from fivefold.train.huggingface import Folder
-
-        Folder.open(settings.start.weights, model=model)  # refused before the corpus is read
+    if launcher() is None:
+        _must_be_there(settings, model=model)
     if launcher() is None and not force:
         _must_fit(settings, chosen, model=model, machine=machine)
     if slurm:
@@ -69,10 +70,14 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
     with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.check.prove import prove
+        from fivefold.cli.hosts import choose_interface, keeps_store
         from fivefold.show.progress import TrainingLine
         from fivefold.train.process import Process
 
+        choose_interface(os.environ)
         process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
+        if process.rank == 0 and keeps_store(os.environ):
+            say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
         with line:
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:
@@ -149,6 +154,14 @@ def show_run(
             say(f"drew {folder / name}.svg")
 
 
+def _machine(run: Run, layout: str | None) -> Machine:
+    """The run's machine; where the layout is ours to find, of as many ranks as torchrun --nnodes 1:2 has started."""
+    machine = load_machine(run.machine)
+    if layout is None and run.layout == "auto" and "WORLD_SIZE" in os.environ:
+        return machine.replace(ranks=int(os.environ["WORLD_SIZE"]))
+    return machine
+
+
 def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
@@ -159,6 +172,18 @@ def _layout(run: Run, machine: Machine) -> str:
     found = fastest(resolve(run.model), machine, run.job)
     say(f"layout {found}: the fastest that fits {machine.name}")
     return str(found)
+
+
+def _must_be_there(run: Run, *, model: Model) -> None:
+    """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here."""
+    if run.logs.wandb:
+        from fivefold.train.wandb_board import package
+
+        package()
+    if run.start.weights is not None:
+        from fivefold.train.huggingface import Folder
+
+        Folder.open(run.start.weights, model=model)
 
 
 def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:

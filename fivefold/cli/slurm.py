@@ -1,9 +1,11 @@
 """A run as a Slurm job: an sbatch script of one task per rank, written beside the run's logs and submitted.
 
-    USR1 before the time is up → to all ranks, which save → requeued; preempted: TERM to all, and Slurm requeues
-    a rank dies or hangs       → Slurm ends the others    → started again, at most max_restarts times
+    USR1 before the time is up → to all ranks, which save          → requeued by the script
+    preempted, with a GraceTime → TERM to the ranks, which save    → requeued by the script: else it counts as failed
+    preempted without, requeued → TERM to all; KillWait for a save → requeued by Slurm
+    a rank dies or hangs        → Slurm ends the others            → started again, at most max_restarts times
 
-https://slurm.schedmd.com/sbatch.html: --signal, --requeue, --open-mode.
+https://slurm.schedmd.com: sbatch.html (--signal, --requeue), preempt.html (GraceTime). As seen on Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -60,17 +62,19 @@ def script(run: Run, *, path: Path, layout: Layout, machine: Machine, force: boo
         "# The time is nearly up: every rank finishes its step and saves, and the job goes back into the queue.",
         "ending=",
         "trap 'ending=USR1; scancel --signal=USR1 \"$SLURM_JOB_ID\"' USR1",
-        "trap 'ending=TERM' TERM",
+        "trap : TERM",
         "",
         f"for start in $(seq 0 {run.faults.max_restarts}); do",
         f"    srun --kill-on-bad-exit=1 bash -c {shlex.quote(f'exec env {rank} {command}')} &",
         "    step=$!",
         "    # A signal ends the wait, not the step.",
         '    while true; do wait "$step"; code=$?; kill -0 "$step" 2> /dev/null || break; done',
-        '    if [ "$ending" = USR1 ]; then exec scontrol requeue "$SLURM_JOB_ID"; fi',
-        '    if [ -n "$ending" ]; then exit "$code"; fi',
         "    # 0: done. 2: a mistake in the run file, which another start does not mend.",
         '    if [ "$code" = 0 ] || [ "$code" = 2 ]; then exit "$code"; fi',
+        '    case "$ending $(scontrol show job --oneliner "$SLURM_JOB_ID")" in',
+        '        USR1*|*" PreemptTime="[0-9]*) exec scontrol requeue "$SLURM_JOB_ID" ;;',
+        '        *JobState=COMPLETING*) exit "$code" ;;  # cancelled, or requeued already',
+        "    esac",
         "done",
         'exit "$code"',
     ]

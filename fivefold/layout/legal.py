@@ -26,6 +26,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
     yield from _pipeline(layout, model=model, job=job)
+    yield from _ramp(layout, model=model, job=job)
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
@@ -146,6 +147,24 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if micro < needed:
         mend = _more(layout, job, lambda n: n >= needed and n % even == 0, gbs=needed * chunk)
         yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {mend}"
+
+
+def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Every batch on the way to the whole one must be as legal."""
+    ramp, whole, chunk = job.ramp, job.global_batch, layout.dp * layout.mbs
+    if ramp is None:
+        return
+    if ramp.first >= whole or (whole - ramp.first) % ramp.step:
+        yield f"ramp: from first={ramp.first} by step={ramp.step} no batch becomes the global batch {whole}; change one"
+        return
+    for size in ramp.sizes(whole):
+        if size % chunk:
+            mend = f"let first and step be multiples of {chunk}"
+            yield f"ramp: batch {size} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; {mend}"
+            return
+        for reason in _pipeline(layout, model=model, job=job.replace(global_batch=size, ramp=None)):
+            yield f"ramp: batch {size}: {reason.rpartition('; ')[0]}; begin with a larger one, or lower mbs or pp"
+            return
 
 
 def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:

@@ -119,6 +119,11 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
     return chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
+def multiplies(weight: Weight) -> bool:
+    """Whether rows are multiplied by it in a block, in whatever the recipe computes: no router, no bias."""
+    return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
+
+
 def padded_numel(unit: Unit, *, shards: int) -> int:
     """Elements of a unit as it travels: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards

@@ -27,6 +27,16 @@ class Weight(NamedTuple):
         """Elements of the whole tensor."""
         return prod(self.shape)
 
+    @property
+    def is_vector(self) -> bool:
+        """Norms and biases, those of all experts too."""
+        return self.kind in ("norm", "bias", "vector") or self.name.endswith("bias")
+
+    @property
+    def is_hidden(self) -> bool:
+        """A matrix, or the matrices of experts, between hidden states."""
+        return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row")
+
 
 def weights(model: Model) -> Iterator[Weight]:
     """All weights in module order: embedding, blocks, last norm, head."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from fivefold.job import Job
+from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -103,12 +103,12 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the next layer's weights while this one runs."""
-    return _states(model, job, layout, forwards=1, width=job.precision.weights_bytes)
+    return _states(model, job, layout, forwards=1, width=weight_width(job))
 
 
 def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the weights once more and scatter the gradients, behind twice the FLOPs."""
-    return _states(model, job, layout, forwards=2, width=job.precision.weights_bytes + job.precision.summed_bytes)
+    return _states(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
 
 
 def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
@@ -118,7 +118,7 @@ def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
     """All that dp sends per step against all that the rank computes: below balance it takes longer than the work."""
-    second = job.precision.weights_bytes if layout.zero else job.precision.summed_bytes
+    second = weight_width(job) if layout.zero else job.precision.summed_bytes
     forwards = 3 * layout.micro_batches(job)
     return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
 
@@ -144,6 +144,16 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
 def gathered_width(job: Job) -> int:
     """Bytes of an element on its way into a matmul: fp8 travels as fp8; what comes out of one never does."""
     return 1 if job.precision.narrow else activation_width(job)
+
+
+def weight_width(job: Job) -> int:
+    """Bytes of an element of a matrix on its way from its shards."""
+    return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
+
+
+def row_width(job: Job) -> float:
+    """Bytes of an element of a row on its way to an expert: in fp8 with its part of a tile's scale."""
+    return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
 
 
 def _head_dims(model: Model) -> tuple[int, int]:
@@ -175,6 +185,6 @@ def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int
 def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
-    row = model.moe.topk * model.width * (gathered_width(job) + activation_width(job))
+    row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
     leg = _leg(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
     return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (leg,), job.precision.compute)

@@ -102,13 +102,13 @@ class Space:
         rows = _split(rows, 1, tps if "tp" in self.axes else [1])
         rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
         rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
-        rows = rows[job.global_batch % rows[:, 0] == 0]
+        rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
             rows = _cross(rows, 5, divisors(moe.ffn), lambda r: r[:, 1] % r[:, 5] == 0)
             rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         rows = _cross(rows, 7, (0, 1), self._context)
         rows = _cross(rows, 8, (1,) if moe else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
-        rows = _cross(rows, 6, divisors(job.global_batch), lambda r: job.global_batch % (r[:, 0] * r[:, 6]) == 0)
+        rows = _cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         rows = _cross(rows, 9, range(len(self.recomputations)))
         return Stems(*(np.ascontiguousarray(column) for column in rows.T))
@@ -119,8 +119,8 @@ class Space:
         return np.asarray(ring | (ulysses & (cp > 1) & (self.model.heads // tp % cp == 0)))
 
     def micro_batches(self, stems: Stems) -> Ints:
-        """Of every stem."""
-        return np.asarray(self.job.global_batch // (stems.dp * stems.mbs))
+        """Of every stem, in the first step."""
+        return np.asarray(self.job.batch(0) // (stems.dp * stems.mbs))
 
     def _shapes(self, pp: int) -> list[Shape]:
         """The schedules of ``pp`` ranks; v as divides the layers of a rank, rounded up or down."""

@@ -37,7 +37,7 @@ class TrainingLine:
     def __init__(self, *, steps: int) -> None:
         self.steps = steps
         self._live = Live(console=Console(file=sys.stderr), transient=True, refresh_per_second=4)
-        self._recent: deque[float] = deque(maxlen=20)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=20)  # tokens of the run so far, seconds of the step
         self._heldout: float | None = None
         self._last = 0.0
 
@@ -57,7 +57,7 @@ class TrainingLine:
             return
         if "loss" not in line:
             return
-        self._recent.append(line["seconds"])
+        self._recent.append((line["tokens"], line["seconds"]))
         text = self._text(line)
         if self._live.console.is_terminal:
             self._live.update(text)
@@ -66,11 +66,15 @@ class TrainingLine:
             print(text, file=sys.stderr)
 
     def _text(self, line: Mapping[str, Any]) -> str:
-        seconds = sum(self._recent) / len(self._recent)
+        took = [seconds for _, seconds in self._recent]
+        seconds = sum(took) / len(took)
+        speed = line["tokens"] / line["step"] / seconds
+        if len(took) > 1:  # a batch that grows has more tokens from step to step
+            speed = (line["tokens"] - self._recent[0][0]) / sum(took[1:])
         mfu = line["mfu_causal"] * line["seconds"] / seconds
         return (
             f"step {line['step']}/{self.steps}  loss {line['loss']:.4f}  norm {line['gradient_norm']:.2f}  "
-            f"{show_count(line['tokens'] / line['step'] / seconds)} tokens/s  MFU {mfu:.0%} (causal)  "
+            f"{show_count(speed)} tokens/s  MFU {mfu:.0%} (causal)  "
             f"{show_bytes(line['resident_bytes'])} a rank  "
             f"{show_seconds((self.steps - line['step']) * seconds)} left"
         )

@@ -102,7 +102,10 @@ class GroupedAttention(_Attention):
 
 
 class LatentAttention(_Attention):
-    """Multi-head latent attention. Each head's query and key are a part without and a part with positions."""
+    """Multi-head latent attention. Each head's query and key are a part without and a part with positions.
+
+    Seams: ``share``; ``bare``: no keys and values are made of the latent, for who attends to it itself.
+    """
 
     def __init__(self, model: Model) -> None:
         mla = model.mla
@@ -110,6 +113,7 @@ class LatentAttention(_Attention):
         super().__init__(scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
         self.mla = mla
         self.share: Callable[[Tensor], Tensor] = _as_is
+        self.bare = False
         wide = model.heads * (mla.nope_dim + mla.rope_dim)
         if mla.q_rank is None:
             self.q = Linear(model.width, wide, bias=False)
@@ -127,12 +131,25 @@ class LatentAttention(_Attention):
         q, kv = self._down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
-        kv = self.run("attention.kv_up", self.kv_up, self.run("attention.kv_norm", self.kv_norm, latent))
+        latent = self.run("attention.kv_norm", self.kv_norm, latent)
+        if self.bare:
+            return self._bare(q, latent, key, cos_TH, sin_TH)
+        kv = self.run("attention.kv_up", self.kv_up, latent)
         # the values stay a part of what kv_up has made, which is kept whole for them
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
         q = self.run("rope.q", _rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
         k = self.run("rope.k", _rotate_shared, k, key, cos_TH, sin_TH)
         return q, k, v
+
+    def _bare(
+        self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """As ``_heads``, but the one key of all heads is the latent and the rotary key, the one value the latent."""
+        mla, tokens = self.mla, cos_TH.shape[0]
+        q = _rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        turned = rotate(key, cos_TH=cos_TH, sin_TH=sin_TH)
+        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), turned), dim=-1)
+        return q, k, k[..., : mla.kv_rank]
 
     def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
         """Queries of the heads here, and the keys' and values' latent with the rotary key."""

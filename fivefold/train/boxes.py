@@ -20,6 +20,7 @@ class Boxes(Tensor):
     """``rows`` hold the ``boxes`` of a whole of ``shape``. A tensor in shape and type only."""
 
     boxes: list[Box]
+    rows: Tensor
     parts: list[Tensor]
 
     @staticmethod
@@ -27,8 +28,8 @@ class Boxes(Tensor):
         """Each box says where it lies in ``rows``."""
         size = torch.Size(shape)
         whole: Boxes = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
-        whole.boxes = list(boxes)
-        whole.parts = [rows.detach()[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
+        whole.boxes, whole.rows = list(boxes), rows.detach()
+        whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
         return whole
 
     @classmethod

@@ -3,13 +3,14 @@
     weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
 
 torch.distributed.checkpoint cuts and joins the tensors: each rank says which boxes of the whole its shards are.
-``checkpoint_folder.py`` sees to it that a folder is whole or not there.
+``checkpoint_folder.py`` sees to it that a folder is whole or not there, ``saver.py`` that nobody waits for it.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,30 +37,48 @@ from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
 
+TOKENIZER = "tokenizer"  # among the facts: the fingerprint of that of the tokens
+State = dict[str, Tensor | Boxes]
 T = TypeVar("T")
 
 
 def save(
     directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
 ) -> Path:
+    """``write`` what ``built`` holds now, and wait for it."""
+    checkpoint = Checkpoint(
+        torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
+        progress=progress, files=(),
+    )  # fmt: skip
+    return write(directory, held(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
+
+
+def held(built: Built) -> State:
+    """All that this rank saves by name, in the memory of the run."""
+    optimizer.ensure_moments(built.optimizer, built.shards)
+    return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
+
+
+def write(
+    directory: Path, state: State, *, checkpoint: Checkpoint, ranks: Ranks, keep: int,
+    group: dist.ProcessGroup | None = None,
+) -> Path:  # fmt: skip
     """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
 
     Whatever stops it, a full disk or kill -9, the checkpoints that were there stay as they were. A failure on one
-    rank is the same ``Fault`` on all.
+    rank is the same ``Fault`` on all. ``group``: of all ranks, for use beside the training's own.
     """
-    ranks, final, room = built.ranks, directory / folder.named(progress.step), ""
-    optimizer.ensure_moments(built.optimizer, built.shards)
+    final, room = directory / folder.named(checkpoint.progress.step), ""
     try:
-        temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks)
-        room = f" (at least {show_bytes(_size_bytes(built))} to write, {show_bytes(free_bytes)} free)"
+        temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks, group=group)
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        room = f" (at least {show_bytes(size_bytes)} to write, {show_bytes(free_bytes)} free)"
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
-        save_tensors({**_tensors(built), **_generators(ranks), **_scaler(built)}, storage_writer=writer)
-        files = together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks)
-        checkpoint = Checkpoint(
-            torch=torch.__version__, device=ranks.device.type, model=model, layout=layout, job=job, progress=progress,
-            files=tuple(file for part in files for file in part),
-        )  # fmt: skip
-        _first_alone(lambda: folder.finish(temporary, final, checkpoint=checkpoint, keep=keep), ranks=ranks)
+        save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
+        files = together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
+        finish = partial(folder.finish, temporary, final, checkpoint=sealed, keep=keep)
+        _first_alone(finish, ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
         if ranks.rank == 0:
             folder.remove_leftovers(directory)
@@ -69,17 +88,19 @@ def save(
     return final
 
 
-def load(path: Path, *, built: Built, model: Model, job: Job) -> Progress:
+def load(path: Path, *, built: Built, model: Model, job: Job, tokenizer: str | None = None) -> Progress:
     """Restore weights, moments and random state from ``path``, whatever layout wrote it.
 
-    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, or if ``job``
-    would read its data in another order. Random states return only to as many ranks as there were, on the same kind
-    of device.
+    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model, optimizer or ``tokenizer`` (by
+    its fingerprint), or if ``job`` would read its data in another order. Random states return only to as many ranks
+    as there were, on the same kind of device.
     """
     ranks = built.ranks
-    together(lambda: _verify(path, model=model, job=job, ranks=ranks), ranks=ranks)
+    together(lambda: _verify(path, model=model, job=job, tokenizer=tokenizer, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
+    together(lambda: optimizer.check_cut(built.optimizer, checkpoint.layout), ranks=ranks)
     optimizer.ensure_moments(built.optimizer, built.shards)
+    together(lambda: _has(path, _tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}
     scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
@@ -108,7 +129,7 @@ def _written(temporary: Path, *, rank: int) -> list[File]:
     return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
 
 
-def _verify(path: Path, *, model: Model, job: Job, ranks: Ranks) -> None:
+def _verify(path: Path, *, model: Model, job: Job, tokenizer: str | None, ranks: Ranks) -> None:
     """Refuse what cannot be resumed; of the files, each rank reads its share."""
     checkpoint = read(path)
     if found := difference(checkpoint.model, model, skip=("name", "source")):
@@ -118,22 +139,38 @@ def _verify(path: Path, *, model: Model, job: Job, ranks: Ranks) -> None:
             f"{path}: holds moments of optimizer.kind={was}, which {now} cannot go on with; set optimizer.kind={was} "
             f"or start a new run"
         )
-    for name in ("sequence", "global_batch", "seed"):
+    for name in ("sequence", "global_batch", "ramp", "seed"):
         was, now = getattr(checkpoint.job, name), getattr(job, name)
         if was != now:
             raise Mistake(
                 f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
                 f"set {name}={was} or start a new run"
             )
+    trained = str(checkpoint.progress.facts.get(TOKENIZER, tokenizer))
+    if tokenizer is not None and trained != tokenizer:
+        raise Mistake(
+            f"{path}: was trained on tokens of another tokenizer ({trained[:12]}, and these are of {tokenizer[:12]}); "
+            f"prepare the corpus with that one or start a new run"
+        )
     folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
+
+
+def _has(path: Path, names: Collection[str]) -> None:
+    """Refuse a checkpoint without what this rank needs: of its own model, that can only be moments."""
+    there = FileSystemReader(path).read_metadata().state_dict_metadata
+    if missing := sorted(name for name in names if name not in there):
+        raise Mistake(
+            f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
+            f"optimizer that it was trained with or start a new run"
+        )
 
 
 # What is kept
 
 
-def _tensors(built: Built) -> dict[str, Tensor | Boxes]:
+def _tensors(built: Built) -> State:
     """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
-    tensors: dict[str, Tensor | Boxes] = {}
+    tensors: State = {}
     for shard in built.shards:
         tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
         for kind, part, moment in optimizer.moments(built.optimizer, shard):
@@ -161,17 +198,10 @@ def _generators(ranks: Ranks) -> dict[str, Tensor]:
     return states
 
 
-def _size_bytes(built: Built) -> int:
-    """Of the weights of all ranks together, and of their moments if all have as many as this one."""
-    whole = sum(shard.shape.numel() * shard.weight.element_size() for shard in built.shards)
-    own = sum(shard.weight.nbytes for shard in built.shards)
-    return whole + (whole * sum(moment.nbytes for moment in built.moments()) // own if own else 0)
-
-
 # All ranks or none
 
 
-def together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
+def together(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
     """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
     result: T | None = None
     failure: Exception | None = None
@@ -183,16 +213,16 @@ def together(action: Callable[[], T], *, ranks: Ranks) -> list[T]:
     except Exception as error:
         failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
     answers: list[Any] = [None] * ranks.world
-    dist.all_gather_object(answers, (result, failure))
+    dist.all_gather_object(answers, (result, failure), group)
     for _, found in answers:
         if found is not None:
             raise found from cause
     return [answer for answer, _ in answers]
 
 
-def _first_alone(action: Callable[[], T], *, ranks: Ranks) -> T:
+def _first_alone(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
     """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
-    return cast(T, together(lambda: action() if ranks.rank == 0 else None, ranks=ranks)[0])
+    return cast(T, together(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
 
 
 def _reason(error: BaseException) -> str:

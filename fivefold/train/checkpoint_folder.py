@@ -198,7 +198,13 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
             raise Mistake(f"{where}: {written}, but it now holds others; {way_out(path)}")
 
 
+def before(path: Path) -> Path | None:
+    """The newest complete checkpoint of an earlier step than ``path``'s."""
+    earlier = [other for other in _until(path) if other != path]
+    return earlier[-1] if earlier else None
+
+
 def way_out(path: Path) -> str:
     """What to do about the damaged checkpoint ``path``."""
-    earlier = [other for other in _until(path) if other != path]
-    return f"remove {path.name} and resume from {earlier[-1]}" if earlier else "there is none before it to resume from"
+    earlier = before(path)
+    return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

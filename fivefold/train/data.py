@@ -90,17 +90,17 @@ class Loader:
         return found
 
     def batch(
-        self, step: int, *, global_batch: int, rank: int, ranks: int, micro_batches: int, mbs: int
+        self, taken: int, *, global_batch: int, rank: int, ranks: int, micro_batches: int, mbs: int
     ) -> NDArray[np.int64]:
-        """What data-parallel ``rank`` of ``ranks`` reads at ``step``: tokens [micro_batches, mbs, sequence + 1].
+        """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, sequence + 1].
 
         Sample g of the step is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs + j: however many ranks
-        read, and in whatever micro-batches, the step holds positions step · global_batch + g.
+        read, and in whatever micro-batches, the step holds positions taken + g.
         """
         if ranks * micro_batches * mbs != global_batch:
             raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
         self.check(global_batch=global_batch)
-        positions = step * global_batch + np.arange(global_batch).reshape(micro_batches, ranks, mbs)[:, rank]
+        positions = taken + np.arange(global_batch).reshape(micro_batches, ranks, mbs)[:, rank]
         return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.sequence + 1)
 
 

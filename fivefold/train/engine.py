@@ -6,13 +6,16 @@ tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reducti
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.job import Job
+from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -22,12 +25,14 @@ from fivefold.train.metrics import Watch
 from fivefold.train.parallel import expert
 from fivefold.train.parallel.pipeline import Pipeline
 from fivefold.train.precision import Dtypes
+from fivefold.train.scaling import LEAST
 
 
 class Done(NamedTuple):
     """What all know after a step: mean loss in nats per token, gradient norm before clipping, whether to stop.
 
-    ``skipped``: a scaled gradient was not finite, so that weights and moments are what they were.
+    ``skipped``: weights, moments and biases of experts are what they were, as a scaled gradient was not finite or the
+    judge did not allow the update.
     """
 
     loss: float
@@ -47,51 +52,76 @@ class Engine:
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "apart" else None
         self.layers = stage_layers(model.layers, layout)
-        self.scale = 1 / job.tokens_per_step  # of the loss of one token, in the graph
+        self.sequences = job.global_batch  # of this step
+        self.scale = 1.0  # of the loss of one token, in the graph
         self.tokens = torch.empty(0, dtype=torch.long)
         self.meter: Watch | None = None
         self.kept_bytes = 0
         self.routed = built.routed
         self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
-        self.loads = torch.zeros(len(self.routed), model.moe.experts if model.moe else 0, dtype=torch.int64)
+        experts = model.moe.experts if model.moe else 0
+        self.loads = torch.zeros(len(self.routed), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
-        self.pipeline = Pipeline(
-            built.table, ranks=built.ranks, later=built.later,
+        self._pipeline = partial(
+            Pipeline, ranks=built.ranks, later=built.later,
             stages={stage: partial(self._stage, stage) for stage in built.table.held[built.ranks["pp"].rank]},
             shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
         )  # fmt: skip
+        self.pipeline = self._pipeline(built.table)
 
-    def step(self, tokens: Tensor, *, stop: bool = False) -> Done:
-        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it."""
+    def step(
+        self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
+    ) -> Done:  # fmt: skip
+        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it.
+
+        ``judge``: told loss and norm, the same on all ranks, before the update, it says whether that is made. Of a
+        gradient that overflowed it is not asked: a lower scale follows, unless there is none.
+        """
         built, scaler = self.built, self.built.scaler
-        if scaler is not None:
-            self._scale_losses(scaler.scale)
-            biases = [moe.bias.clone() for moe in self.routed.values()]
+        scale = 1.0 if scaler is None else scaler.scale
+        if scaler is not None or len(tokens) != self.pipeline.table.micro_batches:
+            self._follow(len(tokens))
+            self._scale_losses(scale)
+        biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
         norm, (loss, wishes) = optimizer.sum_over_ranks(
             built.shards, total / self.layout.tp, float(stop), ranks=built.ranks
         )
-        if scaler is None:
-            optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip)
-            built.optimizer.step()
-            return Done(loss.item(), norm.item(), wishes.item() > 0)
-        scale, norm = scaler.scale, norm / scaler.scale
-        finite = math.isfinite(norm.item())  # of all ranks alike
-        if finite:
+        finite = True
+        if scaler is not None:
+            norm = norm / scale
+            finite = math.isfinite(norm.item())  # of all ranks alike
+        wanted = finite
+        if judge is not None and (finite or scale <= LEAST):
+            wanted = judge(loss.item() / scale, norm.item()) and finite
+        if scaler is not None and wanted == finite:
+            scaler.learn(finite=finite)
+        if wanted:
             optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
             built.optimizer.step()
-        else:  # experts were chosen by what was not finite
+        else:  # experts were chosen by what is not taken
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
-        scaler.learn(finite=finite)
-        return Done(loss.item() / scale, norm.item(), wishes.item() > 0, skipped=not finite, loss_scale=scale)
+        return Done(loss.item() / scale, norm.item(), wishes.item() > 0, skipped=not wanted, loss_scale=scale)
+
+    def _follow(self, micro_batches: int) -> None:
+        """A batch of another size has another schedule, and as many more gradients of each weight."""
+        before, layout = self.pipeline, self.layout
+        if micro_batches == before.table.micro_batches:
+            return
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
+        for unit in self.built.units:
+            unit.deliveries = [each * micro_batches // before.table.micro_batches for each in unit.deliveries]
+        self.pipeline = self._pipeline(table)
+        self.pipeline.on_action = before.on_action
+        self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
         """Losses of one token are multiplied by ``scale`` over the tokens of a step, those of the router too."""
-        self.scale = scale / self.job.tokens_per_step
+        self.scale = scale / (self.sequences * self.job.sequence)
         for moe in self.routed.values():
             moe.scale = self.scale
 
@@ -112,11 +142,20 @@ class Engine:
         loads, self.loads = self.loads, torch.zeros_like(self.loads)
         return dict(zip(self.routed, loads.tolist(), strict=True))
 
+    def expert_shares(self) -> dict[int, list[float]]:
+        """Of ``expert_loads`` of all stages, by layer; an even share is 1. Every rank calls it."""
+        if self.loads.shape[1] == 0:  # no experts anywhere
+            return {}
+        everyone: list[dict[int, list[int]]] = [{}] * self.built.ranks.world
+        dist.all_gather_object(everyone, self.expert_loads())
+        loads = {layer: load for found in everyone for layer, load in found.items() if sum(load)}
+        return {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
+
     def _balance(self) -> None:
         """Sum over ranks how often experts were chosen, and move the biases by which they are."""
         if self.routed:
             axes = [self.built.ranks[name] for name in ("stage", "twin") if name in self.built.ranks.axes]
-            self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes).cpu()
+            self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes)
 
     def forget(self) -> None:
         """Let gradients go; the weights are stale."""

@@ -29,6 +29,36 @@ def read_ends(offsets: Tensor, rows: int) -> list[int]:
     return found
 
 
+class Groups:
+    """The three products of experts in the width of their operands; ``train/float8`` has narrower ones.
+
+    ``operand`` and ``columns`` make of rows what ``out`` and ``weight`` read.
+    """
+
+    def operand(self, x: Tensor) -> Any:
+        """Rows ``x`` [n, in] for ``out``."""
+        return x
+
+    def out(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+        """Rows times those of ``weights`` [E, out, in], transposed → [n, out]."""
+        return by_group(operand, weights.mT, offsets, ends)
+
+    def into(
+        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Rows [n, out] times those of ``weights`` [E, out, in], added to ``total``."""
+        part = by_group(gradient, weights, offsets, ends)
+        return part if total is None else total.add_(part)
+
+    def columns(self, x: Tensor, offsets: Tensor) -> Any:
+        """Rows ``x`` [n, in] for ``weight``."""
+        return x
+
+    def weight(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
+        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        return summed_by_group(gradient, columns, offsets, ends)
+
+
 class Experts(nn.Module):
     """Gated experts, those of them that are here: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
 
@@ -41,7 +71,7 @@ class Experts(nn.Module):
         super().__init__()
         moe = model.moe
         assert moe is not None
-        self.later, self.ends = Later(), read_ends
+        self.later, self.ends, self.products = Later(), read_ends, Groups()
         self.adds_bias, self.copies = True, 1
         self.meanwhile: list[Work] | None = None
         for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
@@ -94,7 +124,9 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.experts, ctx.names = experts, names
         ctx.save_for_backward(x, offsets)
-        return tuple(_by_group(x, experts.get_parameter(name).transpose(1, 2), offsets, experts.ends) for name in names)
+        products, ends = experts.products, experts.ends
+        operand = products.operand(x)
+        return tuple(products.out(operand, experts.get_parameter(name), offsets, ends) for name in names)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,9 +135,7 @@ class _Products(torch.autograd.Function):
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
-            part = _by_group(gradient, experts.get_parameter(name), offsets, experts.ends)
-            total = part if total is None else total.add_(part)
-            del part
+            total = experts.products.into(gradient, experts.get_parameter(name), offsets, experts.ends, total)
         for name, gradient in zip(ctx.names, outer, strict=True):
             work = partial(experts.later.do, partial(_weight, experts, name, x, gradient, offsets))
             work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
@@ -113,7 +143,8 @@ class _Products(torch.autograd.Function):
 
 
 def _weight(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
-    summed = _summed_by_group(gradient, x, offsets, experts.ends)
+    products = experts.products
+    summed = products.weight(gradient, products.columns(x, offsets), offsets, experts.ends)
     deliver(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
 
 
@@ -149,7 +180,7 @@ def _groups(rows: Tensor, offsets: Tensor) -> Tensor:
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
 
-def _by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Rows [n, in], in groups that end at ``offsets`` [E], times the group's own of ``weights`` [E, in, out]."""
     if _grouped(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
@@ -159,7 +190,7 @@ def _by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_end
     return out
 
 
-def _summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """[n, out]ᵀ times [n, in] of each group → [E, out, in]; zeros where a group has no rows."""
     if _grouped(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)

@@ -8,12 +8,15 @@ Written out here so that CPU, GPU and fake tensors keep the same bytes, which ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS
+
+Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # as ``nats``
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -84,26 +87,23 @@ def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     return out
 
 
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        for rows in row_chunks(logits):
-            part, target = logits[rows], targets[rows, None]
-            share = part.softmax(-1, dtype=torch.float32)
-            # Σ exp is known from the largest share, exp(top) / Σ exp, which never vanishes
-            lse = part.amax(-1, keepdim=True).float() - share.amax(-1, keepdim=True).log_()
-            total += (lse - part.gather(-1, target)).sum()
-            if ctx.needs_input_grad[0]:
-                share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
-                part.copy_(share.mul_(scale))
-        ctx.save_for_backward(logits)
-        return total * scale
+def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
+    """Σ over rows of −log softmax(logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (logits,) = ctx.saved_tensors
-        return logits.detach().mul_(grad), None, None
+    With ``times``, ``logits`` become ``times`` · their gradient.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    for rows in row_chunks(logits):
+        part, target = logits[rows], targets[rows, None]
+        share = part.softmax(-1, dtype=torch.float32)
+        # Σ exp is known from the largest share, exp(top) / Σ exp, which never vanishes
+        lse = part.amax(-1, keepdim=True).float() - share.amax(-1, keepdim=True).log_()
+        total += (lse - part.gather(-1, target)).sum()
+        if times is not None:
+            share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
+            part.copy_(share.mul_(times))
+        del share  # before the next is made
+    return total
 
 
 def row_chunks(logits: Tensor) -> list[slice]:
@@ -112,10 +112,24 @@ def row_chunks(logits: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, scale: float) -> Tensor:
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float, loss: Nats) -> Tensor:
+        total = loss(logits, targets, scale if ctx.needs_input_grad[0] else None)
+        ctx.save_for_backward(logits)
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (logits,) = ctx.saved_tensors
+        return logits.detach().mul_(grad), None, None, None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, scale: float, loss: Nats = nats) -> Tensor:
     """``scale`` · Σ over rows of −log softmax(logits)[target], in nats. ``logits`` [rows, V], ``targets`` [rows].
 
-    Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once.
+    Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once. ``loss``: ``nats``, or
+    that of words which are cut over ranks.
     """
-    out: Tensor = _CrossEntropy.apply(logits, targets, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss)  # type: ignore[no-untyped-call]
     return out

@@ -50,6 +50,34 @@ class Around:
         return gradient
 
 
+class Products:
+    """The three products of linear layers, in the width of their operands; ``train/float8`` has narrower ones.
+
+    ``operand`` and ``columns`` make of an input what ``out`` and ``weight`` read, once for all layers on it.
+    """
+
+    def operand(self, x: Tensor) -> Any:
+        """Rows ``x`` [R, in] for ``out``."""
+        return x
+
+    def out(self, operand: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x Wᵀ + b`` [R, out]."""
+        return F.linear(operand, weight, bias)
+
+    def into(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+        """``g W`` [R, in], added to ``total``."""
+        return gradient @ weight if total is None else total.addmm_(gradient, weight)
+
+    def columns(self, x: Tensor) -> Any:
+        """Rows ``x`` [R, in] for ``weight``."""
+        return x
+
+    def weight(self, gradient: Tensor, columns: Any) -> Tensor:
+        """``gᵀ x`` [out, in]."""
+        found: Tensor = gradient.t() @ columns
+        return found
+
+
 class Later:
     """Where the weights' gradients wait while ``deferring``; who plays the schedule takes and runs them."""
 
@@ -75,6 +103,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outof, into)) if owner is None else None
         self.bias = nn.Parameter(torch.empty(outof)) if bias else None
         self.around = Around()
+        self.products = Products()
         self.later = Later()
         self._owner = (owner,)  # in a tuple, so that its weight is listed once, with the owner
 
@@ -138,17 +167,18 @@ class _Fan(torch.autograd.Function):
         around = linears[0].around
         whole = around.enter(x)
         ctx.save_for_backward(whole if ctx.entered else x)
-        outs = []
+        products, outs = linears[0].products, []
+        operand = products.operand(whole)
         for linear in linears:
             early = None if around.partial else linear.bias
-            y = around.leave(F.linear(whole, linear.matrix, early))
+            y = around.leave(products.out(operand, linear.matrix, early))
             outs.append(y.add_(linear.bias) if around.partial and linear.bias is not None else y)
         return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         linears: tuple[Linear, ...] = ctx.linears
-        around, later = linears[0].around, linears[0].later
+        around, later, products = linears[0].around, linears[0].later, linears[0].products
         (kept,) = ctx.saved_tensors
         if later.deferring:  # else what is put off would hold the graph, and that the entry of the stage
             kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
@@ -159,9 +189,10 @@ class _Fan(torch.autograd.Function):
         else:
             again = around.begin_again(kept)
         left = [around.left_gradient(gradient) for gradient in gradients]
-        total = left[0] @ linears[0].matrix
-        for linear, gradient in zip(linears[1:], left[1:], strict=True):
-            total.addmm_(gradient, linear.matrix)
+        total: Tensor | None = None
+        for linear, gradient in zip(linears, left, strict=True):
+            total = products.into(gradient, linear.matrix, total)
+        assert total is not None
         entered = around.begin_entered_gradient(total)
         del total
         outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
@@ -176,8 +207,9 @@ def _weights(linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], o
     ``inner`` gradients of the products, ``outer`` of the outputs that have a bias: of a sum over ranks each has its
     own rows.
     """
-    x = again()
+    products = linears[0].products
+    columns = products.columns(again())
     for linear, product, output in zip(linears, inner, outer, strict=True):
         if linear.bias is not None and output is not None:
             deliver(linear.bias, output.sum(0))
-        deliver(linear.matrix, product.t() @ x)
+        deliver(linear.matrix, products.weight(product, columns))

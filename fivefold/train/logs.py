@@ -1,4 +1,4 @@
-"""What a run writes while it goes: one JSON object per line, and TensorBoard; read again after a resume.
+"""What a run writes while it goes: one JSON object per line, TensorBoard, and W&B if asked; read again after a resume.
 
 A line of ``log.jsonl`` is a training step (``loss``), an evaluation (``heldout_loss``) or an ``event``, with ``step``.
 """
@@ -17,6 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from fivefold.record import Fault, read_lines
 from fivefold.train.ending import rest
+from fivefold.train.run import Run
+from fivefold.train.wandb_board import Wandb
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -44,16 +46,17 @@ class NoLogs:
 
 
 class Logs(NoLogs):
-    """The log files of one run, and ``report``, which is handed every line as well."""
+    """The log files of one run, and ``report``, which is handed every line as well; ``run`` may ask for more."""
 
-    def __init__(self, folder: Path, *, report: Report) -> None:
-        self.folder, self.report = folder, report
+    def __init__(self, folder: Path, *, report: Report, run: Run | None = None) -> None:
+        self.folder, self.report, self.run = folder, report, run
+        self._wandb: Wandb | None = None
         self._file: TextIO | None = None
         self._board: SummaryWriter | None = None
 
     def start(self, step: int) -> None:
         """Open the files; steps of an earlier attempt that lie after ``step`` are dropped, events stay."""
-        self.close()
+        self._close_files()
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")
         with self._writing():
@@ -63,9 +66,12 @@ class Logs(NoLogs):
             os.replace(partial, path)
             self._file = path.open("a", buffering=1)
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+            if self._wandb is None and self.run is not None and self.run.logs.wandb:  # open still, if a run goes back
+                config = self.run.model_dump(mode="json")
+                self._wandb = Wandb(self.run.logs.wandb, folder=self.folder, config=config)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append ``line`` to both files and report it."""
+        """Append ``line`` to the files and report it."""
         assert self._file is not None
         assert self._board is not None
         with self._writing():
@@ -73,6 +79,8 @@ class Logs(NoLogs):
             for key, value in line.items():
                 if key != "step" and not isinstance(value, dict):  # the load of each expert is for reading
                     self._board.add_scalar(key, value, line["step"])
+            if self._wandb is not None:
+                self._wandb.write(line)
         self.report(line)
 
     def event(self, step: int, text: str) -> None:
@@ -83,7 +91,13 @@ class Logs(NoLogs):
         print(f"step {step}  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Flush and close both."""
+        """Flush and close all."""
+        self._close_files()
+        if self._wandb is not None:
+            self._wandb.close()
+            self._wandb = None
+
+    def _close_files(self) -> None:
         with self._writing():
             for file in (self._file, self._board):
                 if file is not None:

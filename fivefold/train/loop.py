@@ -1,8 +1,9 @@
 """The crank: batches in, optimizer steps out, with logs, held-out loss, checkpoints and one step that is measured.
 
 Every step: micro-batches forward and backward, one reduction, norm, clip, update. A signal finishes the step, saves
-and ends. A loss that cannot be used leads back to the newest checkpoint (``spikes.py``); a rank that hangs ends all
-(``watchdog.py``). The third step after the start runs under the ``Meter`` and its time is left out.
+and ends. A loss that cannot be used leads to no update or back to a checkpoint (``spikes.py``); a rank that hangs ends
+all (``watchdog.py``). The third step after the start, or the first whole batch after a ramp, runs under the ``Meter``,
+and those after it are timed.
 """
 
 from __future__ import annotations
@@ -12,49 +13,36 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake
-from fivefold.step import Traffic
 from fivefold.train import checkpoint, huggingface, optimizer
+from fivefold.train.ahead import Ahead
 from fivefold.train.build import Built
 from fivefold.train.data import Loader, heldout_batches
 from fivefold.train.ending import noted
 from fivefold.train.engine import Done, Engine
 from fivefold.train.logs import NoLogs
+from fivefold.train.measured import Measured, living, measure
 from fivefold.train.metrics import Meter, resident_bytes
 from fivefold.train.parallel.collectives import all_reduce
-from fivefold.train.resume import set_aside
+from fivefold.train.resume import set_aside, step_past
 from fivefold.train.run import Run
+from fivefold.train.sample import sample_of
+from fivefold.train.saver import Saver
+from fivefold.train.scaling import LEAST
 from fivefold.train.shards import Shards
 from fivefold.train.spikes import Guard, Trouble
 from fivefold.train.watchdog import Watchdog
 
-METERED = 2  # steps after the start: by then every buffer of the steady state exists
-UNTIMED = 3  # the first steps, the metered one among them
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
-
-    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    kept_bytes: int
-    peak_bytes: int
-    peak_cause: str
-    flops: int
-    traffic: tuple[Traffic, ...]
+METERED = 2  # steps after the start, or the first later whole batch: by then all buffers of the steady state exist
 
 
 @dataclass(frozen=True)
@@ -90,9 +78,16 @@ class Loop:
         self.shards = shards
         self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
         self.loader.check(global_batch=self.job.global_batch)
+        self.ahead = Ahead(self._read, pinned=built.ranks.device.type == "cuda")
         self.signal = ""
-        self.step = 0  # the one that is underway
-        self.saved: Path | None = None
+        self.step, self.batch, self.rate = 0, 0, 0.0  # of the step that is underway
+        self.samples = 0  # read so far, and never again: the whole state of the loader
+        self.saver = Saver(
+            run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
+            asynchronous=run.checkpoints.asynchronous,
+        )  # fmt: skip
+        self.trouble: Trouble | None = None  # with the last step
+        self.returned: Path | None = None  # the checkpoint to which a bad loss has led last
         self.seconds: list[float] = []
         self.guard = Guard(run.faults)
         self.watchdog = Watchdog(
@@ -104,31 +99,33 @@ class Loop:
 
     def train(self) -> Outcome:
         """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
-        with self.watchdog:
+        with self.watchdog, self.saver, self.ahead:
             start = self._begin()
             step, loss, stopped = start, None, ""
             heldout = self.evaluate(step) if start < self.job.steps else None
             with noted(self._note):
                 while step < self.job.steps and not stopped:
-                    meter = Meter(self._living(), axis=self.built.ranks.axis) if step == start + METERED else None
+                    meter = self._meter() if step >= start + METERED else None
                     done, took = self._timed_step(step, meter)
-                    step += 1
                     stopped = self._named(done.stop)
-                    if trouble := self._judge(done):
-                        step = self._back(trouble, step)
-                        continue
-                    if step - start > UNTIMED:
-                        self.seconds.append(took)
-                    loss = done.loss
-                    self._log_step(step, done, took)
-                    if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
-                        heldout = self.evaluate(step)
-                        stopped = stopped or self._wish()
-                    if stopped or step == self.job.steps or step % self.run.checkpoints.every_steps == 0:
+                    if self.trouble:
+                        step, due = self._pass_over(self.trouble, step + 1), False
+                    else:
+                        step += 1
+                        if self.measured and not meter:
+                            self.seconds.append(took)
+                        loss, due = done.loss, step == self.job.steps or step % self.run.checkpoints.every_steps == 0
+                        self._log_step(step, done, took)
+                        if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
+                            heldout = self.evaluate(step)
+                            stopped = stopped or self._wish()
+                    if stopped or due:
                         self._save(step)
                         stopped = stopped or self._wish()
+                self.watchdog.at(step, "a save")
+                saved = self.saver.wait()
         typical = statistics.median(self.seconds) if self.seconds else None
-        return Outcome(step, self.measured, typical, self.saved, stopped, loss, heldout)
+        return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
 
     def _begin(self) -> int:
         """Resume, open the logs, and see to it that there is a checkpoint to go back to where that may be asked."""
@@ -136,7 +133,7 @@ class Loop:
         self.logs.start(start)
         for event in events:
             self.logs.event(start, event)
-        if self.saved is None and self.run.faults.goes_back:
+        if self.saver.newest is None and self.run.faults.goes_back:
             self._save(start)
         return start
 
@@ -146,28 +143,39 @@ class Loop:
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
 
-    def _judge(self, done: Done) -> Trouble | None:
-        """What is wrong with a step; one that the loss scale has skipped changed nothing, and a lower one follows."""
-        if done.skipped and done.loss_scale > 1:
-            return None
-        return self.guard.judge(done.loss, done.norm)
+    def _judge(self, loss: float, norm: float) -> bool:
+        """Whether the update of a step may be made."""
+        self.trouble = self.guard.judge(loss, norm)
+        return self.trouble is None
 
-    def _back(self, trouble: Trouble, step: int) -> int:
-        """From the bad ``step`` to the newest checkpoint, from where other data is read."""
-        good = self.saved
+    def _pass_over(self, trouble: Trouble, step: int) -> int:
+        """After the bad ``step`` (from 1), the one to go on from: that before it, or a checkpoint's."""
+        if trouble.action == "skip":
+            self.guard.count(trouble, step=step)
+            first, to, done = self.samples - self.batch, step - 1, "no update"
+        else:
+            progress, done = self._back(trouble, step)
+            first, to = progress.samples, progress.step
+        passed = f"samples {first} to {self.samples - 1} passed over ({trouble.action} {self.guard.rollbacks})"
+        self.logs.event(step, f"{trouble.what}: {done}, and {passed}")
+        return to
+
+    def _back(self, trouble: Trouble, step: int) -> tuple[checkpoint.Progress, str]:
+        """Load the newest checkpoint, or the one before if the last way back has led to it as well."""
+        good = self.saver.wait()
         if trouble.action == "stop" or good is None:
             rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
             raise Fault(
                 f'step {step}: {trouble.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
             )
-        where = checkpoint.read(good).progress.step
-        event = self.guard.pass_over(trouble, step=step, good=where)
-        self.watchdog.at(where, "going back")
-        progress = checkpoint.load(good, built=self.built, model=self.model, job=self.job)
+        self.guard.count(trouble, step=step)
+        self.watchdog.at(step, "going back")
+        past = step_past(good, ranks=self.built.ranks) if good == self.returned else None
+        self.saver.newest = self.returned = past or good
+        progress = self._load(self.returned)
         self.guard.restore(progress.facts, going_back=True)
-        self.logs.start(where)
-        self.logs.event(step, event)
-        return where
+        self.logs.start(progress.step)
+        return progress, f"back to step {progress.step}" + (f", as {good.name} led here again" if past else "")
 
     def _note(self, name: str) -> None:
         self.signal = name
@@ -178,52 +186,43 @@ class Loop:
         dist.all_reduce(wishes)
         return self._named(wishes.item() > 0)
 
+    def _meter(self) -> Meter | None:
+        """For one step of the whole batch, which is the one that was predicted; those after it are timed."""
+        whole = self.job.batch(self.samples) == self.job.global_batch
+        return Meter(living(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
+
     def _named(self, stop: bool) -> str:
         return (self.signal or "a signal to another rank") if stop else ""
+
+    def _read(self, samples: int) -> NDArray[np.int64]:
+        """What this rank reads after so many samples."""
+        layout, size = self.layout, self.job.batch(samples)
+        return self.loader.batch(
+            samples, global_batch=size, rank=self.built.ranks["dp"].rank, ranks=layout.dp,
+            micro_batches=size // (layout.dp * layout.mbs), mbs=layout.mbs,
+        )  # fmt: skip
 
     def _step(self, step: int, meter: Meter | None) -> Done:
         """One optimizer step; with a ``meter``, measured."""
         job, built, engine = self.job, self.built, self.engine
-        rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
-        for group in built.optimizer.param_groups:
-            group["lr"] = rate
-        tokens = self.loader.batch(
-            self.guard.passed.batch(step), global_batch=job.global_batch, rank=built.ranks["dp"].rank,
-            ranks=self.layout.dp, micro_batches=self.layout.micro_batches(job), mbs=self.layout.mbs,
-        )  # fmt: skip
-        if self._on_gpu and meter:
+        self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
+        optimizer.set_rate(built.optimizer, self.rate)
+        self.batch = job.batch(self.samples)
+        after = self.samples + self.batch
+        tokens, self.samples = self.ahead.take(self.samples, following=after), after
+        if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        engine.meter = meter
+        engine.meter, self.trouble = meter, None
+        judge = self._judge if self.run.faults.judges_first else None
         with meter or nullcontext():
-            done = engine.step(torch.from_numpy(tokens), stop=bool(self.signal))
+            done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
         engine.meter = None
-        if meter:
-            self.measured = self._read(meter)
+        if judge is None and not (done.skipped and done.loss_scale > LEAST):  # after which a lower scale follows
+            self._judge(done.loss, done.norm)
+        if meter and not done.skipped:
+            self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)
         engine.forget()
         return done
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.built.ranks.device.type == "cuda"
-
-    def _living(self) -> list[Tensor]:
-        """Every tensor that lives from step to step."""
-        return [*self.built.weights(), *self.built.moments(), *self.built.module.tables]
-
-    def _read(self, meter: Meter) -> Measured:
-        """The meter after the update, while the gradients still live."""
-        gradients = [unit.reduced for unit in self.built.units if unit.reduced is not None]
-        return Measured(
-            parameters=self.built.parameters,
-            parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in self.built.weights()),
-            gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
-            optimizer_bytes=sum(tensor.nbytes for tensor in self.built.moments()),
-            kept_bytes=self.engine.kept_bytes,
-            peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
-            peak_cause=meter.peak_cause,
-            flops=meter.flops,
-            traffic=meter.traffic,
-        )
 
     def evaluate(self, step: int) -> float:
         """Held-out loss in nats per token, over all ranks."""
@@ -240,18 +239,12 @@ class Loop:
             unit.drop()
         loss = total.item() / predicted_tokens
         self.logs.write({"step": step, "heldout_loss": loss})
-        if self.model.moe:
-            self._log_loads(step)
-        return loss
-
-    def _log_loads(self, step: int) -> None:
-        """By layer, the share of choices that went to each expert since it was last told; an even share is 1."""
-        everyone: list[Any] = [None] * self.built.ranks.world
-        dist.all_gather_object(everyone, self.engine.expert_loads())
-        loads = {layer: load for found in everyone for layer, load in found.items() if sum(load)}
-        shares = {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
-        if shares:
+        if shares := self.engine.expert_shares():
             self.logs.write({"step": step, "expert_load": shares})
+        if self.run.sample and self.run.sample_at == "evaluations" and step < self.job.steps:
+            text = sample_of(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)
+            self.logs.event(step, f"sample {text!r}")
+        return loss
 
     def _log_step(self, step: int, done: Done, seconds: float) -> None:
         self.logs.write(
@@ -259,11 +252,12 @@ class Loop:
                 "step": step,
                 "loss": done.loss,
                 "gradient_norm": done.norm,
-                "learning_rate": self.built.optimizer.param_groups[0]["lr"],
-                "tokens": step * self.job.tokens_per_step,
+                "learning_rate": self.rate,
+                "tokens": self.samples * self.job.sequence,
                 "seconds": seconds,
-                "mfu_causal": self.ideal_seconds / seconds,
+                "mfu_causal": self.ideal_seconds / seconds * self.batch / self.job.global_batch,
                 "resident_bytes": resident_bytes(),
+                **({"batch": self.batch} if self.job.ramp else {}),
                 **({"loss_scale": done.loss_scale, "skipped": done.skipped} if self.built.scaler else {}),
             }
         )
@@ -273,27 +267,33 @@ class Loop:
         events: list[str] = []
         while found := checkpoint.latest(self.run.folder / "checkpoints"):
             try:
-                progress = checkpoint.load(found, built=self.built, model=self.model, job=self.job)
+                progress = self._load(found)
             except Mistake:
                 event = set_aside(found, ranks=self.built.ranks)
                 if event is None:
                     raise
                 events.append(event)
                 continue
-            self.saved = found
+            self.saver.newest, self.samples = found, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
         if self.run.start.weights is not None:
             huggingface.start(self.run.start.weights, built=self.built, model=self.model)
         return 0, events
 
+    def _load(self, path: Path) -> checkpoint.Progress:
+        index = self.shards.index
+        return checkpoint.load(path, built=self.built, model=self.model, job=self.job, tokenizer=index.tokenizer)
+
     def _save(self, step: int) -> None:
         self.watchdog.at(step, "a save")
+        facts = self.guard.facts() | {checkpoint.TOKENIZER: self.shards.index.tokenizer}
         progress = checkpoint.Progress(
-            step=step, samples=self.guard.passed.batch(step) * self.job.global_batch,
-            tokens=step * self.job.tokens_per_step, facts=self.guard.facts(),
-        )  # fmt: skip
-        self.saved = checkpoint.save(
-            self.run.folder / "checkpoints", built=self.built, progress=progress, model=self.model,
-            layout=self.layout, job=self.job, keep=self.run.checkpoints.keep,
+            step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
+        )
+        self.saver.save(
+            checkpoint.Checkpoint(
+                torch=torch.__version__, device=self.built.ranks.device.type, model=self.model, layout=self.layout,
+                job=self.job, progress=progress, files=(),
+            )
         )  # fmt: skip

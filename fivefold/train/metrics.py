@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+import fivefold.train.float8.grouped  # noqa: F401  its operations are counted
 from fivefold.step import Traffic, sent_bytes
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
@@ -25,8 +26,10 @@ aten, c10d = torch.ops.aten, torch.ops.c10d
 # operation → which argument is the left matrix
 MATMULS = {
     aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
-    aten.addmm.out: 1, aten.baddbmm.default: 1,
+    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.scaled_mm.default: 0,
 }  # fmt: skip
+# operation on rows of groups → whether it has the rows of all groups by their matrices; else columns by one another
+GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
 ATTENTION_FORWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -145,6 +148,9 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
     if func is aten._grouped_mm.default:  # rows of a group by its matrix, or the columns of groups by one another
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
+    if func in GROUPED:
+        left, right = args[0], args[2]
+        return 2 * int(left.numel()) * int(right.shape[1 if GROUPED[func] else 0])
     if func in ATTENTION_FORWARD:
         return _attention_flops(*args[:3])
     if func in ATTENTION_BACKWARD:

@@ -113,10 +113,12 @@ class Moe(nn.Module):
         """Once per step, with ``load`` [E] summed over all ranks that hold the layer: busy experts are wanted less."""
         self.bias.copy_(routing.moved(self.bias, load, rate=rate))
 
-    def _pick(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _pick(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the chosen experts; ``chosen``: who is told whom to take."""
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
-        with torch.no_grad():
-            chosen = routing.choose(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+        if chosen is None:
+            with torch.no_grad():
+                chosen = routing.choose(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
         return routing.weigh(_balanced(scores, chosen, self), chosen, moe=self.moe), chosen
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

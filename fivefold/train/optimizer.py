@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, Optimizer
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
-from fivefold.record import Mistake
 from fivefold.train.optimizers import wide
 from fivefold.train.optimizers.adafactor import Adafactor
-from fivefold.train.optimizers.cut import cuts, is_vector
+from fivefold.train.optimizers.cut import cuts
+from fivefold.train.optimizers.eight_bit import AdamW8bit
 from fivefold.train.optimizers.muon import Muon
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
+from fivefold.update import LearningRate, Part, Rates
 
 
 def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
@@ -30,46 +32,58 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
     settings, rate = job.optimizer, job.learning_rate.peak
     found = list(cuts(units, ranks))
     shards = [cut.shard for cut in found]
-    decays = {shard.name: _decay(shard.held.weight, settings) for shard in shards}
-    if settings.kind == "adamw":
-        return _adamw(shards, job)
+    rates = {shard.name: settings.rates(part_of(shard.held.weight)) for shard in shards}
+    if settings.kind == "adamw8bit":
+        groups = _groups(shards, rates, rate)
+        return AdamW8bit(groups, found, lr=rate, betas=settings.betas, eps=settings.epsilon)
     if settings.kind == "sgd":
-        return wide.Sgd(_groups(shards, settings), lr=rate, momentum=settings.momentum)
+        return wide.Sgd(_groups(shards, rates, rate), lr=rate, momentum=settings.momentum)
     if settings.kind == "adafactor":
-        return Adafactor(found, lr=rate, decays=decays)
+        return Adafactor(found, lr=rate, rates=rates)
     if settings.kind == "muon":
         rest = [cut.shard for cut in found if not cut.hidden and cut.shard.rows]
-        adamw = _adamw(rest, job) if rest else None
+        adamw = _adamw(rest, rates, job) if rest else None
         if adamw is not None:
             ensure_moments(adamw, rest)
         hidden = [cut for cut in found if cut.hidden]
-        return Muon(hidden, adamw, lr=rate, momentum=settings.momentum, decays=decays)
-    raise Mistake(f"optimizer {settings.kind!r} cannot be trained yet; use adamw")
+        return Muon(hidden, adamw, lr=rate, momentum=settings.momentum, rates=rates)
+    return _adamw(shards, rates, job)
 
 
-def _adamw(shards: list[Shard], job: Job) -> torch.optim.Optimizer:
-    settings, rate, groups = job.optimizer, job.learning_rate.peak, _groups(shards, job.optimizer)
+def _adamw(shards: list[Shard], rates: dict[str, Rates], job: Job) -> torch.optim.Optimizer:
+    settings, rate = job.optimizer, job.learning_rate.peak
+    groups = _groups(shards, rates, rate)
     if job.precision.updated_bytes != job.precision.moments_bytes[0]:
         return wide.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon)
     return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True)
 
 
-def _groups(shards: list[Shard], settings: Optimizer) -> list[dict[str, Any]]:
-    """What is decayed and what is not."""
-    here = [(shard.weight, _decay(shard.held.weight, settings)) for shard in shards if shard.rows]
-    found = [
-        {"params": [weight for weight, decay in here if bool(decay) == decayed], "weight_decay": decay}
-        for decayed, decay in ((True, settings.weight_decay), (False, 0.0))
+def _groups(shards: list[Shard], rates: dict[str, Rates], rate: float) -> list[dict[str, Any]]:
+    """Weights of one rate and decay together; ``set_rate`` knows ``times``."""
+    found: dict[Rates, list[Tensor]] = {}
+    for shard in shards:
+        if shard.rows:
+            found.setdefault(rates[shard.name], []).append(shard.weight)
+    return [
+        {"params": params, "weight_decay": each.weight_decay, "times": each.rate, "lr": each.rate * rate}
+        for each, params in found.items()
     ]
-    return [group for group in found if group["params"]]
 
 
-def _decay(weight: Weight, settings: Optimizer) -> float:
-    kind = "vectors" if is_vector(weight) else PARTS.get(weight.kind)
-    return 0.0 if kind in settings.undecayed else settings.weight_decay
+def part_of(weight: Weight) -> Part | None:
+    """Which group of ``job.optimizer.groups`` a weight belongs to, if there is one."""
+    if weight.is_vector:
+        return "vectors"
+    return "experts" if weight.kind.startswith("expert") else PARTS.get(weight.kind)
 
 
-PARTS = {"embedding": "embeddings", "head": "head", "router": "router"}  # as job.optimizer.undecayed names them
+PARTS: dict[str, Part] = {"embedding": "embeddings", "head": "head", "router": "router"}
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("times", 1.0)
 
 
 def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
@@ -113,9 +127,15 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
     return packed[0].sqrt(), list(packed[1:])
 
 
+def check_cut(optimizer: torch.optim.Optimizer, then: Layout) -> None:
+    """A ``Mistake`` where moments of a layout cannot be taken up under this one: codes of 8 bits in other blocks."""
+    if isinstance(optimizer, AdamW8bit):
+        optimizer.check_cut(then)
+
+
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
     """What is kept of a weight by name, and of which tensor it is this rank's part; None: a number all ranks share."""
-    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor) else {}
+    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor | AdamW8bit) else {}
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor
 

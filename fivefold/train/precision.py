@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from fivefold.job import RECIPES, Recipe
+from fivefold.job import RECIPES, Job, Recipe
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
-TRAINABLE = ("fp32", "bf16", "bf16-grad16", "bf16-pure", "fp16")
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TRAINABLE = (
+    "fp32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
+    "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire",
+)  # fmt: skip
+# Of activations and of all weights that are not fp32; fp8 exists only inside of products.
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+PAYLOADS = ("gathers", "dispatches")  # fields of a recipe that any other may have too
+FIRST_FP8 = (8, 9)  # compute capability of Ada; Hopper has 9.0
 
 
 class Dtypes:
@@ -34,9 +41,29 @@ def check_trainable(recipe: Recipe) -> None:
         )
     if recipe.name not in TRAINABLE:
         raise Mistake(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
-    if recipe != (ours := RECIPES[recipe.name]):
-        field = next(field for field in type(ours).model_fields if getattr(recipe, field) != getattr(ours, field))
-        raise Mistake(
-            f"precision {recipe.name!r}: the engine has {field}={getattr(ours, field)} in it, not "
-            f"{getattr(recipe, field)}; `predict` plans both"
-        )
+    ours = RECIPES[recipe.name]
+    fields = [field for field in type(ours).model_fields if getattr(recipe, field) != getattr(ours, field)]
+    for field in fields:
+        if field not in PAYLOADS:
+            raise Mistake(
+                f"precision {recipe.name!r}: the engine has {field}={getattr(ours, field)} in it, not "
+                f"{getattr(recipe, field)}; `predict` plans both"
+            )
+
+
+def check_chip(job: Job, *, model: Model) -> None:
+    """A ``Mistake`` where this chip has no units, or the engine no kernel, for the products of a narrow recipe."""
+    recipe = job.precision
+    if not recipe.narrow or job.emulate:
+        return
+    if not torch.cuda.is_available():
+        lack = "a CPU has no fp8 units"
+    elif torch.version.hip is None and (found := torch.cuda.get_device_capability()) < FIRST_FP8:
+        lack = f"{torch.cuda.get_device_name()} has no fp8 units (compute capability {found[0]}.{found[1]}, not 8.9)"
+    elif recipe.scaling == "tiles":
+        lack = "the engine has no kernel for tiles"
+    elif model.moe:
+        lack = "the engine has no kernel for experts"
+    else:
+        return
+    raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")

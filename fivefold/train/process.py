@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from fivefold.train.ending import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
 TIMEOUT = timedelta(minutes=10)
 # A death is noticed by the second; a peer's complaint about it may bear an earlier time, by less than this.
 NOTICED_SECONDS = 5.0
+ROLL_SECONDS = 0.02  # between two looks at who has come
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Process:
     local_ranks: int = 1
     world: int = 1
     joined: bool = False
-    start_number: int = 0  # how often torchrun has started this process's predecessors
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Process:
@@ -46,8 +49,7 @@ class Process:
         if "RANK" not in environment:
             return cls()
         names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
-        before = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
-        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True, start_number=before)
+        return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
 
     def start(self) -> torch.device:
         """Join the process group and take this process's device and share of the cores."""
@@ -58,14 +60,10 @@ class Process:
             device = torch.device("cpu")
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_ranks))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        if self.joined and self.local_ranks == self.world:
-            # Under torchrun's static rendezvous the store still holds the addresses of those who have died. On several
-            # hosts the counts differ, but there each start has a store of its own (--rdzv-backend=c10d).
+        if self.joined:
             store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-            store = PrefixStore(f"start-{self.start_number}", store)
+            store = PrefixStore(roll_call(store, rank=rank, world=world), store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-        elif self.joined:
-            dist.init_process_group(backend, timeout=TIMEOUT)
         else:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         return device
@@ -75,6 +73,29 @@ class Process:
         """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def roll_call(store: Any, *, rank: int, world: int) -> str:
+    """A name for this start, the same on all its ranks and never used before.
+
+    torchrun starts processes again with the store of those who died, whose addresses it still holds; and a host that
+    has come back counts its starts anew. So each rank says a number of its own, the first lists them, and it is a start
+    when all have answered to one list: the dead do not answer.
+    """
+    mine, answered, end = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
+    store.set(f"here/{rank}", mine)
+    while time.monotonic() < end:
+        if rank == 0:
+            store.set("roll", b" ".join(store.multi_get([f"here/{peer}" for peer in range(world)])))
+        roll: str = store.get("roll").decode()
+        if mine in roll:
+            name = f"start/{hashlib.sha256(roll.encode()).hexdigest()}"
+            answers = store.add(f"{name}/answers", int(name not in answered))
+            answered.add(name)
+            if answers == world:
+                return name
+        time.sleep(ROLL_SECONDS)
+    raise Fault(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
 
 
 def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:

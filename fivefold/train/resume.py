@@ -1,6 +1,6 @@
-"""The newest checkpoint that is whole; one that was cut short or changed is set aside under a name of its own.
+"""A checkpoint that was cut short or changed, or from which losses leap again and again, is set aside by a name.
 
-step-00000012  →  step-00000012.damaged-1      and the run goes on from step-00000008
+step-00000012  →  step-00000012.damaged-1, .doubted-1      and the run goes on from step-00000008
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
     ``None`` if nothing is, if a newer version wrote it, or if there is none before it: that is for the user to decide.
     """
     found = [line for line in together(lambda: _damage(path, ranks), ranks=ranks) if line]
-    before = folder.way_out(path).startswith("remove")
+    before = folder.before(path)
     together(lambda: None, ranks=ranks)  # all have looked before the first renames
-    if not found or not before:
+    if not found or before is None:
         return None
-    together(lambda: _rename(path) if ranks.rank == 0 else None, ranks=ranks)
+    _rename(path, "damaged", ranks=ranks)
     return f"{found[0].rpartition('; ')[0]}; set aside"
 
 
@@ -37,8 +37,22 @@ def _damage(path: Path, ranks: Ranks) -> str:
     return ""
 
 
-def _rename(path: Path) -> None:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    os.rename(path, aside)
+def step_past(path: Path, *, ranks: Ranks) -> Path | None:
+    """The checkpoint before ``path``, which then no longer counts, though it is whole; every rank calls it.
+
+    ``None`` if there is none before it.
+    """
+    before = together(lambda: folder.before(path), ranks=ranks)[0]
+    if before is not None:
+        _rename(path, "doubted", ranks=ranks)
+    return before
+
+
+def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
+    def rename() -> None:
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+            number += 1
+        os.rename(path, aside)
+
+    together(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -27,16 +28,23 @@ class Data(Record):
 
 
 class Checkpoints(Record):
-    """Where and how often the run is saved; ``keep`` of the newest stay."""
+    """How often the run is saved; ``keep`` of the newest stay."""
 
     every_steps: PositiveInt = 100
     keep: PositiveInt = 2
+    asynchronous: bool = True  # a copy in host memory is written while training goes on
 
 
 class Start(Record):
     """What a run starts from where it has no checkpoint yet; without weights they are drawn."""
 
     weights: Path | None = None  # a Hugging Face folder
+
+
+class Boards(Record):
+    """Where else a run's lines go, beside its folder. ``wandb``: a project of Weights & Biases; empty: none."""
+
+    wandb: str = ""
 
 
 class Run(Record):
@@ -52,10 +60,12 @@ class Run(Record):
     data: Data = Data()
     checkpoints: Checkpoints = Checkpoints()
     faults: Faults = Faults()
+    logs: Boards = Boards()
     evaluate_every: PositiveInt = 50
     evaluate_sequences: PositiveInt = 64
     sample: str = "def "  # prompt of the sample printed at the end; empty: none
     sample_tokens: NonNegativeInt = 200
+    sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each, as an event of the log
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -66,6 +76,8 @@ class Run(Record):
         """The run's own schedule; a ``Mistake`` where it is not for ``layout`` and the job's micro-batches."""
         if self.schedule is None:
             return None
+        if self.job.ramp is not None:
+            raise Mistake(f"{self.schedule}: is of one number of micro-batches, but a ramp has many; drop either")
         table = read_table(self.schedule)
         sizes = (table.pp, table.stages, table.micro_batches)
         if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):

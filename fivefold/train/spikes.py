@@ -1,10 +1,10 @@
-"""Losses that are not numbers, losses that leap, and the batches that are passed over because of them.
+"""Losses that are not numbers, losses that leap, and what is done about the data they came from.
 
     leap:  loss > median + k · 1.4826 · MAD   of the last n good losses
 
 1.4826 · MAD is the standard deviation, if the losses are normal; unlike it, no single loss moves it.
-Step s reads the s-th batch that is not passed over: the data order is a function of that set alone, so a run that
-went back is to the bit one that had passed over the same batches from the start.
+Data that was read is never read again: ``skip`` leaves out the update, ``rollback`` takes the weights back, and both
+go on with the samples that come next. So such a run is to the bit one that had left those samples out from its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAT = 1e-3  # of the median: losses that hardly move have a MAD near 0, and eve
 
 
 class Faults(Record):
-    """What a run does about what goes wrong. ``skip`` passes over the bad batch, ``rollback`` all since the save."""
+    """What a run does about what goes wrong. ``skip`` makes no update, ``rollback`` goes back to a checkpoint."""
 
     watchdog_seconds: PositiveFloat = 300.0  # without a step, an evaluation or a save that ends: a rank hangs
     max_restarts: NonNegativeInt = 3  # of local processes, in a row without a new checkpoint
@@ -36,31 +36,12 @@ class Faults(Record):
     @property
     def goes_back(self) -> bool:
         """Whether a bad loss leads to a checkpoint."""
-        return self.on_nan != "stop" or self.on_spike != "ignore"
+        return "rollback" in (self.on_nan, self.on_spike)
 
-
-class Passed:
-    """The batches that are passed over, as ranges from the first to the last."""
-
-    def __init__(self, ranges: list[list[int]] | None = None) -> None:
-        self.ranges = sorted(ranges or [])
-
-    def batch(self, step: int) -> int:
-        """What ``step`` (from 0) reads."""
-        for first, last in self.ranges:  # ascending and disjoint
-            if step >= first:
-                step += last - first + 1
-        return step
-
-    def add(self, batches: list[int]) -> None:
-        """Pass over ``batches`` too."""
-        known = {batch for first, last in self.ranges for batch in range(first, last + 1)}
-        self.ranges = []
-        for batch in sorted(known.union(batches)):
-            if self.ranges and self.ranges[-1][1] == batch - 1:
-                self.ranges[-1][1] = batch
-            else:
-                self.ranges.append([batch, batch])
+    @property
+    def judges_first(self) -> bool:
+        """Whether a loss is judged before the update; the host then waits for it there and not after."""
+        return "skip" in (self.on_nan, self.on_spike)
 
 
 class Trouble(NamedTuple):
@@ -75,7 +56,6 @@ class Guard:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self.passed = Passed()
         self.recent: deque[float] = deque(maxlen=faults.spike_window)
         self.rollbacks = 0
 
@@ -100,34 +80,24 @@ class Guard:
         spread = NORMAL * statistics.median(abs(loss - usual) for loss in self.recent)
         return usual, usual + self.faults.spike_deviations * max(spread, FLAT * abs(usual))
 
-    def pass_over(self, trouble: Trouble, *, step: int, good: int) -> str:
-        """Take out the data of ``step`` (from 1), or of all after step ``good``; what was done, in words.
-
-        A ``Fault`` if that was done too often.
-        """
-        (action, what), faults = trouble, self.faults
-        if self.rollbacks >= faults.max_rollbacks:
+    def count(self, trouble: Trouble, *, step: int) -> None:
+        """One more step is passed over; a ``Fault`` if that was done too often."""
+        if self.rollbacks >= self.faults.max_rollbacks:
             raise Fault(
-                f"step {step}: {what}, after {self.rollbacks} rollbacks, and max_rollbacks={faults.max_rollbacks}; "
-                "lower the learning rate or look at the data"
+                f"step {step}: {trouble.what}, after {self.rollbacks} rollbacks, and "
+                f"max_rollbacks={self.faults.max_rollbacks}; lower the learning rate or look at the data"
             )
-        first = step - 1 if action == "skip" else good
-        batches = [self.passed.batch(number) for number in range(first, step)]
-        self.passed.add(batches)
         self.rollbacks += 1
-        span = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-        return f"{what}: back to step {good}, and {span} passed over ({action} {self.rollbacks})"
 
     # What a checkpoint holds
 
     def facts(self) -> dict[str, Any]:
         """All that is remembered; nothing where nothing is."""
-        known = {"passed": self.passed.ranges, "rollbacks": self.rollbacks, "losses": list(self.recent)}
+        known = {"rollbacks": self.rollbacks, "losses": list(self.recent)}
         return {key: value for key, value in known.items() if value}
 
     def restore(self, facts: dict[str, Any], *, going_back: bool) -> None:
-        """Go on from a checkpoint; ``going_back``: with what was learnt since."""
+        """Go on from a checkpoint; ``going_back``: still knowing how often."""
         self.recent = deque(facts.get("losses", []), maxlen=self.faults.spike_window)
         if not going_back:
-            self.passed = Passed(facts.get("passed"))
             self.rollbacks = facts.get("rollbacks", 0)

@@ -10,12 +10,11 @@ from fivefold.train.precision import check_trainable
 
 # Facts of other people's software that the planner can count with, and the one value that is ours.
 OURS = {
-    "attention": "flash", "loss": "fused", "kernels": "fused", "joint": False, "weight_gradients": "apart",
+    "attention": "flash", "kernels": "fused", "joint": False, "weight_gradients": "apart",
     "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False, "offload": (),
 }  # fmt: skip
 
-OPTIMIZERS = ("adamw", "muon", "adafactor", "sgd")
-
+LOSSES = ("fused", "chunked")
 # Fields of a model that may have any value; all others must be those of a plain decoder.
 FREE = frozenset({
     "layers", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction", "tied_embeddings", "source",
@@ -31,15 +30,13 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     for field, ours in OURS.items():
         if getattr(job, field) != ours:
             raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job, field)}; `predict` plans both")
+    if job.loss not in LOSSES:
+        raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.loss}; `predict` plans all")
     if job.pairs and not layout.schedule.startswith("dualpipe"):
         raise Mistake(
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )
     check_trainable(job.precision)
-    if job.optimizer.kind not in OPTIMIZERS:
-        raise Mistake(
-            f"job: the engine has optimizer.kind={', '.join(OPTIMIZERS)}, not {job.optimizer.kind}; `predict` plans all"
-        )
     _check_model(layout, model)
 
 

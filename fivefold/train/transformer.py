@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.attention import GroupedAttention, LatentAttention, rotary_tables
-from fivefold.train.kernels import cross_entropy
+from fivefold.train.chunked import chunked_loss
+from fivefold.train.kernels import Nats, cross_entropy, nats
 from fivefold.train.linear import Linear
 from fivefold.train.mlp import Mlp
 from fivefold.train.moe import Moe
@@ -63,23 +64,28 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm, projection to the vocabulary and loss. Seam: ``loss``."""
+    """Last norm, projection to the vocabulary and loss. Seam: ``loss``. ``chunked``: logits are never whole."""
 
     def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
         super().__init__()
         self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
         bias = model.head_bias
         self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
-        self.loss: Callable[[Tensor, Tensor, float], Tensor] = _loss
+        self.loss: Nats = nats
+        self.chunked = False
 
-    def forward(self, x_RD: Tensor, targets_R: Tensor | None, scale: float) -> Tensor:
-        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [R, V]."""
-        logits_RV: Tensor = self.out(self.norm(x_RD))
-        return logits_RV if targets_R is None else self.loss(logits_RV, targets_R, scale)
+    def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
+        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [R, V].
 
-
-def _loss(logits_RV: Tensor, targets_R: Tensor, scale: float) -> Tensor:
-    return cross_entropy(logits_RV, targets_R, scale=scale)
+        ``chunked``: where gradients are wanted the scalar has its value once its backward has run.
+        """
+        h_RD: Tensor = self.norm(x_RD)
+        if targets_BT is None or not self.chunked:
+            logits_RV: Tensor = self.out(h_RD)
+            if targets_BT is None:
+                return logits_RV
+            return cross_entropy(logits_RV, targets_BT.flatten(), scale=scale, loss=self.loss)
+        return chunked_loss(h_RD, self.out, targets_BT, scale=scale, loss=self.loss)
 
 
 class Transformer(nn.Module):
@@ -116,7 +122,7 @@ class Transformer(nn.Module):
             x_RD = self.blocks[layer](x_RD, cos_TH, sin_TH, documents_BT)
         if layers.stop < self.model.layers:
             return x_RD
-        out: Tensor = self.head(x_RD, None if targets_BT is None else targets_BT.flatten(), scale)
+        out: Tensor = self.head(x_RD, targets_BT, scale)
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, Tensor]:

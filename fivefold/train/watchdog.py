@@ -2,6 +2,7 @@
 
     no step ends for SECONDS on any rank → alarm → every rank writes its stacks and says where it is
     → who says nothing, or else who is behind, or else who waits for nobody, did not come → all processes end
+    who is cut off from the store, and so hears no alarm, ends by itself
 
 A stopped process is woken by its neighbours, lest its stacks be missing. Own time is the share of looks at the main
 thread that do not find it waiting for peers (on GPUs the host waits for the device, and all seem alike).
@@ -29,12 +30,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.train.ending import AGAIN
+from fivefold.train.ending import AGAIN, Stopped
 from fivefold.train.parallel import collectives
 
 STACKS = signal.SIGUSR2  # asks a process for its stacks, at any time
 LOOKS_PER_SECOND = 20
 GRACE_SECONDS = 3.0  # to answer an alarm, and to end after it
+ALARM_SECONDS = 8 * GRACE_SECONDS  # from an alarm to the end, at most, and some more
 LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # own time over the ranks' median, so many windows in a row
 
 
@@ -70,11 +72,15 @@ class Watchdog:
         self._since = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._outlast, name="watchdog's watchdog", daemon=True).start()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and self._alarmed:
-            time.sleep(3 * GRACE_SECONDS)  # it fails because others have ended; the thread ends this process as well
+        if error is not None and self._alarmed:  # it fails because others have ended; the thread ends it as well
+            try:
+                self._thread.join(ALARM_SECONDS)
+            except Stopped:  # torchrun ends those who are left
+                os._exit(AGAIN)
         self._over.set()
         self._thread.join(GRACE_SECONDS)
         faulthandler.unregister(STACKS)
@@ -106,6 +112,13 @@ class Watchdog:
             except (dist.DistError, RuntimeError) as error:  # the process with the store is gone
                 if now - self._since > self.seconds:
                     self._end(f"the store of the processes does not answer: {next(iter(str(error).splitlines()), '')}")
+
+    def _outlast(self) -> None:
+        """End this process where the thread above waits for a store that is cut off: no answer ever says so."""
+        while not self._over.wait(1.0):
+            if time.monotonic() - self._since > self.seconds + ALARM_SECONDS:
+                faulthandler.dump_traceback(self._file, all_threads=True)
+                self._end(f"rank {self.rank} is cut off: the store of the processes does not answer")
 
     def _look(self) -> None:
         self._looks += 1

@@ -48,8 +48,11 @@ def lay_together(built: Built, rows: list[Tensor], *, model: Model) -> dict[str,
 def whole_module(built: Built, *, model: Model) -> Transformer | None:
     """A plain decoder with the trained weights on the first rank; every rank calls it."""
     trained = whole_weights(built, model=model)
-    if not trained:
-        return None
+    return decoder(trained, model=model) if trained else None
+
+
+def decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
+    """A plain decoder with ``trained`` weights, by name, for reading and not for training."""
     with torch.device("meta"):
         module = Transformer(model)
     for moe in (part for part in module.modules() if isinstance(part, Moe)):

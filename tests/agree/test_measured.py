@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from fivefold.check.prove import measured_step
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.spec import Model, MoE
@@ -23,6 +23,7 @@ from fivefold.train.prepare import prepare
 from fivefold.train.process import Process
 from fivefold.train.run import Run
 from fivefold.train.shards import Shards
+from fivefold.update import LearningRate, Optimizer, Ramp
 
 MACHINE = Machine(
     name="here", ranks=4, ranks_per_node=4, backend="gloo",
@@ -61,12 +62,13 @@ TRIPLES = [
     (TIED, "dp2 zero3 mbs2", "fp16", 8, 128),
 ]
 SPARSE = GROUPED.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=50, dense_layers=1))
-OPTIMIZERS: list[tuple[Literal["sgd", "adafactor", "muon"], Model, str, str]] = [
+OPTIMIZERS: list[tuple[Literal["sgd", "adafactor", "muon", "adamw8bit"], Model, str, str]] = [
     ("sgd", BIASED, "dp2 zero1 mbs2", "bf16"),
     ("adafactor", BIASED, "dp3 zero2 mbs1", "fp32"),
     ("adafactor", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "bf16"),
     ("muon", BIASED, "dp3 zero3 mbs1", "bf16-pure"),
     ("muon", SPARSE, "dp2 tp2 ep2 zero1 mbs2", "fp32"),
+    ("adamw8bit", WIDE_VOCAB, "dp2 tp2 zero2 mbs1", "bf16"),
 ]
 
 
@@ -115,21 +117,23 @@ def test_counts_are_equal_and_peak_memory_is_close(
 @pytest.mark.parametrize(
     ("kind", "model", "text", "precision"), OPTIMIZERS, ids=[f"{k}-{m.name}-{t}-{p}" for k, m, t, p in OPTIMIZERS]
 )
-def test_states_of_every_optimizer_are_those_planned(
-    forked, corpus: Path, tmp_path: Path, kind: Literal["sgd", "adafactor", "muon"], model: Model, text: str,
+def test_every_optimizer_is_as_planned(
+    forked, corpus: Path, tmp_path: Path, kind: Any, model: Model, text: str,
     precision: str,
 ) -> None:  # fmt: skip
-    """What they say and compute besides is not planned."""
+    """And what they say and multiply, in the first step of the whole batch: as many bytes as the first rank's."""
     layout = Layout.parse(text)
+    half = layout.dp * layout.mbs
     job = Job(
         sequence=64, global_batch=2 * layout.dp * layout.mbs, precision=recipe(precision), steps=5,
-        optimizer=Optimizer(kind=kind),
+        optimizer=Optimizer(kind=kind), ramp=Ramp(first=half, step=half, every=3),
     )  # fmt: skip
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)
     for measured in forked(layout.world, train, run, model, layout):
         assert measured is not None
-        states = [row for row in compare(predicted, measured) if "state" in row.quantity]
-        assert len(states) == 4
-        assert [row for row in states if row.wrong] == []
+        rows = compare(predicted, measured)
+        uneven = [row for row in rows if row.wrong]
+        assert [row for row in uneven if not row.quantity.endswith("all_to_all, sent")] == []
+        assert all(abs(row.error or 0) < 0.3 for row in uneven)

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fivefold"
 HEAVY = {"torch", "altair", "vl_convert", "transformers", "tokenizers", "pyarrow", "tensorboard", "fastapi"}
 WITH_TORCH = ("train", "check")
 WITHOUT_TORCH_IN_THEM = "check/published/"
-NOUNS = ("job", "layout", "machine", "model", "step", "record", "units")
+NOUNS = ("job", "layout", "machine", "model", "step", "record", "units", "update")
 
 
 def modules(*rooms: str) -> list[str]:

@@ -48,7 +48,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's commands, of which each notes its words in ``calls``; ``srun`` runs the file ``task``."""
     commands = {
         "sbatch": "echo Submitted batch job 7",
-        "scontrol": 'if [ "$1" = show ]; then echo node1; fi',
+        "scontrol": 'case "$1 $2" in "show hostnames") echo node1;; "show job") cat state;; esac',
         "scancel": 'kill -USR1 "$(cat task.pid)"',
         "srun": "exec ./task",
     }
@@ -57,6 +57,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / "bin" / name
         path.write_text(f'#!/bin/sh\necho "{name} $*" >> calls\n{body}\n')
         path.chmod(0o755)
+    (tmp_path / "state").write_text("JobState=RUNNING Restarts=0 PreemptTime=None")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "10007")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-4]")
@@ -97,6 +98,7 @@ def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 STARTED = ["scontrol show hostnames node[1-4]", "srun"]
+ASKED, REQUEUED = "scontrol show job --oneliner 10007", "scontrol requeue 10007"
 
 
 def test_a_job_that_ends_well(slurm: Path) -> None:
@@ -106,10 +108,10 @@ def test_a_job_that_ends_well(slurm: Path) -> None:
 
 def test_a_failure_is_started_again_and_a_mistake_is_not(slurm: Path) -> None:
     assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
-    assert calls() == [*STARTED, "srun"]
+    assert calls() == [*STARTED, ASKED, "srun"]
     Path("calls").unlink()
     assert play("exit 75") == 75
-    assert calls() == [*STARTED, "srun", "srun"]  # max_restarts = 2
+    assert calls() == [*STARTED, ASKED, "srun", ASKED, "srun", ASKED]  # max_restarts = 2
     Path("calls").unlink()
     assert play("exit 2") == 2
     assert calls() == STARTED
@@ -120,12 +122,31 @@ SAVES = "trap 'sleep 0.3; touch saved; exit 1' USR1 TERM; echo $$ > task.pid; fo
 
 def test_before_the_time_is_up_the_run_is_saved_and_requeued(slurm: Path) -> None:
     assert play(SAVES, signal.SIGUSR1) == 0
-    assert calls() == [*STARTED, "scancel --signal=USR1 10007", "scontrol requeue 10007"]
+    assert calls() == [*STARTED, "scancel --signal=USR1 10007", ASKED, REQUEUED]
+    for name in ("calls", "task.pid"):
+        Path(name).unlink()
+    assert play("trap 'exit 0' USR1; echo $$ > task.pid; sleep 9 & wait", signal.SIGUSR1) == 0  # its last step
+    assert REQUEUED not in calls()
+
+
+# What Slurm 22.05 does and shows where it takes the nodes away; ``tests.endure.slurm`` lets it.
+
+
+def test_with_time_to_save_slurm_tells_only_the_ranks_and_would_call_their_end_a_failure(slurm: Path) -> None:
+    Path("state").write_text("JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T20:58:30")
+    assert play(f"(sleep 1; kill -TERM $$) & {SAVES}") == 0
+    assert calls() == [*STARTED, ASKED, REQUEUED]
     assert Path("saved").exists()
 
 
-def test_a_preempted_job_waits_for_the_save_and_leaves_the_queue_to_slurm(slurm: Path) -> None:
-    # Slurm signals the ranks itself: here they are told by the first line of the job's end.
+def test_without_it_slurm_tells_all_and_requeues_by_itself(slurm: Path) -> None:
+    Path("state").write_text("JobState=COMPLETING Restarts=1")
     assert play(f"(sleep 1; kill -TERM $$) & {SAVES}", signal.SIGTERM) == 1
-    assert calls() == STARTED
+    assert calls() == [*STARTED, ASKED]
     assert Path("saved").exists()
+
+
+def test_a_controller_that_does_not_answer_ends_nothing(slurm: Path) -> None:
+    Path("state").unlink()
+    assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
+    assert calls() == [*STARTED, ASKED, "srun"]

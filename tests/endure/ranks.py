@@ -5,6 +5,7 @@ Each is ``fivefold train run.toml`` with the environment that torchrun gives; wh
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ class Ranks:
         if pid:
             return pid
         code: object = 99
+        gc.freeze()  # what the parent has not collected is not ours: its threads are not here to answer
         try:
             stream = os.open(f"said-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(stream, 1)

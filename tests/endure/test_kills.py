@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.endure.kills import endure, standing_in
+from tests.endure.kills import Told, endure, standing_in
 
 
 def test_kills_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after three kills, it goes on with the fourth."""
     monkeypatch.setenv("XDG_CACHE_HOME", "")  # so that it is put back
+    noted: list[Told] = []
+
+    def stop_after_three(told: Told) -> None:
+        noted.append(told)
+        if told.kills == 3:
+            raise KeyboardInterrupt
+
     with standing_in(tmp_path):
-        told = endure("dp2 zero2 mbs2", kills=5, seed=3, steps=60)
+        with pytest.raises(KeyboardInterrupt):
+            endure(Told("dp2 zero2 mbs2"), kills=5, seed=3, tell=stop_after_three)
+        told = endure(noted[-1], kills=5, seed=3)
     assert told.equal, told
-    assert told.kills == 5
+    assert (told.kills, len(noted)) == (5, 3)

@@ -71,6 +71,9 @@ def test_zero3(degrees: dict[str, int]) -> None:
     assert zero3_forward(model, job, layout).flops_per_byte == pytest.approx(formula, rel=3e-4)
     # Twice the FLOPs, three times the bytes: 2 gathered and 4 scattered.
     assert zero3_backward(model, job, layout).flops_per_byte == pytest.approx(formula * 2 / 3, rel=3e-4)
+    narrow = job.replace(precision=RECIPES["fp8-wire"])  # half gathered, and as much scattered
+    assert zero3_forward(model, narrow, layout).flops_per_byte == pytest.approx(formula * 2, rel=3e-4)
+    assert zero3_backward(model, narrow, layout).flops_per_byte == pytest.approx(formula * 2 * 2 / 5, rel=3e-4)
 
 
 def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
@@ -115,8 +118,8 @@ def test_ulysses_sends_each_token_once() -> None:
     assert found.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
 
 
-@pytest.mark.parametrize(("precision", "row"), [("bf16", 4), ("fp8-deepseek", 3)])
-def test_topk_cancels_behind_the_experts_alone(precision: str, row: int) -> None:
+@pytest.mark.parametrize(("precision", "row"), [("bf16", 4), ("fp8-tiles", 4), ("fp8-deepseek", 3 + 4 / 128)])
+def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> None:
     model, job = named("deepseek-v3"), Job(precision=RECIPES[precision])
     for topk in (1, 8, 32):
         assert model.moe is not None

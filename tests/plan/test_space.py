@@ -13,6 +13,7 @@ from fivefold.layout.spec import DEFAULT_ORDER, SCHEDULES, Layout, refuse
 from fivefold.model.spec import Model, MoE
 from fivefold.plan.space import Leaves, Space
 from fivefold.record import Mistake
+from fivefold.update import Ramp
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
@@ -54,7 +55,14 @@ def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
-    job = JOB.replace(sequence=sequence)
+    _check_space(model, JOB.replace(sequence=sequence))
+
+
+def test_a_batch_that_grows_leaves_out_more() -> None:
+    _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
+
+
+def _check_space(model: Model, job: Job) -> None:
     space = Space(model, job, world=4, recomputations=("none",), placements=False)
     leaves = all_leaves(space)
     mine = [space.layout(space.stems, leaves, at) for at in range(len(leaves.stem))]

@@ -84,7 +84,7 @@ def test_positions_across_epochs_and_out_of_order(loader: Loader) -> None:
 def step(loader: Loader, number: int, *, ranks: int, micro_batches: int, mbs: int) -> NDArray[np.int64]:
     """All samples of a step in their global order, as the ranks read them."""
     read = [
-        loader.batch(number, global_batch=24, rank=rank, ranks=ranks, micro_batches=micro_batches, mbs=mbs)
+        loader.batch(number * 24, global_batch=24, rank=rank, ranks=ranks, micro_batches=micro_batches, mbs=mbs)
         for rank in range(ranks)
     ]
     return np.stack(read, axis=1).reshape(24, SEQUENCE + 1)

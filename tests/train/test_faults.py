@@ -5,6 +5,7 @@ Runs of one process are forked from the test, which has imported torch already; 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -101,6 +102,7 @@ class Child:
 
     def _run(self, file_bytes: int) -> None:
         code: object = 99
+        gc.freeze()  # what the parent has not collected is not ours: its threads are not here to answer
         try:
             for stream, path in ((1, os.devnull), (2, "stderr.txt")):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
@@ -129,7 +131,7 @@ def train_well(**limits: int) -> None:
     assert (ended.code, "fivefold: " in ended.error) == (0, False), ended.error
 
 
-def wait_for(condition: Callable[[], object], *, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], *, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"
@@ -156,12 +158,12 @@ def saved_bits(folder: str = "run") -> dict[str, str]:
     return {file.name: file.sha256 for file in read(path).files if file.name != ".metadata"}
 
 
-def lines() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+def lines(folder: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
 
 
-def losses() -> list[float]:
-    return [line["loss"] for line in lines() if "loss" in line]
+def losses(folder: str = "run") -> list[float]:
+    return [line["loss"] for line in lines(folder) if "loss" in line]
 
 
 def events() -> list[dict[str, Any]]:
@@ -198,7 +200,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "dp2 mbs3"}, r"layout '.*': global batch 4 is not divisible by dp·mbs=2·3=6; try gbs 6 or mbs2"),
         ({"layout": "dp4 mbs1"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
         ({"layout": "tp2x2"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
-        ({"job": {"optimizer": {"kind": "adamw8bit"}}}, r"job: the engine has optimizer.kind=adamw, .*"),
+        ({"job": {"attention": "unfused"}}, r"job: the engine has attention=flash, not unfused; .*"),
+        ({"job": {"loss": "plain"}}, r"job: the engine has loss=fused or chunked, not plain; .*"),
         ({"layout": "tp2 mbs1 ep2"}, r"layout '.*': experts=1 is not divisible by ep=2; try ep1"),
         ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
@@ -542,7 +545,7 @@ class Launched:
     def at_step(self, step: int) -> None:
         wait_for(lambda: logged() >= step or self.process.poll() is not None)
 
-    def wait(self, *, seconds: float = 30) -> Ended:
+    def wait(self, *, seconds: float = 120) -> Ended:
         workers = self.workers()
         _, error = self.process.communicate(timeout=seconds)
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers.values()), seconds=5)
@@ -552,7 +555,7 @@ class Launched:
 def test_two_processes_end_and_go_on() -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
     set_run(folder="straight", **TWO)
-    ended = Launched().wait(seconds=90)
+    ended = Launched().wait()
     assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 400 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
         "checkpoints", "data", "log.jsonl", "step.json", "tensorboard",
@@ -594,12 +597,13 @@ def test_two_processes_end_and_go_on() -> None:
 
     # From here on it heals itself: of a checkpoint without a file, of a rank that is killed, of one that is stopped.
     (cut := Path("run/checkpoints") / f"step-{saved_step():08d}" / "__1_0.distcp").unlink()
-    set_run(**TWO | {"faults": {"max_restarts": 1, "watchdog_seconds": 6}})
+    set_run(**TWO | {"faults": {"max_restarts": 1, "watchdog_seconds": 9}})
     run = Launched()
     run.at_step(250)
-    os.kill(run.workers()[0], signal.SIGKILL)
-    wait_for(lambda: logged() < 250 or run.process.poll() is not None)
-    run.at_step(260)
+    os.kill(killed := run.workers()[0], signal.SIGKILL)
+    wait_for(lambda: run.workers().get(0, killed) != killed or run.process.poll() is not None)
+    newest = saved_step()
+    wait_for(lambda: saved_step() > newest or run.process.poll() is not None)  # the new one is well underway
     os.kill(run.workers()[1], signal.SIGSTOP)
     ended = run.wait(seconds=180)
     said = [line for line in ended.error.splitlines() if line.startswith("fivefold: ") or "set aside" in line]
@@ -607,7 +611,7 @@ def test_two_processes_end_and_go_on() -> None:
         rf"step \d+  {cut}: is missing, but \d+ bytes were written; set aside",
         r"fivefold: rank 0 was ended by SIGKILL, perhaps for want of memory; the same command goes on from \S+",
         r"fivefold: started again from run/checkpoints/step-\d+",
-        r"fivefold: rank 1 did not come for 6 s: no answer, stopped or cut off; every rank's stack is in .*",
+        r"fivefold: rank 1 did not come for 9 s: no answer, stopped or cut off; every rank's stack is in .*",
         r"fivefold: started again from run/checkpoints/step-\d+",
     )
     assert len(said) == len(patterns), ended.error

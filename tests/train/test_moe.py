@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.record import Fault
-from fivefold.train.experts import Experts, _by_group, _summed_by_group
+from fivefold.train.experts import Experts, by_group, summed_by_group
 from fivefold.train.linear import Later
 from fivefold.train.moe import Moe
 from fivefold.train.routing import Sequences
@@ -260,9 +260,9 @@ def test_it_keeps_what_the_planner_counts() -> None:
 def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
     n, offsets = sum(sizes), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
     x, g, w = drawn(n, into), drawn(n, outof), drawn(3, into, outof)
-    close(_by_group(x, w, offsets), _by_group(x.double(), w.double(), offsets))
-    summed = _summed_by_group(g.double(), x.double(), offsets)
-    close(_summed_by_group(g, x, offsets), summed)
+    close(by_group(x, w, offsets), by_group(x.double(), w.double(), offsets))
+    summed = summed_by_group(g.double(), x.double(), offsets)
+    close(summed_by_group(g, x, offsets), summed)
     for expert, size in enumerate(sizes):
         assert bool(summed[expert].any()) == (size > 0)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fivefold.job import Job, LearningRate, Optimizer
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
+from fivefold.model.spec import Model, MoE
+from fivefold.model.weights import Weight, weights
 from fivefold.train.build import build
 from fivefold.train.optimizer import clip, learning_rate, sum_over_ranks
-from fivefold.train.supported import check_supported
+from fivefold.update import LearningRate, Optimizer
 
 
 def rates(schedule: LearningRate, steps: int) -> list[float]:
@@ -57,7 +58,44 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
         assert after == pytest.approx(0.05, rel=1e-4)
 
 
-def test_what_is_not_built_is_refused() -> None:
-    job = Job(optimizer=Optimizer(kind="adamw8bit"))
-    with pytest.raises(Mistake, match=r"has optimizer.kind=adamw, muon, .* not adamw8bit"):
-        check_supported(Layout(), job, model=named("nano"))
+MODEL = Model(
+    name="odd", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83, tied_embeddings=True,
+    qkv_bias=True, moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, expert_bias=True),
+)  # fmt: skip
+PLAIN = MODEL.replace(moe=MODEL.moe.replace(expert_bias=False) if MODEL.moe else None)
+
+
+def gradient(weight: Weight) -> torch.Tensor:
+    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight.name)))
+    return drawn * (1 + weight.name.count("e"))
+
+
+def norm_and_cut(model: Model, layout: str) -> tuple[float, float]:
+    """Of gradients given whole, and how much of the first one clipping has left."""
+    job = Job(sequence=16, global_batch=8)
+    built = build(model=model, layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
+    for shard in built.shards:
+        shard.weight.grad = shard.cut(gradient(shard.held.weight)).to(shard.weight.dtype)
+    shard = next(shard for shard in built.shards if shard.rows)
+    before = shard.weight.grad.norm()
+    norm, _ = sum_over_ranks(built.shards, ranks=built.ranks)
+    clip(built.shards, norm, largest=0.5)
+    return norm.item(), (shard.weight.grad.norm() / before).item()
+
+
+MIXED = [
+    "cp2 zero0 mbs8", "cp2 tp2 zero3 mbs8", "dp2 ep2 zero0 mbs4", "dp2 tp2 ep2 etp2 zero1 mbs4", "cp2 cp=ulysses mbs8",
+    "dp4 ep2 zero1/2 mbs2", "tp4 zero0 mbs8", "tp4 ep2 etp2 mbs8", "pp2 zero0 mbs4", "pp2 dualpipe mbs2",
+    "pp2 v2 zbv mbs4", "dp2 pp2 ep2 zero2 mbs2", "dp2 cp2 tp2 ep4 zero3 mbs4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", MIXED)
+def test_each_element_counts_once_in_the_norm_under_every_mix(forked, layout: str) -> None:
+    """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, twins."""
+    parsed = Layout.parse(layout)
+    model = MODEL if parsed.etp == 1 else PLAIN
+    expected = float(torch.cat([gradient(weight).flatten() for weight in weights(model)]).norm())
+    for norm, left in forked(parsed.world, norm_and_cut, model, layout):
+        assert norm == pytest.approx(expected, rel=2e-6)
+        assert left == pytest.approx(0.5 / expected, rel=1e-5)

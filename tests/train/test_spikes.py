@@ -1,4 +1,4 @@
-"""Bad losses: what counts as one, which batches are then passed over, and that the run is the one without them."""
+"""Bad losses: what counts as one, which data is then passed over, and that the run is the one without it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
+from torch import Tensor
 
 from fivefold.record import Fault
-from fivefold.train import loop
+from fivefold.train import engine, loop
 from fivefold.train.checkpoint_folder import latest, read
-from fivefold.train.spikes import Faults, Guard, Passed, Trouble
+from fivefold.train.spikes import Faults, Guard, Trouble
 from tests.endure.ranks import Ranks
 from tests.train.test_faults import events, here, losses, saved_bits, saved_step, set_run, train
 
 __all__ = ["here"]
-
-
-@given(st.lists(st.sets(st.integers(0, 40), min_size=1, max_size=5), max_size=6), st.integers(1, 30))
-def test_a_step_reads_the_next_batch_that_is_not_passed_over(taken: list[set[int]], steps: int) -> None:
-    passed = Passed()
-    for batches in taken:
-        passed.add(sorted(batches))
-    left = [batch for batch in range(200) if not any(batch in batches for batches in taken)]
-    assert [passed.batch(step) for step in range(steps)] == left[:steps]
-    assert all(last + 1 < first for (_, last), (first, _) in zip(passed.ranges, passed.ranges[1:], strict=False))
 
 
 def test_what_is_a_spike() -> None:
@@ -49,57 +39,61 @@ def test_what_is_a_spike() -> None:
     assert flat.judge(2.017, 1.0) is not None  # 0.1 % · 8 above a loss that never moved
 
 
-def test_what_is_passed_over() -> None:
+def test_not_too_often() -> None:
     guard = Guard(Faults(max_rollbacks=2))
-    said = guard.pass_over(Trouble("skip", "loss nan, gradient norm 1"), step=7, good=4)
-    assert said == "loss nan, gradient norm 1: back to step 4, and batch 6 passed over (skip 1)"
-    said = guard.pass_over(Trouble("rollback", "loss 9"), step=8, good=4)  # steps 5 to 8 read batches 4, 5, 7, 8
-    assert said == "loss 9: back to step 4, and batches 4 to 8 passed over (rollback 2)"
-    assert guard.passed.ranges == [[4, 8]]
-    kept = Guard(Faults())
+    guard.count(Trouble("skip", "loss nan, gradient norm 1"), step=7)
+    guard.count(Trouble("rollback", "loss 9"), step=8)
+    kept = Guard(Faults(max_rollbacks=2))
     kept.restore(guard.facts(), going_back=False)
-    assert (kept.passed.ranges, kept.rollbacks) == ([[4, 8]], 2)
     with pytest.raises(Fault, match=r"step 9: loss 9, after 2 rollbacks, and max_rollbacks=2; lower .*"):
-        guard.pass_over(Trouble("skip", "loss 9"), step=9, good=4)
+        kept.count(Trouble("skip", "loss 9"), step=9)
 
 
-# In a run: the data of batch 6 poisons the weights
+# In a run: the data of batch 6 poisons the gradients
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, *bad: int, loss: float = math.nan) -> None:
+def poison(monkeypatch: pytest.MonkeyPatch, *bad: int, loss: float = math.nan, rank: int = 0) -> None:
+    """Batches ``bad`` have that loss, and gradients of it on one rank."""
+    step, backward, reads = loop.Loop._step, engine.Engine.backward, [0]
+
+    def noted(self: loop.Loop, number: int, meter: Any) -> Any:
+        reads[0] = self.samples // 4
+        return step(self, number, meter)
+
+    def poisoned(self: engine.Engine, tokens: Tensor) -> Tensor:
+        total = backward(self, tokens)
+        if reads[0] in bad and self.built.ranks.rank == rank:
+            for shard in self.built.shards:
+                assert shard.weight.grad is not None
+                shard.weight.grad.fill_(loss)
+            total = torch.full_like(total, loss)
+        return total
+
+    monkeypatch.setattr(loop.Loop, "_step", noted)
+    monkeypatch.setattr(engine.Engine, "backward", poisoned)
+
+
+def without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> dict[str, str]:
+    """The bits of a run that does not read ``batches``."""
     step = loop.Loop._step
 
-    def poisoned(self: loop.Loop, number: int, meter: Any) -> Any:
-        done = step(self, number, meter)
-        if self.guard.passed.batch(number) not in bad:
-            return done
-        for shard in self.built.shards:
-            shard.weight.fill_(math.nan)
-        return done._replace(loss=loss)
-
-    monkeypatch.setattr(loop.Loop, "_step", poisoned)
-
-
-def without(*batches: int, folder: str, **changes: Any) -> dict[str, str]:
-    """The bits of a run that passes over ``batches`` from its start."""
-    started = Guard.__init__
-
-    def start(self: Guard, faults: Faults) -> None:
-        started(self, faults)
-        self.passed.add(list(batches))
+    def past(self: loop.Loop, number: int, meter: Any) -> Any:
+        while self.samples // 4 in batches:
+            self.samples += 4
+        return step(self, number, meter)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Guard, "__init__", start)
+        patched.setattr(loop.Loop, "_step", past)
         set_run(folder=folder, **changes)
-        assert train().code == 0
+        assert set(Ranks(ranks).wait(seconds=90).values()) == {0}
     return saved_bits(folder)
 
 
 @pytest.mark.parametrize(
     ("action", "batches", "said"),
     [
-        ("skip", [6], "batch 6 passed over (skip 1)"),
-        ("rollback", [4, 5, 6], "batches 4 to 6 passed over (rollback 1)"),
+        ("skip", [6], "no update, and samples 24 to 27 passed over (skip 1)"),
+        ("rollback", [4, 5, 6], "back to step 4, and samples 16 to 27 passed over (rollback 1)"),
     ],
 )
 def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, batches: list[int], said: str) -> None:
@@ -109,36 +103,40 @@ def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, 
     poison(monkeypatch, 6)
     set_run(faults={"on_nan": action}, job=steady | {"steps": 9})
     ended = train()
-    line = f"loss nan, gradient norm \\d\\.\\d+: back to step 4, and {re.escape(said)}"
     assert ended.code == 0, ended.error
-    assert len(re.findall(f"^step 7  {line}$", ended.error, flags=re.MULTILINE)) == 1
+    line = f"step 7  loss nan, gradient norm nan: {said}"
+    assert [line for line in ended.error.splitlines() if "passed over" in line] == [line]
     assert [event["step"] for event in events()] == [7]
     newest = latest(Path("run/checkpoints"))
     assert newest
-    assert read(newest).progress.facts == {"passed": [[batches[0], batches[-1]]], "rollbacks": 1}
+    assert read(newest).progress.facts["rollbacks"] == 1
     assert read(newest).progress.samples == (9 + len(batches)) * 4
     set_run(faults={"on_nan": action}, job=steady)
-    assert train().code == 0  # a later resume knows what was passed over
+    assert train().code == 0  # a later resume reads on
     assert (saved_step(), saved_bits()) == (12, wanted)
     assert len(losses()) == 12
     assert all(map(math.isfinite, losses()))
 
 
-def test_two_ranks_go_back_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_two_ranks_judge_alike(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    """Gradients of one rank alone are bad, twice before there is any checkpoint but that of the start."""
     two = {"layout": "dp2 zero2 mbs2"}
-    started = Guard.__init__
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            Guard, "__init__", lambda self, faults: (started(self, faults), self.passed.add([2, 6]), None)[2]
-        )
-        set_run(folder="straight", **two)
-        assert Ranks(2).wait(seconds=90) == {0: 0, 1: 0}
-    poison(monkeypatch, 2, 6)  # batch 2: before there is a checkpoint but that of the start
-    set_run(faults={"on_nan": "skip"}, **two)
+    wanted = without(*([2, 6] if action == "skip" else range(7)), folder="straight", ranks=2, **two)
+    poison(monkeypatch, 2, 6, rank=1)
+    set_run(faults={"on_nan": action}, **two)
     ranks = Ranks(2)
     assert ranks.wait(seconds=90) == {0: 0, 1: 0}, ranks.said()
     assert len(events()) == 2
-    assert saved_bits() == saved_bits("straight")
+    assert saved_bits() == wanted
+
+
+def test_a_skip_needs_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, 0, 1)
+    set_run(faults={"on_nan": "skip"}, job={"steps": 3}, checkpoints={"every_steps": 100})
+    assert train().code == 0
+    assert [(event["step"], "no update" in event["event"]) for event in events()] == [(1, True), (1, True)]
+    assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000003"]
 
 
 def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +147,28 @@ def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = train()
     assert ended.code == 0, ended.error
     (event,) = events()
-    assert re.match(r"loss 40, where \d\.\d+ is usual and .* the limit: back to step 12, and batch 14 ", event["event"])
+    assert re.match(r"loss 40, where \d\.\d+ is usual and .* the limit: no update, and samples 56 to ", event["event"])
     assert saved_bits() == wanted
+
+
+def test_a_checkpoint_that_leads_to_spikes_is_stepped_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches 9 and 11 leap after the checkpoint of step 8: the second goes back to that of step 4, and reads on."""
+    changes = {
+        "job": {"steps": 16, "learning_rate": {"kind": "constant"}},
+        "checkpoints": {"every_steps": 4, "keep": 9},
+    }
+    wanted = without(*range(4, 12), folder="straight", **changes)
+    poison(monkeypatch, 9, 11, loss=math.inf)
+    set_run(faults={"on_nan": "rollback"}, **changes)
+    assert train().code == 0
+    assert [event["event"].partition(": ")[2] for event in events()] == [
+        "back to step 8, and samples 32 to 39 passed over (rollback 1)",
+        "back to step 4, as step-00000008 led here again, and samples 16 to 47 passed over (rollback 2)",
+    ]
+    assert saved_bits() == wanted
+    assert len(losses()) == 16
+    names = sorted(path.name for path in Path("run/checkpoints").iterdir())
+    assert names[:4] == ["step-00000000", "step-00000004", "step-00000008", "step-00000008.doubted-1"]
 
 
 def test_a_bad_loss_ends_the_run_unless_it_is_told_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +177,7 @@ def test_a_bad_loss_ends_the_run_unless_it_is_told_to_go_on(monkeypatch: pytest.
         ended = train()
     assert ended.code == 1
     assert re.fullmatch(
-        r"step 7: loss nan, gradient norm \d\.\d+; the last good checkpoint is run/checkpoints/step-00000004; "
+        r"step 7: loss nan, gradient norm nan; the last good checkpoint is run/checkpoints/step-00000004; "
         r'lower the learning rate, or set on_nan = "skip" in \[faults\]',
         ended.line,
     )

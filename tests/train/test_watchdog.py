@@ -19,6 +19,7 @@ from tests.train.test_faults import events, here, lines, logged, saved_bits, sav
 
 __all__ = ["here"]
 TWO: dict[str, Any] = {"layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps": 10}}
+SECONDS = 5  # longer than a first step takes where other tests run beside this one
 
 
 def straight(steps: int) -> dict[str, str]:
@@ -29,15 +30,15 @@ def straight(steps: int) -> dict[str, str]:
 
 def test_a_stopped_rank_is_found_and_the_run_goes_on() -> None:
     bits = straight(200)
-    set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": 2})
+    set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": SECONDS})
     ranks = Ranks(2)
     wait_for(lambda: logged() > 30)
     ranks.signal(1, signal.SIGSTOP)
     begin = time.monotonic()
     assert ranks.wait(seconds=60) == {0: AGAIN, 1: AGAIN}
-    assert time.monotonic() - begin < 2 + 4 * watchdog.GRACE_SECONDS + 5
+    assert time.monotonic() - begin < SECONDS + watchdog.ALARM_SECONDS
     said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
-    who = "rank 1 did not come for 2 s: no answer, stopped or cut off"
+    who = f"rank 1 did not come for {SECONDS} s: no answer, stopped or cut off"
     assert said == [f"fivefold: {who}; every rank's stack is in run/stacks-rank*.txt"]
     assert [event["event"] for event in events()] == [said[0].removeprefix("fivefold: ")]
     for rank in range(2):
@@ -60,12 +61,12 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
         return step(self, number, meter)
 
     monkeypatch.setattr(loop.Loop, "_step", hang)
-    set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": 2})
+    set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": SECONDS})
     ranks = Ranks(2)
     assert ranks.wait(seconds=90) == {0: AGAIN, 1: AGAIN}
     said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
     assert len(said) == 1
-    assert re.match(r"fivefold: rank 0 did not come for 2 s: a step after step 25, ", said[0])
+    assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 25, ", said[0])
     assert "in hang" in Path("run/stacks-rank0.txt").read_text()
 
 
@@ -74,19 +75,19 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow(self: loop.Loop, number: int, meter: Any) -> Any:
         if self.built.ranks.rank == 1:
-            time.sleep(0.2)
+            time.sleep(0.8)  # many times a step of its own, even where other tests run beside this one
         return step(self, number, meter)
 
     monkeypatch.setattr(loop.Loop, "_step", slow)
     monkeypatch.setattr(watchdog, "WINDOW_SECONDS", 2.0)
-    set_run(**TWO, job={"steps": 60})
+    set_run(**TWO, job={"steps": 18})
     ranks = Ranks(2)
     assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.said()
     (event,) = events()
     assert re.fullmatch(
-        r"rank 1 lags: 0\.\d+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
+        r"rank 1 lags: [\d.]+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
     )
-    assert len([line for line in lines() if "loss" in line]) == 60
+    assert len([line for line in lines() if "loss" in line]) == 18
 
 
 def at(step: int, *, waits: bool) -> Place:

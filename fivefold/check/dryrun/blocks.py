@@ -70,6 +70,7 @@ class Player:
         self.split, self.later, self.recorder = split, later, recorder
         self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
         self.ends = isinstance(block, Head)
+        self.keeps = isinstance(block, Head) and block.chunked  # targets too
         if isinstance(block, Head):
             self.weights["out"] = block.out.matrix  # which may be the embedding's
         self._laid: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
@@ -87,7 +88,7 @@ class Player:
         if recordings is None:
             y: Tensor = self.inner(x, *rest)
         else:
-            y = _Played.apply(x, self, recordings)  # type: ignore[no-untyped-call]
+            y = _Played.apply(x, self, recordings, rest if self.keeps else ())  # type: ignore[no-untyped-call]
         return y
 
     # Recording
@@ -233,14 +234,16 @@ class _End:
 
 class _Played(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording]) -> Tensor:
-        ctx.player, ctx.recordings = player, recordings
+    def forward(
+        ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]
+    ) -> Tensor:  # fmt: skip
+        ctx.player, ctx.recordings, ctx.kept = player, recordings, kept
         ctx.played = played = Played(recordings, x, player.recorder)
         player.play(played, 0)
         return played.take()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         player, played = ctx.player, ctx.played
         played.recording = recording = ctx.recordings[player.later.deferring]
         played.g = None if player.ends else gradient  # the last one is held by who began the backward
@@ -248,8 +251,8 @@ class _Played(torch.autograd.Function):
         player.play(played, 1)
         ctx.played = None
         if recording.dx[0] == G:
-            return gradient, None, None
-        return played.take(), None, None
+            return gradient, None, None, None
+        return played.take(), None, None, None
 
 
 class _Stop(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fivefold.check.dryrun.tape import Site
 from fivefold.train.metrics import ATTENTION_BACKWARD, ATTENTION_FORWARD, MATMULS, tensors
+from fivefold.train.metrics import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
 GROUPED = (aten._grouped_mm.default,)
@@ -36,6 +37,11 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
             return "matmul", (-(-left.shape[0] // right.shape[0]), right.shape[2], left.shape[1], right.shape[0])
         groups = out.shape[0]
         return "matmul", (left.shape[0], right.shape[1], -(-left.shape[1] // groups), groups)
+    if func in GROUPED_FLOAT8:
+        (rows, inner), right = args[0].shape, args[2].shape
+        if GROUPED_FLOAT8[func]:  # [n, K] by [E, N, K]
+            return "matmul", (-(-rows // right[0]), right[1], inner, right[0])
+        return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]
     if func in ATTENTION_FORWARD:
         q, k = args[0], args[1]
         return "attention", (q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3])

@@ -173,7 +173,8 @@ def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
 def _is_logits(site: Site) -> bool:
     """The product with the vocabulary."""
     product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
-    return product and site.module.startswith("head") and not site.line.endswith(("backward", "_weights"))
+    gradient = site.line.endswith(("backward", "Products.into", "Products.weight"))
+    return product and site.module.startswith("head") and not gradient
 
 
 # Places

@@ -22,10 +22,13 @@ from fivefold.units import Dtype
 CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
-    "_CrossEntropy.forward": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
+    "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
     "Block.forward": "add", "Engine.step": "adamw",
 }  # fmt: skip
-DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+DTYPES: dict[str, Dtype] = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}  # fmt: skip
 INTEGERS = ("int64", "int32", "uint8")  # ranks tell one another numbers for their hosts to read
 
 

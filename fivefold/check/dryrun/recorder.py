@@ -210,7 +210,7 @@ class Recorder(TorchDispatchMode):
         moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
         site = self.tape.site(self.places.site(func, frame))
         flops = operation_flops(func, args, out)
-        kernel = Kernel(kind, shape, str(made[0].dtype)[6:], flops, moved, 1, site)
+        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _flush(self) -> None:

@@ -27,7 +27,7 @@ from fivefold.train.engine import Engine
 CATEGORIES = {
     "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
-    "resize": "gathers",
+    "Payload.pack": "gathers", "resize": "gathers",
     "Pipeline._receive": "pipeline",
 }  # fmt: skip
 PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}

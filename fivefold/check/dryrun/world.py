@@ -53,7 +53,7 @@ def even_experts(module: nn.Module) -> None:
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
         layer.experts.ends = even_ends
         if isinstance(layer.travel, Abroad):
-            layer.travel = travel = Evenly(layer.travel.ep, layer.travel.etp)
+            layer.travel = travel = Evenly(layer.travel.ep, layer.travel.etp, narrow=layer.travel.narrow)
             layer.experts.meanwhile = travel.meanwhile
 
 
@@ -67,7 +67,7 @@ class Evenly(Abroad):
 
     def announce(self, counts: Tensor) -> Voyage:
         """Start to tell the others, as always."""
-        return EvenVoyage(counts, self.ep, self.etp, meanwhile=self.meanwhile)
+        return EvenVoyage(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
 
 class EvenVoyage(Voyage):

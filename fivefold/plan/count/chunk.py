@@ -79,7 +79,7 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
     ]
     total = UnitStates()
     for each in held:
-        total += UnitStates._make([*(each.run.times * size for size in each.state[:-1]), each.state.largest])
+        total += UnitStates._make(each.run.times * size for size in each.state)
     return Chunk(
         runs=tuple(held),
         states=total,

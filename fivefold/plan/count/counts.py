@@ -97,9 +97,8 @@ class Counts:
     def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:
         local = self.local(part)
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.stream_bytes)
-        unit = self.unit(part, name)
-        unit = fanned(unit) if self.job.linears == "fanned" else unit
-        width = self.job.precision.gradients_bytes
+        unit, width = self.unit(part, name), self.job.precision.gradients_bytes
+        unit = fanned(unit, width=width) if self.job.linears == "fanned" else unit
         return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:

@@ -14,13 +14,16 @@ from fivefold.plan.count.ops import Op
 from fivefold.plan.count.recompute import Unit
 
 
-def fanned(unit: Unit) -> Unit:
-    """The unit with every linear layer joined to those beside it and to its messages."""
+def fanned(unit: Unit, *, width: int) -> Unit:
+    """The unit with every linear layer joined to those beside it and to its messages.
+
+    ``width``: bytes per element of a weight's own gradient.
+    """
     found: list[Op] = []
     at = 0
     while at < len(unit.ops):
         size = _together(unit.ops[at:])
-        found.append(_joined(unit.ops[at : at + size]) if size else unit.ops[at])
+        found.append(_joined(unit.ops[at : at + size], width=width) if size else unit.ops[at])
         at += max(1, size)
     return Unit(tuple(found), unit.dropped)
 
@@ -45,7 +48,7 @@ def _is_linear(op: Op) -> bool:
     return op.kind == "matmul" and op.name != "moe.router"
 
 
-def _joined(ops: Sequence[Op]) -> Op:
+def _joined(ops: Sequence[Op], *, width: int) -> Op:
     linears = [op for op in ops if op.kind == "matmul"]
     entry, leave = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))
     first, last = linears[0], linears[-1]
@@ -67,6 +70,7 @@ def _joined(ops: Sequence[Op]) -> Op:
         writes = leave.writes
         if size < partial:  # the sum is cut by rows: a tensor of its own
             forward, backward, product = partial, backward + partial, partial
+    forward += _casts_forward(linears, cut=leave is not None and size < partial)
     keeps = tuple(dict.fromkeys((*keeps, *(entry.keeps if entry else ()), *(leave.keeps if leave else ()))))
     return first._replace(
         reads=(entry or first).reads, writes=writes, keeps=keeps,
@@ -74,4 +78,25 @@ def _joined(ops: Sequence[Op]) -> Op:
         gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
         flops=sum(op.flops for op in linears), causal_flops=sum(op.causal_flops for op in linears),
         forward_scratch=forward, backward_scratch=backward, product_bytes=product, again=first.again, delivers=True,
+        scratch_of_casts=_casts_backward(linears, width=width),
     )  # fmt: skip
+
+
+def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:
+    """Beside all that is written: the input's cast, and each weight's while what comes after it is not yet there."""
+    most = later = 0
+    for op in reversed(linears):
+        (size,) = op.writes.values()
+        later += size if cut else 0
+        most = max(most, op.casts.weight - later)
+        later += 0 if cut else size
+    return linears[0].casts.x + most
+
+
+def _casts_backward(linears: Sequence[Op], *, width: int) -> tuple[int, int]:
+    """While dx is summed, to which each layer after the first adds one of its own; beside the largest dW."""
+    casts = [op.casts for op in linears]
+    into = max(each.gradient + each.turned + (each.product if at else 0) for at, each in enumerate(casts))
+    made = [width * max(op.gradient_widths, default=0) for op in linears]
+    weights = max(op.casts.gradient_columns + size for op, size in zip(linears, made, strict=True)) - max(made)
+    return into, linears[0].casts.columns + weights

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from fivefold.plan.count.linear import Source, cast, row
+from fivefold.plan.count.linear import Source, cast, casting, keeps_casts, row
 from fivefold.plan.count.ops import Message, Op, elementwise, exchange, matmul
 from fivefold.plan.count.part import Local
 from fivefold.units import ceil_div
@@ -89,25 +89,37 @@ def _sorted(local: Local) -> bool:
 
 
 def _out(local: Local, *, sent: int, received: int) -> list[Op]:
-    """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted."""
+    """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted.
+
+    What is cast to fp8 for the way is widened when it has come, and its gradient is not cast.
+    """
     part, each, moe = local.part, local.model.width * local.width, local.model.moe
     assert moe is not None
     ops, here, rows = list[Op](), "routed", ceil_div(received, part.etp)
+    row, wire = local.row_bytes, local.row_bytes + local.row_scales_bytes
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * each)
-        ops.append(exchange("moe.send", here, "received", size=rows * each, message=message))
+        message = Message("ep", "all_to_all", "all_to_all", sent * row, backward_payload=sent * each)
+        ops.append(
+            exchange("moe.send", here, "received", size=rows * wire, message=message, gradient_bytes=rows * each)
+        )
         here = "received"
     if part.etp > 1:
-        message = Message("etp", "all_gather", "reduce_scatter", received * each)
-        gather = exchange("moe.etp_dispatch", here, "gathered", size=received * each, message=message)
-        ops.append(gather._replace(forward_scratch=rows * each))
+        message = Message("etp", "all_gather", "reduce_scatter", received * row, backward_payload=received * each)
+        gather = exchange(
+            "moe.etp_dispatch", here, "gathered", size=received * wire, message=message, gradient_bytes=received * each
+        )
+        ops.append(gather._replace(forward_scratch=rows * wire))
         here = "gathered"
     # their order, and where those of each expert end
     voyage = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
+    narrow, cast = local.row_scales_bytes > 0, "routed.cast"
+    if narrow:
+        ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
     arrive = Op(
-        "moe.arrive", "message", (here, "share", "routed"),
+        "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
         {"arrived": received * each, "arrived.share": 4 * received, "voyage": voyage},
         differentiates=(here, "share"), stays=("voyage",),
+        forward_scratch=max(0, received - sent) * wire if narrow and _sorted(local) else 0,  # what was cast is gone
     )  # fmt: skip
     return [ops[0]._replace(keeps=("voyage",)), *ops[1:], arrive]
 
@@ -116,17 +128,24 @@ def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> l
     """The way back of ``_out``: over etp each rank has made a part of a sum."""
     part, each = local.part, local.model.width * local.width
     ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
+    row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
     if part.etp > 1:
-        message = Message("etp", "reduce_scatter", "all_gather", received * each)
-        ops.append(exchange("moe.etp_combine", here, f"{out}.part", size=rows * each, message=message))
+        message = Message("etp", "reduce_scatter", "all_gather", received * each, backward_payload=received * row)
+        op = exchange(
+            "moe.etp_combine", here, f"{out}.part", size=rows * each, message=message, gradient_bytes=rows * wire
+        )
+        ops.append(op)
         here = f"{out}.part"
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * each)
-        ops.append(exchange("moe.return", here, out, size=sent * each, message=message))
+        message = Message("ep", "all_to_all", "all_to_all", sent * each, backward_payload=sent * row)
+        op = exchange("moe.return", here, out, size=sent * each, message=message)
+        ops.append(op._replace(backward_scratch=sent * wire if narrow else 0))
     else:
-        ops[-1] = ops[-1]._replace(writes={out: sent * each})
+        ops[-1] = ops[-1]._replace(writes={out: sent * each}, gradients=None)
     again = received * each if _sorted(local) else 0
     padded = rows * each if part.etp > 1 else 0
+    if narrow:  # gradients are sorted in fp8, and then widened
+        return [ops[0]._replace(forward_scratch=again, backward_scratch=received * wire), *ops[1:]]
     return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
 
 
@@ -134,14 +153,15 @@ def _meanwhile(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op],
     """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
     held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
-    arrive, going = there[-1], there[0].message.payload if there[0].message and local.part.ep > 1 else 0
+    casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
+    arrive, going = there[-1], (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0
     if local.part.etp > 1:  # what is summed over etp is let go before them
         whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
         part = whole // local.part.etp
         going = max(part + whole, part + going + made) - whole - made
     arrive = arrive._replace(
         keeps=(*arrive.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
-        backward_scratch=held + going, product_bytes=held,
+        backward_scratch=held + going, product_bytes=held, scratch_of_casts=(0, casts),
     )  # fmt: skip
     return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
 
@@ -158,6 +178,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
+        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.joint
+        op = casting(op._replace(batch=1), local, first=first, experts=held)
         return op._replace(
             parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
             shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
@@ -165,7 +187,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
 
     ops = [*entry.ops]
     ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
-    if local.job.linears == "fanned":  # the gradient of their input is a sum, before those of weights are made
+    # the gradient of their input is a sum, before those of weights are made
+    if local.job.linears == "fanned" and not local.job.precision.narrow:
         made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
@@ -179,7 +202,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         )
     )  # fmt: skip
     into = m
-    if local.job.precision.narrow:
+    if keeps_casts(local):
         into = f"{m}.cast"
         ops.append(cast(local, m, into, numel=rows * ffn))
     down = matmul("moe.experts.down", into, out, rows=rows, into=ffn, outof=model.width, width=width,

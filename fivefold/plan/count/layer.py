@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS, Job
+from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.model.spec import Model
 from fivefold.plan.count.attention import attention
 from fivefold.plan.count.feedforward import experts, mlp
@@ -102,20 +102,18 @@ def head(local: Local) -> list[Op]:
 
     fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain, narrow:
     PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy or not. widened: an fp32 copy that becomes
-    softmax and gradient in place; copied: a second one does. chunked: a part of the rows at a time, and again.
+    softmax and gradient in place; copied: a second one does. chunked: some rows at a time, in the backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
-    chunk_rows = min(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab))
-    logits, chunk = rows * vocab * width, chunk_rows * vocab * 4
+    logits = rows * vocab * width
     entry = Source(_in_16_bits(local), "h", into=model.width, rows=local.stream_rows)
     project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
         "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
         moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
-        # the softmax of a chunk, and the chunk widened for it; over tp its exponential alone
-        forward_scratch=2 * chunk if width < 4 and part.tp == 1 else chunk,
+        forward_scratch=_softmax_bytes(local, rows),
         message=small,
     )  # fmt: skip
     wide = rows * vocab * 4
@@ -138,19 +136,62 @@ def head(local: Local) -> list[Op]:
             # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
-    elif job.loss == "chunked":
-        project = project._replace(writes={"logits": chunk_rows * vocab * width}, again=True)
-        loss = loss._replace(forward_scratch=chunk, backward_scratch=chunk, keeps=(), in_place=False)
     normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
                   plain=local.plain)  # fmt: skip
+    if job.loss == "chunked":
+        return [normed, *_chunked_loss(local)]
     return [normed, *entry.ops, project, loss]
+
+
+def _softmax_bytes(local: Local, rows: int) -> int:
+    """Of the few of ``rows`` that are widened at once: theirs, and they for it; over tp its exponential alone."""
+    chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
+    return 2 * chunk if local.width < 4 and local.part.tp == 1 else chunk
+
+
+def _chunked_loss(local: Local) -> list[Op]:
+    """h → loss, all in the backward: of so many rows after one another the logits, their gradient, dh and dW.
+
+    Over tp the input is gathered there alone, and each chunk says for itself what ``fused`` says of all rows.
+    """
+    model, part, rows, vocab, width = local.model, local.part, local.rows, local.vocab, local.width
+    chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
+    weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
+    whole = rows * model.width * width if part.sp else 0  # as large as the gradient of it
+    softmax = _softmax_bytes(local, chunk)
+    if rows == chunk:  # dW comes when it is gone
+        softmax = max(0, softmax - (weight + bias) * width)
+    targets = 8 * rows if part.cp > 1 else 0  # else they are a part of the batch
+    ops = [Op(
+        "loss", "loss", ("h",), {"loss.own": 4, "targets": targets}, keeps=("h", "targets"),
+        parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
+        flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
+        moved_backward_bytes=4 * rows * vocab * width,  # read and written, in both of the passes of ``fused``
+        backward_scratch=2 * whole - whole // part.tp + logits + softmax + bias * width, regathered=whole,
+        differentiates=("h",), delivers=True,
+    )]  # fmt: skip
+    if part.tp > 1:
+        size = rows * model.width * width
+        again, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
+        each, rest = divmod(rows, chunk)
+        said = [
+            Message("tp", "", sums, size, again=again),
+            *(Message("tp", "", "all_reduce", many * 4, times=3 * times) for many, times in ((chunk, each), (rest, 1))
+              if many),
+        ]  # fmt: skip
+        names = ("loss.own", "loss.sums", "loss.chunks", "loss.rest")
+        ops += [
+            exchange(after, before, after, size=4, message=message)
+            for before, after, message in zip(names[:-1], names[1:], said, strict=False)
+        ]
+    return ops
 
 
 def _in_16_bits(local: Local) -> Local:
     """The head's matmul is not narrowed, whatever the recipe (Transformer Engine, DeepSeek-V3 §3.3)."""
     if not local.job.precision.narrow:
         return local
-    wide = local.job.precision.replace(compute="bf16")
+    wide = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
     return Local(local.model, local.job.replace(precision=wide), local.part)
 
 

@@ -3,16 +3,18 @@
     column   x ──(sp: all_gather)── x W_col        backward: reduce_scatter, or all_reduce without sp
     row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
 
-Under sp the gathered input is let go and gathered again for the weight's gradient. fp8 and fp4 operands are cast
-before they travel and kept instead of the 16-bit tensor. Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
+Under sp the gathered input is let go and gathered again for the weight's gradient. Other people's fp8 and fp4 operands
+are cast before they travel and kept instead of the 16-bit tensor; ours are cast around each product (``casts``).
+Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS
-from fivefold.plan.count.ops import Message, Op, exchange, matmul
+from fivefold.plan.count.ops import Casts, Message, Op, exchange, matmul
 from fivefold.plan.count.part import Local
 from fivefold.units import ceil_div
 
@@ -24,8 +26,9 @@ class Source:
         """``rows`` are those of ``tensor``; ``gathered``: the readers want the rows of all of tp."""
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
-        recipe, size = local.job.precision, rows * into * local.width
-        if recipe.narrow:
+        self.first = True  # of its readers
+        size = rows * into * local.width
+        if keeps_casts(local):
             self.kept = f"{tensor}.cast"
             size = narrow_bytes(local, rows * into)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
@@ -53,6 +56,8 @@ class Source:
         op = matmul(
             name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
         )
+        op = casting(op, self.local, first=self.first)
+        self.first = False
         return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
 
 
@@ -60,11 +65,12 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
     """``out`` [stream rows, outof] from ``source`` [rows, into], ``into`` as it is on this rank."""
     part = local.part
     ops, read = [], source
-    if local.job.precision.narrow:
+    if keeps_casts(local):
         read = f"{source}.cast"
         ops.append(cast(local, source, read, numel=local.rows * into))
     partial = out if part.tp == 1 else f"{out}.partial"
-    ops.append(matmul(name, read, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias))
+    product = matmul(name, read, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
+    ops.append(casting(product, local))
     if part.tp > 1:
         size = local.rows * outof * local.width
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
@@ -72,6 +78,53 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
         size = local.stream_rows * outof * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
+
+
+def keeps_casts(local: Local) -> bool:
+    """Whether the cast of an input is kept instead of it; ours is made again."""
+    return local.job.precision.narrow and local.job.linears == "apart"
+
+
+def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op:
+    """A product of ours with what it casts; ``first`` of those on its input. ``experts``: rows are theirs by groups."""
+    recipe = local.job.precision
+    if not recipe.narrow or local.job.linears == "apart":
+        return op
+    rows, outof, into = op.shape
+    per, rows = max(1, experts), rows * op.batch
+    x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
+    weight = cast_bytes(local, outof, into, matrices=per, weight="forward")
+    turned = cast_bytes(local, into, outof, matrices=per, weight="backward")
+    columns, late = (
+        0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
+    )
+    found = Casts(first * x, weight, g, turned, rows * into * local.width, first * columns, late)
+    of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
+    moved = (
+        first * (of_x + x) + of_w + weight,
+        of_g + g + of_w + turned,
+        (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
+    )
+    return op._replace(casts=found, moved_by_casts=moved)
+
+
+def cast_bytes(
+    local: Local, rows: int, columns: int, *, matrices: int = 1, groups: int = 0,
+    weight: Literal["", "forward", "backward"] = "",
+) -> int:  # fmt: skip
+    """Of [rows, columns] in fp8 with its scales, as ``train/float8`` makes them; ``groups``: apart along columns."""
+    scaling, numel = local.job.precision.scaling, matrices * rows * columns
+    if scaling == "tensorwise" or (weight == "backward" and local.job.precision.wide_gradients):
+        return numel + 4 * matrices
+    if scaling == "rowwise":
+        return numel + 4 * matrices * rows * max(1, groups)
+    if scaling == "blocks":
+        return narrow_bytes(local, numel)
+    tile = SCALED_ELEMENTS[scaling]
+    if weight:
+        return numel + 4 * matrices * ceil_div(rows, tile) * ceil_div(columns, tile)
+    tiles = columns // tile + groups + 1 if groups else ceil_div(columns, tile)
+    return numel + 4 * rows * tiles
 
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:

@@ -24,6 +24,7 @@ from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.flight import Flight, flights, in_order
 from fivefold.plan.count.standing import inputs_bytes, spare_gradients_bytes
 from fivefold.plan.count.states import UnitStates
+from fivefold.plan.count.update import scratch_bytes
 from fivefold.plan.count.walk import Walker, called
 
 SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules in which weights' gradients are put off
@@ -116,6 +117,7 @@ class _Ranks:
         self.policy, self.stream = self.walker.policy, self.walker.stream
         self.flights = flights(layout.schedule, layout.pp, layout.v, _enough(layout, self.job))
         self.held = table_of(layout, self.job).held if layout.pp > 1 else ((0,),)
+        self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
         self.totals = [self._total(held) for held in self.held]
         self.kept = [self._on_device(chunk) for chunk in self.stages.chunks]
@@ -146,7 +148,8 @@ class _Ranks:
             passes[key] = max(passes.get(key, (-1, flight)), (size, flight), key=itemgetter(0))
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
-        gradients, widened, base = self._gradients(total), self._widened(total), self._base(rank)
+        gradients, base = self._gradients(total), self._base(rank)
+        widened = self._widened(total) + self.scratch[rank]
         if self.walker.lasting:
             base -= gradients
         return [*found, Moment("optimizer", base + gradients + widened, 0, gradients, base, 0, 0, 0, widened)]
@@ -182,6 +185,7 @@ class _Ranks:
         total, base = self.totals[rank], self._base(rank)
         gradients, passes = self._gradients(total), base + top
         peak, update = passes, base + (0 if self.walker.lasting else gradients) + self._widened(total)
+        update += self.scratch[rank]
         if update > peak:
             peak, cause = update, "optimizer"
         return RankMemory(self._parameters(total), gradients, total.moments, kept, peak, cause, total.updated, passes)
@@ -241,6 +245,4 @@ class _Ranks:
         job, widen = self.job.precision, 0
         if job.summed_bytes != job.updated_bytes:  # gradients are widened for the update
             widen = total.updated * job.updated_bytes
-        if self.job.optimizer.kind == "muon":  # the momentum whole, and two products in 16 bits (Newton-Schulz)
-            widen += total.largest * (job.moments_bytes[0] + 3 * 2)
         return widen + (total.updated * job.summed_bytes if "gradients" in self.job.joined else 0)

@@ -28,6 +28,21 @@ class Message(NamedTuple):
     backward_parts: int = 1  # messages side by side that this payload goes in
 
 
+class Casts(NamedTuple):
+    """Bytes of what a linear layer of ours casts to eight bits around its products, and of a second dx beside a first.
+
+    ``x`` and ``columns``, of the input for y and for dW, live while all layers on it are computed.
+    """
+
+    x: int = 0
+    weight: int = 0  # for y
+    gradient: int = 0  # for dx
+    turned: int = 0  # the weight for dx
+    product: int = 0
+    columns: int = 0
+    gradient_columns: int = 0  # for dW
+
+
 class Op(NamedTuple):
     """``reads`` and ``writes`` name tensors; ``writes`` and ``keeps`` give bytes of storage of their own.
 
@@ -58,6 +73,9 @@ class Op(NamedTuple):
     gradients: dict[str, int] | None = None  # bytes of the gradients of what is written, where they are not as large
     again: bool = False  # runs a second time, in the backward
     stays: tuple[str, ...] = ()  # of what is written, what is kept even where this is recomputed
+    casts: Casts = Casts()
+    moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
+    scratch_of_casts: tuple[int, int] = (0, 0)  # backward: while dx is made; beside the largest dW while these are
     delivers: bool = False  # hands over its weights' gradients, one after another, before it lets anything go
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.job import Job
+from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.pieces import padded_vocab
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -52,6 +52,10 @@ class Local:
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
         self.stream_bytes = self.stream_rows * model.width * self.width
+        # Of a row on its way to an expert: its elements, and what they are multiplied by, a tile each.
+        narrow = job.precision.dispatches == "fp8"
+        self.row_bytes = model.width * (1 if narrow else self.width)
+        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if narrow else 0
         # Ids of tokens are a view of those of the whole step, unless their rows are not one after another.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp

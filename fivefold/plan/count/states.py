@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from fivefold.job import Job, Optimizer
+from fivefold.job import Job, Recipe
 from fivefold.layout.pieces import padded_vocab
-from fivefold.layout.sharding import Unit, local_weight, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.units import ceil_div
+from fivefold.update import QUANTISED_BLOCK, Optimizer, quantised
 
 
 class UnitStates(NamedTuple):
@@ -29,11 +30,9 @@ class UnitStates(NamedTuple):
     moments: int = 0
     travel: int = 0  # of a gather: the received weights, and the sent ones where they are a copy
     updated: int = 0  # elements that this rank's optimizer updates
-    largest: int = 0  # elements of the largest matrix, which Muon needs whole
 
     def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
-        added = [mine + theirs for mine, theirs in zip(self[:-1], other[:-1], strict=True)]
-        return UnitStates._make([*added, max(self.largest, other.largest)])
+        return UnitStates._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
 
 def local_parts(
@@ -56,23 +55,28 @@ def local_parts(
 
 def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[UnitStates, ...]:
     """What the parts of a unit of ``weights`` hold on the rank with the largest shards."""
+    whole = tuple(weights)
+    narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))
     return tuple(
-        _states(unit, shards=shards, layout=layout, job=job)
-        for unit, shards, _ in local_parts(weights, model=model, layout=layout, job=job)
+        _states(unit, shards=shards, narrow=narrow, layout=layout, job=job)
+        for unit, shards, _ in local_parts(whole, model=model, layout=layout, job=job)
     )
 
 
-def _states(unit: Unit, *, shards: int, layout: Layout, job: Job) -> UnitStates:
+def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
+    """``narrow``: weights of which adamw8bit has moments of 8 bits."""
     recipe, keeps = job.precision, policy(layout)
     padded = padded_numel(unit, shards=shards)
     own = padded // shards
     stays = shards == 1 and not keeps.weights_stay  # experts that no other rank holds are never let go
     apart = recipe.updated_bytes != recipe.weights_bytes or not (keeps.weights_stay or stays)
     sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
-    travel = 0 if shards == 1 else (padded + (own if sent_is_copy else 0)) * recipe.weights_bytes
-    moments = MOMENTS[job.optimizer.kind](unit, shards, job)
+    travel = 0 if shards == 1 else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
+    if job.optimizer.kind == "adamw8bit":
+        moments = _adamw8bit(unit, shards, narrow)
+    else:
+        moments = MOMENTS[job.optimizer.kind](unit, shards, job)
     offloaded = "optimizer" in job.offload
-    matrices = [weight.numel for weight in unit.weights if weight.kind in MATRICES]
     return UnitStates(
         whole=0 if stays else padded * recipe.weights_bytes,
         apart=(own * recipe.updated_bytes if apart and not offloaded else 0)
@@ -82,11 +86,26 @@ def _states(unit: Unit, *, shards: int, layout: Layout, job: Job) -> UnitStates:
         moments=0 if offloaded else moments,
         travel=travel,
         updated=own,
-        largest=max(matrices, default=0),
     )
 
 
-MATRICES = ("column", "row", "router", "expert_column", "expert_row")
+def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
+    """Of a unit's weights as a gather sends them, ``shards`` equal parts."""
+    wide = recipe.weights_bytes
+    widths = [1 if recipe.gathers == "fp8" and multiplies(weight) else wide for weight in unit.weights]
+    sizes = (shard_numel(weight, shards=shards) for weight in unit.weights)
+    return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
+
+
+def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
+    """What is received and, where it is a copy, sent. In fp8 a weight's rows are narrowed and cast before they are
+    copied to what is sent, and nothing is received yet.
+    """
+    whole = gathered_bytes(unit, shards=shards, recipe=recipe)
+    if recipe.gathers != "fp8":
+        return whole + (whole // shards if copied else 0)
+    sizes = (shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight))
+    return whole // shards + max(whole, max(sizes, default=0) * (recipe.weights_bytes + 1))
 
 
 def _own(weight: Weight, shards: int) -> int:
@@ -99,15 +118,19 @@ def _adamw(unit: Unit, shards: int, job: Job) -> int:
     return local * sum(job.precision.moments_bytes) + 4 * len(unit.weights)
 
 
-def _adamw8bit(unit: Unit, shards: int, _: Job) -> int:
-    """Two moments of a byte with an fp32 scale per 256 elements each (torchao, bitsandbytes: arXiv:2110.02861)."""
-    local = [_own(weight, shards) for weight in unit.weights]
-    return sum(2 * numel + 8 * ceil_div(numel, 256) for numel in local) + 4 * len(unit.weights)
+def _adamw8bit(unit: Unit, shards: int, narrow: frozenset[str]) -> int:
+    """Two moments of a byte, each with an fp32 scale per block of a row (arXiv:2110.02861), where they are worth it."""
+    total = 4 * len(unit.weights)
+    for weight in unit.weights:
+        numel, columns = _own(weight, shards), weight.shape[-1]
+        scales = numel // columns * ceil_div(columns, QUANTISED_BLOCK)
+        total += 2 * numel + 8 * scales if weight.name in narrow else 8 * numel
+    return total
 
 
 def _muon(unit: Unit, shards: int, job: Job) -> int:
     """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
-    hidden = [weight for weight in unit.weights if weight.kind in MATRICES and not weight.name.endswith("bias")]
+    hidden = [weight for weight in unit.weights if weight.is_hidden]
     rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight not in hidden))
     return sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
 
@@ -136,7 +159,6 @@ def _sgd(unit: Unit, shards: int, job: Job) -> int:
 
 MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
     "adamw": _adamw,
-    "adamw8bit": _adamw8bit,
     "muon": _muon,
     "adafactor": _adafactor,
     "sgd": _sgd,

@@ -84,7 +84,7 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.again else op.regathered
-            weights_peak = max(weights_peak, left + again + made * width)
+            weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
             experts = closing if _is_expert(op) else experts
             left -= tape.held[op.name]
@@ -128,7 +128,8 @@ class _Backward:
         self.width, self.split = width, split
         self.unborn = {False: sums.dense, True: sums.experts}
         self.reduction = sums.reduced, sums.gone
-        self.closing = next((op.name for op in unit.ops if op.gradient_widths and _is_expert(op)), "")
+        closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
+        self.closing = next(closing, "")
         self.held: dict[str, int] = {}  # by operation whose weights' gradients are put off
         self.asked: set[str] = set()  # what they read
         self.late = 0
@@ -167,8 +168,13 @@ class _Backward:
             weights, scratch = 0, scratch - (0 if op.again else op.regathered)
         elif op.delivers and weights:
             weights = max(op.gradient_widths) * self.width
+            if op.kind == "loss":  # in chunks: it delivers when all of them are done
+                self._note(self.live + made + weights + scratch, op.name)
+                scratch = op.regathered
             self._bear(op)
-        self._note(self.live + made + weights + scratch, op.name)
+        before, beside = op.scratch_of_casts
+        casts = max(before - weights, beside if weights else 0)
+        self._note(self.live + made + weights + scratch + casts, op.name)
         if op.delivers and op.name == self.closing:
             self._reduce(made + weights + scratch)
         self.live += made

@@ -9,37 +9,30 @@ stream over each boundary, and back its gradient · always one all_reduce of thr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from math import prod
 
-from fivefold.job import Job
+from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import copies, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import copies, multiplies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
 from fivefold.plan.count.layer import Kind
+from fivefold.plan.count.message import Message
 from fivefold.plan.count.ops import Message as Exchange
 from fivefold.plan.count.ops import Op
 from fivefold.plan.count.part import part_of
-from fivefold.plan.count.states import local_parts
+from fivefold.plan.count.states import gathered_bytes, local_parts
+from fivefold.plan.count.update import update_messages
 from fivefold.step import Traffic, sent_bytes
-
-
-class Message(NamedTuple):
-    """``times`` equal messages per step; ``payload`` is the full tensor in bytes, among the ranks of ``group``."""
-
-    axis: str
-    collective: str
-    times: int
-    payload: int
-    ranks: int
-    group: str = "shard"  # as in ``mesh.group``
+from fivefold.units import ceil_div
 
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
     """Every message of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
-    found = list(_once(counts, layout, chunks=chunks))
+    found = [*_once(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     for chunk in chunks:
         for run, times in stages[chunk]:
             once = [*unit_messages(counts, layout, run.name), *copy_messages(counts, layout, run.name)]
@@ -72,7 +65,8 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             twice = name not in ("embed", "head")
             gathers = 1 if policy(layout).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"
-            yield Message("dp", "all_gather", gathers, padded * recipe.weights_bytes, shards, group)
+            payload = gathered_bytes(unit, shards=shards, recipe=recipe)
+            yield Message("dp", "all_gather", gathers, payload, shards, group)
             reduces = micro_batches if each else 1
             yield Message("dp", "reduce_scatter", reduces, padded * recipe.summed_bytes, shards, group)
         if replicas > 1:
@@ -109,7 +103,8 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
     sent_again = any(
         op.again and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
     )
-    forward, weights = times * (2 if sent_again else 1), 4 * local.stream_rows * moe.topk
+    copies = local.stream_rows * moe.topk
+    forward, weights = times * (2 if sent_again else 1), 4 * copies
     if layout.ep > 1:
         yield Message("ep", "all_to_all", anew, 8 * moe.experts, layout.ep, "ep")
         yield Message("ep", "all_to_all", forward + times, weights, layout.ep, "ep")
@@ -117,6 +112,11 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
         yield Message("etp", "all_gather", anew, 8 * moe.experts * layout.etp, layout.etp, "etp")
         for collective, each in (("all_gather", forward), ("reduce_scatter", times)):
             yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
+    if scales := local.row_scales_bytes * copies:  # of rows on their way, and of gradients
+        if layout.ep > 1:
+            yield Message("ep", "all_to_all", forward + times, scales, layout.ep, "ep")
+        if layout.etp > 1:
+            yield Message("etp", "all_gather", forward + times, scales * layout.etp, layout.etp, "etp")
     cut = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
     counted = 8 * layout.mbs * moe.experts
     if cut and moe.balance == "aux" and moe.aux_coefficient:
@@ -139,6 +139,7 @@ def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterato
         ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
         payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
         yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+    yield from _scales(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # how often each expert was chosen, of all layers here
         kinds = ((run.name, times) for chunk in chunks for run, times in stages[chunk])
@@ -147,6 +148,27 @@ def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterato
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+
+
+def _scales(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """The largest |w| of all that shares a scale in what is gathered in fp8: asked once after an update."""
+    sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
+    if recipe.gathers == "fp8":
+        for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
+            weights = counts.weights(layout, run.name)
+            for unit, shards, _ in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+                group = "expert_shard" if unit.name == "experts" else "shard"
+                scales = sum(_scales_of(weight, recipe) for weight in unit.weights if multiplies(weight))
+                sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
+    for (group, shards), many in sizes.items():
+        if shards > 1 and many:
+            yield Message("dp", "all_reduce", 1, 4 * many, shards, group)
+
+
+def _scales_of(weight: Weight, recipe: Recipe) -> int:
+    *experts, rows, columns = weight.shape
+    block = SCALED_ELEMENTS.get(recipe.scaling)
+    return prod(experts) * (ceil_div(rows, block) * ceil_div(columns, block) if block else 1)
 
 
 def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:

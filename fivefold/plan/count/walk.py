@@ -19,7 +19,7 @@ from fivefold.plan.count.counts import NO_SUMS, Counts, Run
 from fivefold.plan.count.flight import Kind
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.states import UnitStates
-from fivefold.plan.count.tape import Profile, Split
+from fivefold.plan.count.tape import Profile, Split, Sums
 
 Cause = tuple[Any, ...]  # a unit by its place, whether it is the last of its run, a phase and an operation; or one word
 
@@ -84,8 +84,7 @@ class Walker:
         """Of one micro-batch between the two halves of a split backward."""
         chunk = self.stages.chunks[stage]
         if chunk.alike not in self.stages.late:
-            each = [unit.run.times * self._split(unit).late_bytes for unit in chunk.runs]
-            self.stages.late[chunk.alike] = sum(each)
+            self.stages.late[chunk.alike] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
         return self.stages.late[chunk.alike]
 
     def lag_bytes(self, unit: Held) -> int:
@@ -109,8 +108,11 @@ class Walker:
             return self._weights(units, first=first, last=last)
         return self._backward(units, first=first, last=last, split=kind == "B")
 
-    def _split(self, unit: Held, *, first: bool = False) -> Split:
-        return self.counts.split(unit.part, unit.run.name, unit.born if first else NO_SUMS)
+    def _split(self, unit: Held) -> Split:
+        return self.counts.split(unit.part, unit.run.name)
+
+    def _played(self, unit: Held, born: Sums, *, split: bool) -> Profile | Split:
+        return (self.counts.split if split else self.counts.profile)(unit.part, unit.run.name, born)
 
     def _earlier(self, each: int, units: int, kept: int) -> int:
         """Bytes on the device of ``units`` that keep ``each``, and of ``kept`` before them; offloaded: of one unit."""
@@ -157,12 +159,10 @@ class Walker:
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
         grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
         for place in reversed(range(len(units))):
-            unit, off = units[place], 0  # and what it puts off
-            run, state = unit.run, unit.state
-            profile: Profile | Split = unit.first if first or self.each else unit.later
-            if split:
-                profile = self._split(unit, first=first or self.each)
-                off = profile.late_bytes
+            unit = units[place]
+            run, state, born = unit.run, unit.state, unit.born if first or self.each else NO_SUMS
+            profile = self._played(unit, born, split=split)
+            off = profile.late_bytes if isinstance(profile, Split) else 0  # what it puts off
             regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
             let_go = state.whole if gathers and self._stays(run) else 0
             if self.adds and gathers:
@@ -171,6 +171,8 @@ class Walker:
             reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces)
             lag = self.lag_bytes(unit) if reduces else 0
             table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
+            if table and self.counts.job.loss == "chunked":  # it comes when all chunks are done
+                profile, table = self._played(unit, born._replace(reduced=table), split=split), 0
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
                 still, end, gone = lag if done else lagging, done == 0, 0

@@ -2,7 +2,7 @@
 
 model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
 hardware FLOPs = what all ranks do: with the full square, forwards repeated by recomputation, copies of key heads and
-padding of the vocabulary; of what a ring sends round, only half is seen in zig-zag order
+padding of the vocabulary, and what Muon multiplies; of what a ring sends round, only half is seen in zig-zag order
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, Name, run_part
 from fivefold.plan.count.ops import Op
 from fivefold.plan.count.part import Part, part_of
+from fivefold.plan.count.update import update_flops
 from fivefold.step import Work
 
 
@@ -40,7 +41,7 @@ def _done(model: Model, layout: Layout, job: Job) -> int:
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
     )
-    return each * layout.dp * layout.cp * layout.tp * layout.micro_batches(job)
+    return each * layout.dp * layout.cp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
 def _seen(op: Op, part: Part) -> int:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.job import Job
+from fivefold.job import LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.ops import Op
 from fivefold.plan.price import roofline
 from fivefold.plan.price.measured import Measured
-from fivefold.units import Dtype
+from fivefold.units import Dtype, ceil_div
 
 KERNELS = {
     "norm": "rms_norm",
@@ -93,6 +93,8 @@ class Prices:
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
             return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
+        if op.kind == "loss" and self.job.loss == "chunked":
+            return self._chunked_loss(op)
         if op.kind == "loss" and self.job.loss == "fused" and self.measured is None:
             rate = LOSS_RATE * self.chip.multiprocessors
             return OpTime(
@@ -133,13 +135,28 @@ class Prices:
             forward, backward,
         )  # fmt: skip
 
+    def _chunked_loss(self, op: Op) -> OpTime:
+        """All in the backward: per chunk three products, the logits moved as ``fused`` moves them, and dW summed up."""
+        rows, vocab, width = op.shape
+        chunk = min(rows, LOSS_CHUNK_ROWS)
+        shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
+        products = sum(self.matmul(*shape, dtype=self.wide) for shape in shapes)
+        seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
+        if self.measured is None:
+            seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
+            recipe = self.job.precision  # each chunk reads and writes dW, and what hands it over the sums
+            products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.gradients_bytes)
+            seconds += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.summed_bytes)
+        return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=5 * ceil_div(rows, chunk))
+
     def _linear(self, op: Op) -> OpTime:
         m, n, k = op.shape
         narrow = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
         dtype = self.dtype if narrow else self.wide
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch)
         into = self.matmul(m, k, n, dtype=dtype, batch=op.batch)
-        weight = self.matmul(n, k, m, dtype=dtype, batch=op.batch)
+        wide = self.job.precision.wide_gradients
+        weight = self.matmul(n, k, m, dtype=self.wide if wide else dtype, batch=op.batch)
         recipe, numel = self.job.precision, n * k * op.batch
         each = EXPERT_KERNELS[narrow]
         if self.measured is None:
@@ -151,10 +168,16 @@ class Prices:
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
                 forward += self.moving(BIAS_BYTES[0] * m * n * op.batch)
                 into += self.moving(BIAS_BYTES[1] * m * n * op.batch)
-        if narrow:  # the gradient of the output is cast before both products
+        if any(op.moved_by_casts):
+            casts = (self.moving(moved) for moved in op.moved_by_casts)
+            forward, into, weight = (a + b for a, b in zip((forward, into, weight), casts, strict=True))
+        elif narrow:  # the gradient of the output is cast before both products
             into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
         launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 else 1
-        return OpTime(forward, into, weight, launches, 2 * launches)
+        cast = op.casts  # of which each is a kernel
+        before = bool(cast.x) + bool(cast.weight)
+        after = sum(map(bool, (cast.gradient, cast.turned, cast.columns, cast.gradient_columns)))
+        return OpTime(forward, into, weight, launches + before, 2 * launches + after)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
         """``(m, k) @ (k, n)``, ``batch`` of them."""

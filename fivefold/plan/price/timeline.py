@@ -21,6 +21,7 @@ from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.memory import RankMemory
 from fivefold.plan.count.part import part_of
 from fivefold.plan.count.states import moments_per_element
+from fivefold.plan.count.update import stages_held, update_messages, update_products
 from fivefold.plan.price.continued import continued
 from fivefold.plan.price.parallel import Parallel
 from fivefold.plan.price.units import AXES, CONTENTION, Units
@@ -179,7 +180,10 @@ class Timeline:
     def step(self, layout: Layout, memory: list[RankMemory]) -> Clock:
         """The step of ``layout``; ``memory`` tells what each rank updates."""
         micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
-        updates = [self.update(layout, rank) for rank in memory]
+        updates = [
+            self.update(layout, rank) + self.met(layout, held)
+            for rank, held in zip(memory, stages_held(layout), strict=True)
+        ]
         if layout.pp == 1:
             stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
             compute, exposed = _sum([(stage.forward, micro_batches), (stage.whole, micro_batches)])
@@ -254,6 +258,17 @@ class Timeline:
             both_ways = numel * (recipe.summed_bytes + recipe.weights_bytes)
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
         return seconds
+
+    def met(self, layout: Layout, chunks: tuple[int, ...]) -> float:
+        """Of an optimizer of whole matrices, what it says and multiplies; nothing runs beside it."""
+        prices, network = self.units.prices(layout), self.units.network
+        return sum(
+            message.times * network.seconds(message.collective, message.payload, group(layout, message.group))
+            for message in update_messages(self.counts, layout, chunks=chunks)
+        ) + sum(
+            each.times * prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
+            for each in update_products(self.counts, layout, chunks=chunks)
+        )
 
 
 def _sum(parts: Iterable[tuple[Taken, int]]) -> tuple[float, dict[str, float]]:

@@ -22,6 +22,7 @@ from fivefold.train.optimizers.cut import Cut
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.shard import Held, Shard
+from fivefold.update import Rates
 
 ALONE = Axis("alone", 0, (0,), None)
 DECAY = -0.8
@@ -29,12 +30,14 @@ LEAST, LEAST_RMS = 1e-15, 1e-3  # ε of the root of v (the paper has 1e-30 of v)
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Over the weights of ``cuts``; ``decays``: λ of each by name."""
+    """Over the weights of ``cuts``; ``rates``: λ and the rate's factor of each by name."""
 
-    def __init__(self, cuts: list[Cut], *, lr: float, decays: dict[str, float]) -> None:
+    def __init__(self, cuts: list[Cut], *, lr: float, rates: dict[str, Rates]) -> None:
         super().__init__([cut.shard.weight for cut in cuts], {"lr": lr})
-        found = [_Moments(cut, decay=decays[cut.shard.name]) for cut in cuts]
-        self.families = [list(same) for _, same in groupby(found, lambda each: each.cut.rows.name)]
+        found = [_Moments(cut, rates[cut.shard.name]) for cut in cuts]
+        # what lies over one group of ranks speaks at once
+        found.sort(key=_group)
+        self.families = [list(same) for _, same in groupby(found, _group)]
         self.parts: dict[Tensor, dict[str, Shard]] = {}  # of which tensors the moments are this rank's part
         for each in found:
             if each.cut.shard.rows:
@@ -61,8 +64,8 @@ class Adafactor(torch.optim.Optimizer):
 class _Moments:
     """Those of one weight. ``sums`` are over what is here, and after ``_meet`` over the whole weight, by expert."""
 
-    def __init__(self, cut: Cut, *, decay: float) -> None:
-        self.cut, self.decay = cut, decay
+    def __init__(self, cut: Cut, rates: Rates) -> None:
+        self.cut, self.rates = cut, rates
         shard, weight = cut.shard, cut.shard.held.weight
         self.experts = shard.shape[0] if cut.stacked else 1
         whole = weight.shape[1:] if cut.stacked else weight.shape
@@ -115,12 +118,13 @@ class _Moments:
 
     def apply(self, rate: float) -> None:
         """Change the weight."""
+        rate *= self.rates.rate
         size, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
         relative = self.state["step"].rsqrt().clamp(max=rate)
         steps = (self.sums["weight"].sqrt() * size).clamp(min=LEAST_RMS) * relative
         steps /= (self.sums["update"].sqrt() * size).clamp(min=1.0)
         wide, update = weight.float(), self._update()  # itself, where it is wide
-        wide.mul_(1 - rate * self.decay)
+        wide.mul_(1 - rate * self.rates.weight_decay)
         for expert, rows in self.experts_rows:
             wide[rows] -= update[rows] * steps[expert]
         weight.copy_(wide)
@@ -154,6 +158,10 @@ class _Moments:
         for expert, rows in self.experts_rows:
             found[expert] = torch.linalg.vector_norm(values[rows], dtype=torch.float32).square()
         return found
+
+
+def _group(each: _Moments) -> str:
+    return each.cut.rows.name
 
 
 def _meet(family: list[_Moments], *names: str) -> None:

@@ -13,13 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fivefold.model.weights import Weight
 from fivefold.train.parallel.collectives import all_to_all
 from fivefold.train.parallel.mesh import Axis, Ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
-
-HIDDEN = ("column", "row", "router", "expert_column", "expert_row")
 
 
 @dataclass(frozen=True)
@@ -45,18 +42,12 @@ class Cut:
     @property
     def hidden(self) -> bool:
         """Whether it is a matrix, or matrices of experts, between hidden states."""
-        weight = self.shard.held.weight
-        return weight.kind in HIDDEN and not is_vector(weight)
+        return self.shard.held.weight.is_hidden
 
     @property
     def stacked(self) -> bool:
         """Whether the first dim counts experts, each with a matrix or vector of its own."""
         return self.shard.held.weight.kind.startswith("expert")
-
-
-def is_vector(weight: Weight) -> bool:
-    """Norms and biases, those of all experts too."""
-    return weight.kind in ("norm", "bias", "vector") or weight.name.endswith("bias")
 
 
 def cuts(units: list[ZeroUnit], ranks: Ranks) -> Iterator[Cut]:

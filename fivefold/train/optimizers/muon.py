@@ -17,21 +17,22 @@ import torch
 from torch import Tensor
 
 from fivefold.train.optimizers.cut import Cut, deal, home
+from fivefold.update import Rates
 
 COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch.optim.Muon
 
 
 class Muon(torch.optim.Optimizer):
-    """Over the matrices of ``cuts``, with λ by name in ``decays``; ``rest`` updates all other weights, and has its
-    groups and state here too.
+    """Over the matrices of ``cuts``, with λ and the rate's factor by name in ``rates``; ``rest`` updates all other
+    weights, and has its groups and state here too.
     """
 
     def __init__(
         self, cuts: list[Cut], rest: torch.optim.Optimizer | None, *, lr: float, momentum: float,
-        decays: dict[str, float],
+        rates: dict[str, Rates],
     ) -> None:  # fmt: skip
         super().__init__([cut.shard.weight for cut in cuts], {"lr": lr, "momentum": momentum})
-        self.decays = decays
+        self.rates = rates
         self.rest, self.rounds = rest, list(_rounds(cuts))
         for cut in cuts:
             if cut.shard.rows:
@@ -43,17 +44,21 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights; every rank of the stage calls it."""
-        group = self.param_groups[0]
         for cuts in self.rounds:
-            sent = [self._direction(cut, momentum=group["momentum"]) for cut in cuts]
-            for cut, part in zip(cuts, _orthogonal(cuts, sent), strict=True):
-                shard, (rows, columns) = cut.shard, cut.shard.held.weight.shape[-2:]
-                wide = shard.weight.float()  # itself, where it is wide
-                wide.mul_(1 - group["lr"] * self.decays[shard.name])
-                wide.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * group["lr"])
-                shard.weight.copy_(wide)
+            self._round(cuts, rate=self.param_groups[0]["lr"], momentum=self.param_groups[0]["momentum"])
         if self.rest is not None:
             self.rest.step()
+
+    def _round(self, cuts: list[Cut], *, rate: float, momentum: float) -> None:
+        """Nothing of it lives when the next one begins."""
+        sent = [self._direction(cut, momentum=momentum) for cut in cuts]
+        for cut, part in zip(cuts, _orthogonal(cuts, sent), strict=True):
+            shard, (rows, columns) = cut.shard, cut.shard.held.weight.shape[-2:]
+            wide = shard.weight.float()  # itself, where it is wide
+            times, decay = self.rates[shard.name]
+            wide.mul_(1 - times * rate * decay)
+            wide.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * times * rate)
+            shard.weight.copy_(wide)
 
     def _direction(self, cut: Cut, *, momentum: float) -> Tensor:
         """What this rank has of the matrix to be made orthogonal, flat and padded."""
@@ -82,9 +87,17 @@ def _rounds(cuts: list[Cut]) -> Iterator[list[Cut]]:
 
 def _orthogonal(cuts: list[Cut], parts: list[Tensor]) -> list[Tensor]:
     """This rank's part of each matrix → of the orthogonal one."""
-    rows, pieces = cuts[0].rows, cuts[0].pieces
-    mine = cuts[rows.rank :: rows.size]
+    rows = cuts[0].rows
     dealt = deal(parts, rows)
+    _replace(cuts[rows.rank :: rows.size], dealt)
+    return home(dealt, parts, rows)
+
+
+def _replace(mine: list[Cut], dealt: list[Tensor]) -> None:
+    """The pieces of this rank's matrices by those of the orthogonal ones."""
+    if not mine:
+        return
+    pieces = mine[0].pieces
     shapes = [cut.shard.shape for cut in mine]
     local = [each.view(-1)[: shape.numel()].view(shape) for shape, each in zip(shapes, dealt, strict=True)]
     wholes = [
@@ -93,7 +106,6 @@ def _orthogonal(cuts: list[Cut], parts: list[Tensor]) -> list[Tensor]:
     ]
     for each, piece in zip(dealt, home(wholes, local, pieces), strict=True):
         each.view(-1)[: piece.numel()] = piece.reshape(-1)
-    return home(dealt, parts, rows)
 
 
 def _joined(stack: Tensor, cut: Cut) -> Tensor:

@@ -32,15 +32,11 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
             for weight in group["params"]:
                 state = self.state[weight]
                 state["step"] += 1
                 for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
-                    torch._fused_adamw_(
-                        [w], [g], [m], [v], [], [state["step"]], lr=group["lr"], beta1=beta1, beta2=beta2,
-                        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
-                    )  # fmt: skip
+                    adamw(w, g, m, v, step=state["step"], group=group)
 
 
 class Sgd(torch.optim.Optimizer):
@@ -63,6 +59,15 @@ class Sgd(torch.optim.Optimizer):
                     else:
                         change = g.add(w, alpha=group["weight_decay"])
                     w.add_(change, alpha=-group["lr"])
+
+
+def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
+    """One update in place, all in fp32."""
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        [w], [g], [m], [v], [], [step], lr=group["lr"], beta1=beta1, beta2=beta2,
+        weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
+    )  # fmt: skip
 
 
 def every(groups: Groups) -> Iterator[Tensor]:

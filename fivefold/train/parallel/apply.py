@@ -12,6 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.train.float8.attach import attach as attach_float8
 from fivefold.train.linear import Later
 from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
@@ -30,6 +31,7 @@ def apply(
     for part in module.modules():
         if isinstance(getattr(part, "later", None), Later):
             part.later = later  # type: ignore[assignment]
+    module.head.chunked = job.loss == "chunked"
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
     if layout.cp > 1:
@@ -37,7 +39,11 @@ def apply(
         module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
     if model.moe:
         cut = layout.sp and layout.tp > 1
-        expert.attach(module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring")
+        expert.attach(
+            module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
+            narrow=job.precision.dispatches == "fp8",
+        )  # fmt: skip
+    attach_float8(module.blocks, job)
     recompute.attach(dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.compile else None)
     spread = Spread(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     return spread.units(), later

@@ -3,6 +3,7 @@
     copies ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all home
 Backward the mirror. Rows and their routing weights travel alike; before them all_to_all of the counts, [E] of int64
 (etp: and all_gather of what came), the one thing that the host must wait for. Expert e is on ep rank e // (E / ep).
+``dispatches = "fp8"``: on the way to experts, forward and backward, rows are tiles of fp8, as the products cast them.
 Issued besides for balance: the sum over sp and cp of counts per sequence, in the backward (capacity: forward).
 """
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.train.float8.cast import E4M3, TILES_OF_POWERS, Cast, widen
 from fivefold.train.linear import Work
 from fivefold.train.moe import Moe, Travel
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
@@ -21,10 +23,12 @@ from fivefold.train.parallel.mesh import Axis, Ranks
 from fivefold.train.routing import Sequences
 
 
-def attach(module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True) -> None:
+def attach(
+    module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True, narrow: bool = False
+) -> None:
     """Give every mixture of experts in ``module`` its ranks; ``sp``: rows of the stream are cut over tp.
 
-    ``sequence``: tokens of a whole one; ``zigzag``: its order over cp, else contiguous.
+    ``sequence``: tokens of a whole one; ``zigzag``: its order over cp, else contiguous; ``narrow``: dispatch in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
@@ -33,7 +37,7 @@ def attach(module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = 
         layer.experts.adds_bias = etp.rank == 0
         layer.experts.copies = 1 if sp else tp.size  # without sp all of tp send the same rows
         if ep.size > 1 or etp.size > 1:
-            layer.travel = travel = Abroad(ep, etp)
+            layer.travel = travel = Abroad(ep, etp, narrow=narrow)
             layer.experts.meanwhile = travel.meanwhile
         whole = cp.size == 1 and (not sp or tp.size == 1)
         layer.sequences = Sequences(sequence) if whole else Cut(sequence, tp if sp else None, cp, zigzag=zigzag)
@@ -58,8 +62,8 @@ def balance(module: nn.Module, *axes: Axis) -> Tensor:
 class Voyage:
     """Where the copies of one micro-batch go in one layer."""
 
-    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work]) -> None:
-        self.ep, self.etp, self.meanwhile = ep, etp, meanwhile
+    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: bool) -> None:
+        self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
         self._counts, self._told = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
         self.back: tuple[Pending, ...] = ()
@@ -102,19 +106,27 @@ def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | No
     return order + shift[order]
 
 
-def _begin_out(x: Tensor, voyage: Voyage) -> Pending:
-    """Rows in order of expert → to the ranks that have the experts."""
-    return all_to_all(x, voyage.ep, sent=voyage.sent, received=voyage.received)
+def _begin_out(x: Tensor, voyage: Voyage) -> tuple[Pending, ...]:
+    """Rows [n, D], or a number of each, in order of expert → to the ranks that have the experts."""
+    parts: tuple[Tensor, ...] = (x,)
+    if voyage.narrow and x.dim() > 1:
+        cast = TILES_OF_POWERS(x)
+        parts = (cast.data.view(torch.uint8), cast.scale)
+    return tuple(all_to_all(part, voyage.ep, sent=voyage.sent, received=voyage.received) for part in parts)
 
 
-def _end_out(arrived: list[Tensor], voyage: Voyage) -> list[Tensor]:
-    """What came → with what came to the rest of etp, in order of expert."""
+def _end_out(arrived: list[Tensor], voyage: Voyage, dtype: torch.dtype) -> list[Tensor]:
+    """What came → with what came to the rest of etp, in order of expert; rows in ``dtype``."""
     if voyage.etp.size > 1:
         more = [(0, 0) * (x.dim() - 1) + (0, voyage.widest - voyage.arrived) for x in arrived]
         pending = [all_gather(F.pad(x, pad), voyage.etp) for x, pad in zip(arrived, more, strict=True)]
         arrived = [each.wait() for each in pending]
-    order = voyage.order
-    return arrived if order is None else [x.index_select(0, order) for x in arrived]
+    if voyage.order is not None:
+        arrived = [x.index_select(0, voyage.order) for x in arrived]
+    if voyage.narrow:
+        data, scale, *rest = arrived
+        arrived = [widen(Cast(data.view(E4M3), scale), dtype), *rest]
+    return arrived
 
 
 def _begin_home(made: list[Tensor], voyage: Voyage) -> tuple[Pending, ...]:
@@ -130,13 +142,13 @@ def _begin_home(made: list[Tensor], voyage: Voyage) -> tuple[Pending, ...]:
 class Abroad(Travel):
     """Experts are on other ranks too."""
 
-    def __init__(self, ep: Axis, etp: Axis) -> None:
-        self.ep, self.etp = ep, etp
+    def __init__(self, ep: Axis, etp: Axis, *, narrow: bool = False) -> None:
+        self.ep, self.etp, self.narrow = ep, etp, narrow
         self.meanwhile: list[Work] = []  # what the backward can do while the gradients of rows travel
 
     def announce(self, counts: Tensor) -> Voyage:
         """Start to tell the others how many rows will come."""
-        return Voyage(counts, self.ep, self.etp, meanwhile=self.meanwhile)
+        return Voyage(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def send(self, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
@@ -168,7 +180,7 @@ class _Send(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
         ctx.voyage = voyage
         voyage.settle(rows.shape[0])
-        voyage.forth = (_begin_out(rows, voyage), _begin_out(share, voyage))
+        voyage.forth = (*_begin_out(rows, voyage), *_begin_out(share, voyage))
         return rows.new_empty(0), share.new_empty(0)
 
     @staticmethod
@@ -180,10 +192,10 @@ class _Send(torch.autograd.Function):
 
 class _Arrive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _rows: Tensor, _share: Tensor, voyage: Voyage) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rows: Tensor, _share: Tensor, voyage: Voyage) -> tuple[Tensor, ...]:
         ctx.voyage = voyage
         pending, voyage.forth = voyage.forth, ()
-        return tuple(_end_out([each.wait() for each in pending], voyage))
+        return tuple(_end_out([each.wait() for each in pending], voyage, rows.dtype))
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -202,7 +214,8 @@ class _Return(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (rows,) = _end_out([_begin_out(gradient, ctx.voyage).wait()], ctx.voyage)
+        voyage: Voyage = ctx.voyage
+        (rows,) = _end_out([each.wait() for each in _begin_out(gradient, voyage)], voyage, gradient.dtype)
         return rows, None
 
 

@@ -119,13 +119,13 @@ class Pipeline:
             entry.requires_grad_()
         output = self.stages[stage](entry, first + i)
         inbox: list[Tensor] = []
-        if stage == self.last:
-            self._loss += output.detach()
-        else:
+        if stage < self.last:
             self._hand(("F", stage, i), output.detach())
             output = exit_of(output, inbox)
         if torch.is_grad_enabled():
             self._open[stage, i] = entry, output, inbox
+        elif stage == self.last:
+            self._loss += output
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
         entry, end, inbox = self._open.pop((stage, i))
@@ -134,6 +134,8 @@ class Pipeline:
         self.later.deferring = split
         run_back(end)
         self.later.deferring = False
+        if stage == self.last:
+            self._loss += end.detach()  # not before: a chunked loss is computed in its backward
         if split:
             self._works[stage, i] = self.later.take()
         if entry is not None:

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fivefold.job import Job
+from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.pieces import Place, padded_vocab, piece
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import POLICIES, Unit, copies, policy, units
+from fivefold.layout.sharding import POLICIES, Unit, copies, multiplies, policy, units
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.train.parallel.mesh import Ranks
+from fivefold.train.parallel.payload import Payload, Scales
 from fivefold.train.parallel.shard import Held
 from fivefold.train.parallel.zero import Sum, ZeroUnit, attach
 from fivefold.train.precision import Dtypes
@@ -66,6 +67,8 @@ class Spread:
                 found += head
             _chain(found)
             made += found
+        if self.job.precision.gathers == "fp8":
+            _narrow(made, self.job.precision)
         return made
 
     def _backwards(self) -> list[int]:
@@ -120,6 +123,16 @@ class Spread:
         """Whether the two ends of a tied model lie on two ranks, this being one of them."""
         ends = [rank for rank, held in enumerate(self.table.held) if {0, self.table.stages - 1} & set(held)]
         return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
+
+
+def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
+    """Let the matrices of all units of this rank be gathered in fp8; they ask for their scales at once."""
+    block = SCALED_ELEMENTS.get(recipe.scaling, 0)
+    found: dict[str, Scales] = {}
+    for unit in units:
+        if unit.shard.size > 1 and any(multiplies(shard.held.weight) for shard in unit.shards):
+            new = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
+            unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
 
 
 def _chain(units: list[ZeroUnit]) -> None:

@@ -111,11 +111,23 @@ class Vocabulary:
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
         return x_RD
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def loss(self, logits_RV: Tensor, targets_R: Tensor, scale: float) -> Tensor:
-        """``kernels.cross_entropy`` of the logits of all ranks, the same on each; they are never together."""
-        loss: Tensor = _Loss.apply(logits_RV, targets_R, scale, self)  # type: ignore[no-untyped-call]
-        return loss
+    def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
+        """``kernels.nats`` of the logits of all ranks, the same on each; they are never together. Two passes."""
+        axis, held = self.over.axis, logits.shape[1]
+        logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # padding: no word has these logits
+        here, foreign = self.own(targets, held=held)
+        here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
+        target = logits.gather(1, here).float().masked_fill_(~own, 0)
+        meeting = all_reduce(target, axis)  # beside the first pass
+        lse = torch.cat([_log_sum_exp(logits[rows]) for rows in row_chunks(logits)])
+        lse = _over_ranks(lse, axis)
+        if times is not None:
+            for rows in row_chunks(logits):
+                share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
+                share.scatter_add_(1, here[rows], -own[rows].float())
+                logits[rows] = share.mul_(times)
+                del share  # before the next is made
+        return (lse - meeting.wait()).sum()
 
 
 class _Lookup(torch.autograd.Function):
@@ -134,34 +146,6 @@ class _Lookup(torch.autograd.Function):
         here, foreign = ctx.vocabulary.own(ids, held=ctx.held)
         here.masked_fill_(foreign, -1)  # which embedding's backward is told to pass over
         return None, torch.ops.aten.embedding_dense_backward(coming(), here, ctx.held, -1, False), None
-
-
-class _Loss(torch.autograd.Function):
-    """−log p = log Σ exp − logit of the target, as ``kernels``' own, with Σ over ranks. Two passes over the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float, vocabulary: Vocabulary) -> Tensor:
-        axis, held = vocabulary.over.axis, logits.shape[1]
-        logits[:, max(0, vocabulary.words - axis.rank * held) :] = -torch.inf  # padding: no word has these logits
-        here, foreign = vocabulary.own(targets, held=held)
-        here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
-        target = logits.gather(1, here).float().masked_fill_(~own, 0)
-        meeting = all_reduce(target, axis)  # beside the first pass
-        lse = torch.cat([_log_sum_exp(logits[rows]) for rows in row_chunks(logits)])
-        lse = _over_ranks(lse, axis)
-        if ctx.needs_input_grad[0]:
-            for rows in row_chunks(logits):
-                share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
-                share.scatter_add_(1, here[rows], -own[rows].float())
-                logits[rows] = share.mul_(scale)
-                del share  # before the next is made
-        ctx.save_for_backward(logits)
-        return (lse - meeting.wait()).sum() * scale
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (logits,) = ctx.saved_tensors
-        return logits.detach().mul_(grad), None, None, None
 
 
 def _log_sum_exp(part: Tensor) -> Tensor:
@@ -198,4 +182,4 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
         if hasattr(part, "lookup"):
             part.lookup = vocabulary.lookup
         if hasattr(part, "loss"):
-            part.loss = vocabulary.loss
+            part.loss = vocabulary.nats

@@ -19,6 +19,7 @@ from fivefold.layout.sharding import Policy
 from fivefold.train.linear import deliver
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
+from fivefold.train.parallel.payload import Payload
 from fivefold.train.parallel.shard import Held, Shard
 from fivefold.train.precision import Dtypes
 
@@ -54,6 +55,7 @@ class ZeroUnit:
         self.neighbours: dict[str, ZeroUnit] = {}  # forward and backward: whose weights to fetch ahead
         self.mates: list[ZeroUnit] = []  # of the same module, released with this one and not by themselves
         self.follows = False
+        self.payload: Payload | None = None  # where a gather sends less than the weights themselves
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None
         self._columns: tuple[Tensor, ...] = ()  # of each weight in them
@@ -103,6 +105,8 @@ class ZeroUnit:
         self._coming, self._sent = all_gather(send, self.shard), send
 
     def _narrowed(self) -> Tensor:
+        if self.payload is not None:
+            return self.payload.pack()
         send = torch.empty(self.numel, dtype=self.dtypes.weights, device=self.device)
         torch._foreach_copy_(list(send.split(self.sizes)), self._chunks)
         return send
@@ -114,7 +118,10 @@ class ZeroUnit:
         if self._coming is not None:
             received = self._coming.wait()
             self._coming = None
-            torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.sizes, dim=1, out=self._parts)
+            if self.payload is not None:
+                self.payload.unpack(received, self._parts)
+            else:
+                torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.sizes, dim=1, out=self._parts)
             resize(received, 0)
             if self._sent_copied:
                 resize(self._sent, 0)
@@ -138,7 +145,12 @@ class ZeroUnit:
         if self._coming is not None:
             self.gather("")
         self.release()
+        self._stale()
+
+    def _stale(self) -> None:
         self._fresh = False
+        if self.payload is not None:
+            self.payload.scales.forget()
 
     def updated(self) -> None:
         """The optimizer has changed the shards: drop gradients, and gather again before the next use."""
@@ -146,7 +158,7 @@ class ZeroUnit:
         self._sums = self.reduced = None
         self._columns = ()
         self._arrived = [0] * len(self.shards)
-        self._fresh = False
+        self._stale()
         for shard in self.shards:
             shard.weight.grad = None
 

@@ -96,7 +96,7 @@ def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[floa
         for group in built.optimizer.param_groups:
             group["lr"] = rate
         rows = loader.batch(
-            step, global_batch=job.global_batch, rank=built.ranks["dp"].rank, ranks=layout.dp,
+            step * job.global_batch, global_batch=job.global_batch, rank=built.ranks["dp"].rank, ranks=layout.dp,
             micro_batches=layout.micro_batches(job), mbs=layout.mbs,
         )  # fmt: skip
         losses.append(engine.step(torch.from_numpy(rows)).loss)

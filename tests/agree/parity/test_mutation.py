@@ -52,7 +52,7 @@ MUTATIONS = [
     Mutation("embedding sums by rows", TP, "tensor:_Lookup.forward", "reduce_scatter"),
     Mutation("embedding sums", NOSP, "tensor:_Lookup.forward", "all_reduce"),
     Mutation("embedding gathers dx", TP, "tensor:_Lookup.backward", "all_gather"),
-    Mutation("loss: logits of the targets", TP, "tensor:_Loss.forward", "all_reduce", call=0),
+    Mutation("loss: logits of the targets", TP, "tensor:Vocabulary.nats", "all_reduce", call=0),
     Mutation("loss: maxima", TP, "tensor:_over_ranks", "all_reduce", call=0),
     Mutation("loss: sums", TP, "tensor:_over_ranks", "all_reduce", call=1),
     Mutation("rotary key is gathered", MLA, "tensor:_Share.forward", "all_gather"),

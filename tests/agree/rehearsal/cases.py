@@ -49,10 +49,12 @@ class Case(NamedTuple):
     global_batch: int
     precision: str = "bf16"
     backend: Literal["nccl", "gloo"] = "nccl"
+    loss: Literal["fused", "chunked"] = "fused"
 
     def __str__(self) -> str:
         layers = f"/{self.layers}" if self.layers else ""
         job = f"{self.sequence} x {self.global_batch} · {self.precision} · {self.backend}"
+        job += " · loss in chunks" * (self.loss == "chunked")
         return f"{self.name}{layers} · {self.layout_text} · {job}"
 
     @property
@@ -69,7 +71,8 @@ class Case(NamedTuple):
 
     @property
     def job(self) -> Job:
-        return Job(sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision))
+        precision = recipe(self.precision)
+        return Job(sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss)
 
     @property
     def machine(self) -> Machine:

@@ -36,6 +36,17 @@ CASES = (
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
     Case("deepseek-v3", 3, "dp2 pp2 ep2 zero1 mbs1 ac=selective", 768, 6),
+    # some rows at a time: several chunks, one, and a rest
+    Case("llama3-8b", 2, "dp2 zero2 mbs2", 4096, 8, loss="chunked"),
+    Case("llama3-8b", 2, "dp2 tp4 zero3 mbs2", 1536, 8, "fp32", loss="chunked"),
+    Case("llama3-8b", 2, "tp4 mbs1 nosp", 2560, 2, "bf16", "gloo", loss="chunked"),
+    Case("llama3-8b", 2, "cp4 zero3 mbs1", 8192, 2, loss="chunked"),
+    Case("llama3-8b", 4, "dp2 pp2 zb1p zero1 mbs1", 4096, 8, loss="chunked"),
+    Case("llama3-8b", 4, "tp2 pp2 dualpipe mbs1", 4096, 8, loss="chunked"),
+    Case("llama3.2-1b", 4, "dp2 pp2 zb1p zero3 mbs1", 4096, 8, loss="chunked"),  # a tied table
+    Case("llama3.2-1b", 4, "dp2 zero3 mbs1", 768, 4, "bf16-grad16", loss="chunked"),
+    Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 4096, 4, loss="chunked"),
+    Case("biased", 3, "dp2 tp2 pp2 gpipe zero1 mbs4", 1024, 16, loss="chunked"),
 )
 
 

@@ -57,7 +57,8 @@ def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> No
 def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
     job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
     found = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
-    assert found == pytest.approx(per_parameter * MODEL.parameters, rel=1e-4)
+    rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
+    assert found == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
 
 
 def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> None:

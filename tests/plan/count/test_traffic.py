@@ -167,6 +167,24 @@ def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int)
     }
 
 
+def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_two() -> None:
+    """DeepSeek-V3 §3.3: dispatch in fp8, combine in bf16; backward the gradients of what combine sent are dispatched.
+
+    Of D = 7168 a row is 7168 bytes and 56 scales of 4, of 14 336 in bf16.
+    """
+    model = EXPERTS.replace(width=7168)
+    job, copies, layers = JOB.replace(precision=recipe("fp8-tiles-wire")), T * 2, L
+    rows = Counter({
+        ("all_to_all", 7168 * copies): 2, ("all_to_all", 224 * copies): 2, ("all_to_all", 14_336 * copies): 2,
+        ("all_to_all", 4 * copies): 2, ("all_to_all", 8 * 8): 1,
+    })  # fmt: skip
+    micro = 16 // 4
+    assert said("dp4 ep4 mbs1", axis="ep", model=model, job=job) == {key: n * layers * micro for key, n in rows.items()}
+    again = said("dp4 ep4 mbs1 ac=full", axis="ep", model=model, job=job)
+    assert again["all_to_all", 7168 * copies] == again["all_to_all", 224 * copies] == 3 * layers * micro
+    assert again["all_to_all", 14_336 * copies] == 2 * layers * micro  # home is not asked for again
+
+
 def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_whole_layer() -> None:
     """And what they have made need not come home a second time."""
     routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
@@ -333,6 +351,18 @@ def test_zero_moves_gradients_once_and_weights_after_the_update_or_before_every_
         ("all_gather", "shard"): (m * (2 * L + 2), m * w * (2 * P - ends), 4),  # embedding and head once
         ("reduce_scatter", "shard"): (units, g, 4),
     }
+
+
+@pytest.mark.parametrize(("precision", "scales"), [("fp8-wire", 7 * L), ("fp8-tiles-wire", (4 + 3 * 2) * L)])
+def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precision: str, scales: int) -> None:
+    """Of each layer q, k, v and out of 128 x 128, gate, up and down of 128 x 256 or 256 x 128, and two norms."""
+    found = said("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    block = 4 * D * D + 3 * D * 256 + 2 * 2 * D
+    assert found["all_gather", block] == 2 * 2 * L
+    assert found["all_gather", 2 * V * D] == 2  # the embedding, as it is
+    assert found["all_reduce", 4 * scales] == 1
+    assert sum(times for (kind, _), times in found.items() if kind == "all_reduce") == 1
+    assert not said("mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
 
 
 def test_zero_3_moves_half_as_much_again() -> None:

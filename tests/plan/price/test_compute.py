@@ -106,3 +106,19 @@ def test_pairs_hide_the_tokens_way():
     assert sum(alone.backward_exposed) > 0
     assert sum(paired.forward_exposed) == sum(paired.backward_exposed) == 0
     assert paired.forward > alone.forward  # they share the chip
+
+
+def test_a_loss_in_chunks_is_all_backward() -> None:
+    """No product more than with whole logits; each chunk reads and writes dW besides. Llama-3 8B, 8192 rows."""
+    times: dict[str, UnitTime] = {}
+    for loss in ("fused", "chunked"):
+        counts = Counts(model("llama3-8b"), Job(sequence=8192, global_batch=8, loss=loss))
+        layout = Layout(dp=8)
+        (head,) = [run for run, _ in counts.stage_work(layout)[0] if run.name == "head"]
+        times[loss] = Units(counts, machine("h100:8")).unit(layout, head)
+    fused, chunked = times["fused"], times["chunked"]
+    assert chunked.weight == 0
+    assert chunked.forward < 0.05 * fused.forward  # a norm
+    whole, apart = (sum(time[:3]) for time in (fused, chunked))
+    traffic = 8 * 2 * 2 * 128256 * 4096 / 3.35e12
+    assert whole < apart < whole + 1.5 * traffic + 0.1 * whole

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model, MoE
 from fivefold.model.weights import Weight, weights
@@ -19,8 +19,9 @@ from fivefold.train import optimizer
 from fivefold.train.build import Built, build, initial
 from fivefold.train.checkpoint import Progress, latest, load, save
 from fivefold.train.optimizers import wide
+from fivefold.update import Group, LearningRate, Optimizer
 
-Kind = Literal["sgd", "adafactor", "muon", "adamw"]
+Kind = Literal["sgd", "adafactor", "muon", "adamw", "adamw8bit"]
 Fork = Callable[..., list[Any]]
 Wholes = dict[str, Tensor]
 
@@ -222,16 +223,41 @@ def test_narrow_weights_are_updated_in_fp32_in_blocks(monkeypatch: pytest.Monkey
     assert not torch.equal(narrow, start)
 
 
-def groups_of(task: Job) -> dict[float, int]:
+def groups_of(task: Job) -> dict[tuple[float, float], int]:
     built = build(model=SPARSE, layout=Layout.parse("mbs1"), job=task, device=torch.device("cpu"))
-    return {group["weight_decay"]: len(group["params"]) for group in built.optimizer.param_groups}
+    optimizer.set_rate(built.optimizer, 1.0)
+    return {(group["lr"], group["weight_decay"]): len(group["params"]) for group in built.optimizer.param_groups}
 
 
-def test_what_is_decayed_is_data(forked: Fork) -> None:
-    every = len(list(weights(SPARSE)))
+def test_groups_are_data(forked: Fork) -> None:
+    every = list(weights(SPARSE))
+    vectors = sum(len(weight.shape) == 1 or weight.name.endswith("bias") for weight in every)
+    rest, experts = len(every) - vectors, 3
     (usual,) = forked(1, groups_of, job("adamw"))
-    (fewer,) = forked(1, groups_of, job("adamw", undecayed=("vectors", "embeddings", "head", "router")))
-    (none,) = forked(1, groups_of, job("adamw", undecayed=()))
-    vectors = sum(len(weight.shape) == 1 or weight.name.endswith("bias") for weight in weights(SPARSE))
-    assert (usual, fewer) == ({0.1: every - vectors, 0.0: vectors}, {0.1: every - vectors - 3, 0.0: vectors + 3})
-    assert none == {0.1: every}
+    assert usual == {(1.0, 0.1): rest, (1.0, 0.0): vectors}
+    own = (
+        Group(of="embeddings", rate=0.5), Group(of="head", weight_decay=0.0), Group(of="router", weight_decay=0.0),
+        Group(of="experts", rate=2.0, weight_decay=0.3), Group(of="vectors", weight_decay=0.1),
+    )  # fmt: skip
+    (found,) = forked(1, groups_of, job("adamw", groups=own))
+    assert found == {(0.5, 0.1): 1, (1.0, 0.0): 2, (2.0, 0.3): experts, (1.0, 0.1): rest - 3 - experts + vectors}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adafactor", "muon", "adamw", "adamw8bit"])
+def test_a_group_is_a_run_at_its_rate_and_decay(forked: Fork, kind: Kind) -> None:
+    """Its weights are those of a run in which all have that rate and decay; the others are what they were."""
+    part = Group(of="experts", rate=0.25, weight_decay=0.4)
+    layout = Layout.parse("mbs1")
+    every = job(kind, weight_decay=0.4)
+    every = every.replace(learning_rate=every.learning_rate.replace(peak=RATE * 0.25))
+    usual, all_so, mixed = (
+        joined([after for _, after in forked(1, play, SPARSE, layout, task)])
+        for task in (job(kind), every, job(kind, groups=(part,)))
+    )
+    names = [name for name in usual if name.endswith("/weight")]
+    own = [name for name in names if ".experts." in name and not name.endswith("_bias/weight")]
+    assert len(own) == 3
+    for name in names:
+        expected, other = (all_so, usual) if name in own else (usual, all_so)
+        torch.testing.assert_close(mixed[name], expected[name], rtol=0, atol=1e-6, msg=name)
+        assert not torch.equal(mixed[name], other[name]) or name.endswith("bias/weight"), name

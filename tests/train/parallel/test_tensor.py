@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.step import sent_bytes
-from fivefold.train.kernels import cross_entropy, rms_norm, swiglu
+from fivefold.train.kernels import cross_entropy, nats, rms_norm, swiglu
 from fivefold.train.linear import Later, Linear, fan, running_again
 from fivefold.train.metrics import Meter
 from fivefold.train.parallel import tensor
@@ -46,14 +46,13 @@ class Small(nn.Module):
         self.mlp.gate, self.mlp.up = (Linear(WIDTH, FFN, bias=True) for _ in range(2))
         self.mlp.down = Linear(FFN, WIDTH, bias=True)
         self.head.out = Linear.tied(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
-        self.head.loss = lambda logits, targets, scale: cross_entropy(logits, targets, scale=scale)
+        self.head.loss = nats
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
         gate, up = fan(rms_norm(x, self.norm, epsilon=1e-5), self.mlp.gate, self.mlp.up)
         x = x + self.mlp.down(swiglu(gate, up))
-        out: Tensor = self.head.loss(self.head.out(x), ids(1), SCALE)
-        return out
+        return cross_entropy(self.head.out(x), ids(1), scale=SCALE, loss=self.head.loss)
 
 
 NAMES = ["embed.tokens.weight", "norm", "mlp.gate.weight", "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias",
@@ -274,7 +273,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
         logits = F.pad(whole, (0, padded - words), value=7.0)[:, axis.rank * held :][:, :held].clone()
         inside = logits.requires_grad_() * 1  # as it comes out of a matmul
         with Meter([inside], axis=lambda _group: "tp") as meter:
-            loss = tensor.Vocabulary(axis, sp=True, words=words).loss(inside, targets, SCALE)
+            loss = cross_entropy(inside, targets, scale=SCALE, loss=tensor.Vocabulary(axis, sp=True, words=words).nats)
             (gradient,) = torch.autograd.grad(loss, inside)
         (line,) = meter.traffic
         assert line.bytes == 3 * sent_bytes("all_reduce", payload=ROWS * 4, ranks=axis.size)

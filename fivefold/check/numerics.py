@@ -1,0 +1,268 @@
+"""What the run's recipe loses against fp32: one batch with the same weights through both, tensor by tensor.
+
+    weights ──┬─> fp32 ────> every result, its gradient, the gradients of weights ──┐
+              └─> recipe ──> the same, each compared as it comes <──────────────────┘
+
+By the engine itself, in one process; hooks at the seams only look. What fp32 makes waits in host memory. Experts are
+those that fp32 chooses, or rows could not be compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fivefold.job import RECIPES, Job
+from fivefold.layout.schedule import schedule
+from fivefold.layout.spec import Layout
+from fivefold.model.numerics import Compared, Kind, Numerics
+from fivefold.model.spec import Model
+from fivefold.record import Fault
+from fivefold.train.build import Built, build
+from fivefold.train.engine import Engine
+from fivefold.train.experts import Experts
+from fivefold.train.float8.cast import Cast, widen
+from fivefold.train.linear import Linear
+from fivefold.train.scaling import START
+from fivefold.train.source import Source
+from fivefold.train.whole import lay_together
+
+MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that make no new number
+NOISE = 2.0**-20  # of the largest: a sum that is 0 but for the rounding of its parts in fp32 is below
+Place = tuple[Kind, int | None, str]
+
+
+@dataclass
+class Tally:
+    """What is known so far of the tensors of one place."""
+
+    elements: int = 0
+    underflow: int = 0
+    overflow: int = 0
+    largest: float = 0.0
+    difference: float = 0.0  # Σ (a − b)², as are the next two Σ a², Σ b², and Σ ab
+    squared: float = 0.0
+    reference: float = 0.0
+    product: float = 0.0
+
+    def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
+        """``found`` is ``scale`` times what is to be ``wanted``, in a format whose largest number is ``top``."""
+        a, b = found.detach().double(), wanted.to(found.device, torch.float64)
+        beyond = ~(a.abs() < top)
+        self.elements += a.numel()
+        noise = NOISE * b.abs().max() if b.numel() else 0.0
+        self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
+        self.overflow += int(beyond.sum())
+        a, b = (a / scale).masked_fill(beyond, 0), b.masked_fill(beyond, 0)
+        self.largest = max(self.largest, float(a.abs().max()) if a.numel() else 0.0)
+        self.difference += float((a - b).square().sum())
+        self.squared, self.reference = self.squared + float(a.square().sum()), self.reference + float(b.square().sum())
+        self.product += float((a * b).sum())
+
+    def compared(self, place: Place) -> Compared:
+        """As a row of the report."""
+        kind, layer, name = place
+        count, both = max(1, self.elements), math.sqrt(self.squared * self.reference)
+        alike = 1.0 if self.difference == 0 else 0.0
+        return Compared(
+            kind=kind, layer=layer, name=name, elements=self.elements, underflow=self.underflow / count,
+            overflow=self.overflow / count, largest=self.largest,
+            error=math.sqrt(self.difference / self.reference) if self.reference else math.sqrt(self.difference),
+            cosine=max(-1.0, min(1.0, self.product / both)) if both else alike,
+        )  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What one run shows. With a ``reference``, tensors are compared as they come, else they are kept."""
+
+    reference: Seen | None = None
+    scale: float = 1.0  # of the loss, and so of gradients
+    tensors: dict[tuple[Place, int], Tensor] = field(default_factory=dict)
+    tallies: dict[Place, Tally] = field(default_factory=dict)
+    choices: int = 0
+    rerouted: int = 0
+    loss: float = math.nan
+
+    def take(self, place: Place, index: int, found: Tensor) -> None:
+        """The ``index``-th tensor of a place."""
+        if self.reference is None:
+            self.tensors[place, index] = found.detach().to("cpu", copy=True)
+            return
+        wanted = self.reference.tensors[place, index]
+        scale = 1.0 if place[0] == "activation" else self.scale
+        tally = self.tallies.setdefault(place, Tally())
+        tally.add(found, wanted, top=torch.finfo(found.dtype).max, scale=scale)
+
+    def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
+        """An operand and what it was cast to. What rounds to the largest number of the format is not beyond it."""
+        info = torch.finfo(cast.data.dtype)
+        step = info.eps * 2.0 ** math.floor(math.log2(info.max))
+        ones = widen(cast._replace(data=torch.ones_like(cast.data)), torch.float32).double()
+        top = (info.max + step / 2) * ones
+        value, wide = x.double(), widen(cast, torch.float32).double()
+        found = wide.masked_fill(value.abs() >= top, torch.inf)
+        self.tallies.setdefault(place, Tally()).add(found, x, top=torch.inf)
+
+    def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The choice of experts, which the reference makes."""
+        if self.reference is None:
+            found = function(*inputs)
+            self.tensors[place, 1] = found[1].cpu()
+            return found
+        with torch.no_grad():
+            own = function(*inputs)[1]
+        chosen = self.reference.tensors[place, 1].to(own.device)
+        self.choices += own.numel()
+        self.rerouted += int((own[:, :, None] != chosen[:, None, :]).all(-1).sum())
+        return function(*inputs, chosen=chosen)
+
+    def rows(self) -> tuple[Compared, ...]:
+        """All that was compared, in the order in which it came."""
+        return tuple(tally.compared(place) for place, tally in self.tallies.items())
+
+
+def examine(
+    *, model: Model, job: Job, source: Source | None, tokens: NDArray[Any], end: int, device: torch.device,
+    report: Callable[[str, int, int], None],
+) -> Numerics:  # fmt: skip
+    """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or as drawn.
+
+    In a process group of one. With loss scaling at the first scale, halved as training does, that keeps all finite.
+    """
+    weights = None if source is None else source.weights(dtype=torch.float32)
+    job = job.replace(compile=False)
+    run = partial(_run, model=model, weights=weights, tokens=torch.from_numpy(tokens), end=end, device=device)
+    report("fp32", 0, 2)
+    reference = run(Seen(), job=job.replace(precision=RECIPES["fp32"]))
+    report(job.precision.name, 1, 2)
+    scale, seen = _first_scale(job), reference
+    while True:
+        seen = run(Seen(reference, scale=scale), job=job)
+        gradients = [row for row in seen.rows() if row.kind == "weight"]
+        if scale <= 1 or all(row.overflow == 0 for row in gradients):
+            break
+        scale /= 2
+    return Numerics(
+        model=model.name, recipe=job.precision.name, weights="drawn" if source is None else str(source.path),
+        tokens=tokens[:, 1:].size, loss=seen.loss if math.isfinite(seen.loss) else None,
+        reference_loss=reference.loss, loss_scale=scale, rows=seen.rows(),
+        rerouted=seen.rerouted / seen.choices if seen.choices else None,
+    )  # fmt: skip
+
+
+def _first_scale(job: Job) -> float:
+    return START if job.precision.loss_scaling else 1.0
+
+
+def _run(
+    seen: Seen, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
+    device: torch.device,
+) -> Seen:  # fmt: skip
+    """One micro-batch forward and backward by the engine, as a part of the job's step."""
+    layout = Layout.parse(f"dp1 mbs{len(tokens)}")
+    table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)
+    built = build(model=model, layout=layout, job=job, device=device, table=table)
+    if weights is not None:
+        _fill(built, weights)
+    engine = Engine(built, model=model, layout=layout, job=job, end=end)
+    engine.scale = seen.scale / job.tokens_per_step
+    for moe in engine.routed.values():
+        moe.scale = engine.scale
+    with looking(built.module, seen):
+        total = engine.backward(tokens[None])
+    seen.loss = float(total) / engine.scale / tokens[:, 1:].numel()
+    if seen.reference is None and not math.isfinite(seen.loss):
+        raise Fault(f"the loss in fp32 is {seen.loss}: these weights cannot be compared; take an earlier checkpoint")
+    rows = [_gradient(shard.weight) for shard in built.shards]
+    for name, gradient in lay_together(built, rows, model=model).items():
+        layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
+        short = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
+        seen.take(("weight", layer, short), 0, gradient)
+    return seen
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad
+
+
+@torch.no_grad()
+def _fill(built: Built, weights: dict[str, Tensor]) -> None:
+    """Give the shards the whole ``weights``, by name."""
+    for shard in built.shards:
+        shard.weight.copy_(shard.cut(weights[shard.name]))
+    for layer, moe in built.routed.items():
+        moe.bias.copy_(weights[f"blocks.{layer}.moe.bias"])
+    for unit in built.units:
+        unit.updated()
+
+
+@contextmanager
+def looking(module: nn.Module, seen: Seen) -> Iterator[None]:
+    """Within it ``seen`` is shown what every operation of ``module`` makes, and its gradient."""
+    hooks = []
+    for layer, block in enumerate(module.get_submodule("blocks").children()):
+        for path, part in block.named_modules():
+            if hasattr(part, "run"):
+                part.run = partial(_looked, seen, layer, part.run)
+            if isinstance(part, Linear | Experts) and hasattr(part.products, "casts"):
+                part.products = _watched(part.products, seen, layer, path)
+        hooks.append(block.register_forward_hook(partial(_left, seen, layer, "stream")))
+    outside = ("embed", "head.norm", "head.out")
+    hooks += [module.get_submodule(path).register_forward_hook(partial(_left, seen, None, path)) for path in outside]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _looked(seen: Seen, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any) -> Any:
+    """The seam ``run`` of a block's operations."""
+    if name == "moe.topk":
+        return run(name, partial(seen.pick, ("activation", layer, name), function), *inputs)
+    found = run(name, function, *inputs)
+    if name.split(".")[-1] not in MOVED:
+        _show(seen, layer, name, found)
+    return found
+
+
+def _left(seen: Seen, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any) -> None:
+    _show(seen, layer, name, found)
+
+
+def _show(seen: Seen, layer: int | None, name: str, found: Any) -> None:
+    for index, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+        seen.take(("activation", layer, name), index, tensor)
+        if tensor.requires_grad:
+            tensor.register_hook(partial(_came, seen, ("gradient", layer, name), index))
+
+
+def _came(seen: Seen, place: Place, index: int, gradient: Tensor) -> None:
+    seen.take(place, index, gradient)
+
+
+def _watched(products: Any, seen: Seen, layer: int, path: str) -> Any:
+    """``products`` in eight bits, whose casts are shown."""
+    found = copy.copy(products)
+    roles = {"x": "x", "gradient": "gradient", "weight": "weight", "weight_back": "weight"}
+    found.casts = products.casts._replace(
+        **{
+            role: partial(_cast, seen, ("operand", layer, f"{path} {name}"), getattr(products.casts, role))
+            for role, name in roles.items()
+        }
+    )
+    return found
+
+
+def _cast(seen: Seen, place: Place, caster: Callable[[Tensor], Cast], x: Tensor) -> Cast:
+    cast = caster(x)
+    seen.cast(place, x, cast)
+    return cast

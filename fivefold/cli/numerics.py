@@ -1,0 +1,84 @@
+"""The command numerics: what the recipe of a run loses against fp32, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.run import _prepare
+from fivefold.cli.words import AsJson, Precision, say, show
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.model.spec import Model
+    from fivefold.train.run import Run
+    from fivefold.train.source import Source
+
+
+def numerics(
+    run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="A run's, a checkpoint's or a Hugging Face folder; without it, what the run goes on from."),
+    ] = None,
+    precision: Precision = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Of the run's first batch.")] = 1,
+    chart: Annotated[Path | None, typer.Option(help="Draw the errors by layer (.svg, .png, .html).")] = None,
+    json: AsJson = False,
+) -> None:
+    """One batch through the run's precision and through fp32: underflow, overflow and error of every tensor."""
+    from fivefold.check.numerics import examine
+    from fivefold.model.catalog import resolve
+    from fivefold.show import numerics as shown
+    from fivefold.show.charts import save
+    from fivefold.show.progress import bar
+    from fivefold.train.data import Loader
+    from fivefold.train.precision import check_chip
+    from fivefold.train.process import Process
+    from fivefold.train.run import Run
+
+    settings = Run.load(run)
+    model, job = resolve(settings.model), settings.job
+    if precision is not None:
+        job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
+    if sequences > job.global_batch or job.global_batch % sequences:
+        raise Mistake(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
+    source = _source(settings, weights, model=model)
+    _prepare(settings, model)
+    shards = settings.shards(model)
+    loader = Loader(shards, sequence=job.sequence, seed=job.seed)
+    tokens = loader.batch(0, global_batch=sequences, rank=0, ranks=1, micro_batches=1, mbs=sequences)[0]
+    process = Process()
+    device = process.start()
+    job = job.replace(emulate=job.emulate or device.type == "cpu")
+    try:
+        check_chip(job, model=model)
+        with bar("numerics") as report:
+            found = examine(
+                model=model, job=job, source=source, tokens=tokens, end=shards.tokenizer.end, device=device,
+                report=report,
+            )  # fmt: skip
+    finally:
+        process.end()
+    show(found.model_dump_json(indent=2) if json else shown.page(found))
+    if chart is not None:
+        save(shown.error_map(found), chart)
+        say(f"drew {chart}")
+
+
+def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
+    """Whose weights: those that are named, the newest of the run, those it starts from; else they are drawn."""
+    from fivefold.train.checkpoint_folder import latest
+    from fivefold.train.source import Source
+
+    place = weights or latest(run.folder / "checkpoints") or run.start.weights
+    if place is None:
+        return None
+    source = Source.find(place)
+    if (was := source.model.parameters) != model.parameters:
+        raise Mistake(
+            f"{place}: has {was} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
+        )
+    return source

@@ -1,0 +1,109 @@
+"""How weights are updated, as records: rule and groups of weights, learning rate, growth of the batch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from fivefold.record import Record
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, of experts too
+# adamw8bit: elements of a row that share a scale, and of a weight that is worth it (bitsandbytes: arXiv:2110.02861)
+QUANTISED_BLOCK, QUANTISED_LEAST = 256, 4096
+
+
+def quantised(numel: int, *, vector: bool) -> bool:
+    """Whether adamw8bit keeps 8 bits for the moments of a whole weight of so many elements."""
+    return not vector and numel >= QUANTISED_LEAST
+
+
+class Group(Record):
+    """What the update does otherwise with one part of the weights; ``rate`` times the learning rate."""
+
+    of: Part
+    rate: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat | None = None  # None: the optimizer's, and none of vectors
+
+
+class Rates(NamedTuple):
+    """Of one weight: what the learning rate is multiplied by, and the decay."""
+
+    rate: float
+    weight_decay: float
+
+
+class Optimizer(Record):
+    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping.
+
+    ``weight_decay`` is for all weights but vectors, where no group says otherwise.
+    """
+
+    kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, and of muon for what it leaves to adamw
+    momentum: Beta = 0.95  # of sgd and muon
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    groups: tuple[Group, ...] = ()
+    clip: NonNegativeFloat = 1.0
+
+    @model_validator(mode="after")
+    def _one_group_each(self) -> Self:
+        parts = [group.of for group in self.groups]
+        for part in parts:
+            if parts.count(part) > 1:
+                raise ValueError(f"{parts.count(part)} groups are of {part}; say all of it in one")
+        return self
+
+    def rates(self, part: Part | None) -> Rates:
+        """Of the weights of a part; None: of all that no group can name."""
+        group = next((group for group in self.groups if group.of == part), None)
+        usual = 0.0 if part == "vectors" else self.weight_decay
+        if group is None:
+            return Rates(1.0, usual)
+        return Rates(group.rate, usual if group.weight_decay is None else group.weight_decay)
+
+
+class LearningRate(Record):
+    """Linear warm-up to ``peak``, then constant, cosine, or WSD (stable, then linear decay) to ``floor`` x peak."""
+
+    kind: Literal["constant", "cosine", "wsd"] = "cosine"
+    peak: PositiveFloat = 3e-4
+    floor: float = Field(0.1, ge=0, le=1)
+    warmup_steps: NonNegativeInt = 0
+    decay_steps: PositiveInt | None = None  # of wsd; None: a fifth of the run
+
+
+class Ramp(Record):
+    """The batch grows from ``first`` sequences by ``step`` at a time, up to the global batch.
+
+    ``every``: after so many optimizer steps of one size; ``samples``: evenly over so many sequences, as Megatron-LM's
+    ``--rampup-batch-size first step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
+    """
+
+    first: PositiveInt
+    step: PositiveInt
+    every: PositiveInt | None = None
+    samples: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.every is None) == (self.samples is None):
+            raise ValueError("say either every (steps of one size) or samples (until the batch is whole)")
+        return self
+
+    def sizes(self, whole: int) -> range:
+        """Those before the ``whole`` batch."""
+        return range(self.first, whole, self.step)
+
+    def size(self, taken: int, *, whole: int) -> int:
+        """Of the batch that is read after ``taken`` sequences: a function of these alone, not of the steps."""
+        if self.samples is not None:
+            grown = taken * len(self.sizes(whole)) // self.samples
+            return whole if taken >= self.samples else self.first + self.step * grown
+        for size in self.sizes(whole):
+            if taken < size * (self.every or 1):
+                return size
+            taken -= size * (self.every or 1)
+        return whole

@@ -1,0 +1,42 @@
+"""Planner against rehearsal where products are made in eight bits: casts are temporaries of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.plan.predict import Planner
+from tests.agree.rehearsal.cases import Case
+from tests.agree.rehearsal.compare import run
+from tests.agree.rehearsal.matrix import WORST
+
+CASES = (
+    Case("llama2-7b", 3, "dp2 cp2 zero3 mbs2", 1536, 8, "fp8"),
+    Case("llama3-8b", 2, "dp2 zero3 mbs1 ac=full", 1536, 4, "fp8-tiles"),
+    Case("llama3-8b", 3, "dp2 tp2 zero2 mbs1 ac=selective nosp", 1536, 4, "fp8-rowwise"),
+    Case("llama3-8b", 2, "dp4 tp4 zero2 mbs3", 1536, 24, "fp8-rowwise-gw", "gloo"),
+    Case("llama3-8b", 4, "dp2 tp2 pp2 zero1 zb1p mbs1", 1536, 8, "fp8-rowwise"),
+    Case("biased", 5, "dp2 tp2 cp2 zero1 mbs3 ac=full", 64, 12, "fp8-tiles"),
+    Case("mixtral-8x7b", 2, "dp2 tp2 ep2 etp2 zero1 mbs1", 768, 4, "fp8-rowwise"),
+    Case("qwen3-30b-a3b", 3, "dp2 pp2 zero1 zb1p mbs1 ac=mlp", 768, 8, "fp8-rowwise"),
+    Case("deepseek-v2-lite", 4, "dp2 tp2 ep2 zero1 mbs2 ac=norm+act", 768, 8, "fp8"),
+    Case("deepseek-v3", 4, "dp2 ep2 pp2 zero1 zbv v2 mbs1", 768, 8, "fp8-rowwise-gw"),
+    Case("deepseek-v3", 2, "dp2 tp2 ep4 zero3 mbs1 ac=moe+norm", 768, 4, "fp8-tiles"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_planner_counts_what_is_cast(case: Case) -> None:
+    verdict = run(case)
+    assert verdict.unequal == ()
+    assert abs(verdict.worst_stage) <= WORST, verdict.stages
+
+
+def test_casts_are_in_the_peak() -> None:
+    """It is where the gradient of the last down-projection is made, of m [1536, 11008] and g [1536, 4096]: both in fp8,
+    each with one scale."""
+    case = CASES[0]
+    peaks = [
+        Planner(model=each.model, machine=each.machine, job=each.job).step(each.layout).memory.peak_bytes
+        for each in (case, case._replace(precision="bf16"))
+    ]
+    assert peaks[0] - peaks[1] == 1536 * (11008 + 4096) + 2 * 4

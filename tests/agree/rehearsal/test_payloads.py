@@ -1,0 +1,36 @@
+"""Gathers and dispatches in fp8: planner against rehearsal, under each axis that sends them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.job import RECIPES
+from fivefold.plan.count.counts import Counts
+from tests.agree.rehearsal.cases import Case
+from tests.agree.rehearsal.compare import planned, run
+from tests.agree.rehearsal.matrix import WORST
+
+CASES = (
+    Case("grouped", 4, "dp2 zero1 mbs1", 192, 4, "fp8-wire"),
+    Case("grouped", 4, "dp4 zero3/2 mbs1", 192, 8, "fp8-wire"),
+    Case("grouped", 4, "dp2 zero3 mbs1 ac=full", 192, 4, "fp8-tiles-wire", "gloo"),
+    Case("odd", 4, "dp3 pp2 zero2 mbs1 zb1p", 192, 12, "fp8-wire"),
+    Case("llama3-8b", 2, "dp2 tp4 zero3 mbs1", 768, 4, "fp8-tiles-wire"),  # blocks of 128
+    Case("qwen3-30b-a3b", 2, "dp4 ep2 zero3 mbs1", 768, 4, "fp8-wire"),
+    Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8, "fp8-tiles-wire"),
+    Case("mixtral-8x7b", 2, "dp2 tp2 ep2 etp2 zero1 mbs1 ac=full", 768, 4, "fp8-tiles-wire"),
+    Case("deepseek-v2-lite", 3, "dp2 pp2 ep2 zero1 mbs1 ac=moe+norm", 768, 6, "fp8-tiles-wire"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_planner_counts_what_is_sent_in_fp8(case: Case) -> None:
+    verdict = run(case)
+    assert verdict.unequal == ()
+    assert abs(verdict.worst_stage) <= WORST, verdict.stages
+    wide = RECIPES[case.precision].replace(gathers="weights", dispatches="rows")
+    more, less = (
+        planned(Counts(case.model, job), case.layout, stages=(0,))
+        for job in (case.job.replace(precision=wide), case.job)
+    )
+    assert less["dp", "all_gather"][1] < 0.9 * more["dp", "all_gather"][1]  # the embedding's stay

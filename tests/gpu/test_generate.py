@@ -1,0 +1,52 @@
+"""On a GPU: what is kept changes no token, in fp32; in bf16 it runs. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.weights import weights
+from fivefold.train.build import initial
+from fivefold.train.generate import Drawing, generate
+from fivefold.train.transformer import Transformer
+from fivefold.train.whole import decoder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+SIZES = {"width": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 128}
+MODELS = [
+    Model(name="grouped", layers=3, **SIZES),
+    Model(
+        name="latent", layers=3, mla=MLA(q_rank=24, kv_rank=32, nope_dim=16, rope_dim=8, v_dim=16),
+        moe=MoE(experts=8, topk=2, ffn=32, dense_layers=1), **SIZES | {"kv_heads": 4, "head_dim": 24},
+    ),
+]  # fmt: skip
+
+
+def on_gpu(model: Model, dtype: torch.dtype) -> Transformer:
+    drawn: dict[str, Tensor] = {w.name: (initial(w, model=model, seed=0) * 4).to(dtype) for w in weights(model)}
+    layers = [layer for layer in range(model.layers) if model.is_moe(layer)]
+    return decoder(drawn | {f"blocks.{layer}.moe.bias": torch.zeros(8) for layer in layers}, model=model).to("cuda")
+
+
+def said(module: Transformer, prompts: list[list[int]]) -> list[list[int | None]]:
+    how = Drawing(temperature=0)
+    return list(generate(module, prompts, tokens=24, window=16, vocab=128, ends=frozenset(), how=how))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_a_gpu_says_what_reading_all_again_says(model: Model) -> None:
+    module, text, first = on_gpu(model, torch.float32), [3, 1, 4, 1, 5], 0
+    for _ in range(24):
+        if len(text) - first > 16:
+            first = len(text) - 8
+        with torch.no_grad():
+            text.append(int(module(torch.tensor([text[first:]], device="cuda"))[0, -1].argmax()))
+    assert [step[0] for step in said(module, [text[:5]])] == text[5:]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_it_runs_in_bf16_side_by_side(model: Model) -> None:
+    steps = said(on_gpu(model, torch.bfloat16), [[3, 1, 4], [1, 5, 9, 2, 6]])
+    assert [sum(token is not None for token in row) for row in zip(*steps, strict=True)] == [24, 24]

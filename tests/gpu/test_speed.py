@@ -1,0 +1,224 @@
+"""The speed of a GPU: Llama-shaped models of 1, 3 and 8 billion parameters, predicted and measured.
+
+    python -m tests.gpu.test_speed --rows runs/speed.jsonl       a markdown table; finished cases are not run again
+
+Each case runs in a process of its own: real build, real steps on random tokens; tokens/s, MFU, peak of memory.
+Without a GPU the harness itself is checked on a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout, refuse
+from fivefold.machine import catalog as machines
+from fivefold.model.catalog import named
+from fivefold.plan.predict import predict
+from fivefold.record import read_lines
+from fivefold.step import Step
+from fivefold.train import build as building
+from fivefold.train.engine import Engine
+from fivefold.train.process import Process
+from fivefold.train.supported import check_supported
+from fivefold.units import GIB
+from tests.gpu.test_dryrun import repeated
+
+WARM, TIMED = 4, 8  # steps; compiled blocks take the first two
+MFU, FP8_GAIN, MEMORY = 0.55, 1.3, 0.03  # what we ask of an H200: causal, against bf16, mean error of the peak
+PUBLISHED_TOKENS = (
+    10_471  # per second: KempnerForge, 8.03 B on one H200, sequences of 4096, batch 4 x 2, all recomputed
+)
+
+
+class Case(NamedTuple):
+    """One job on one GPU."""
+
+    name: str
+    layout: str
+    sequence: int
+    global_batch: int
+    precision: str = "bf16"
+    compiled: bool = True
+
+    def __str__(self) -> str:
+        words = (self.name, self.layout, f"{self.sequence} x {self.global_batch}", self.precision)
+        return " · ".join((*words, "compiled") if self.compiled else words)
+
+    @property
+    def job(self) -> Job:
+        return Job(
+            sequence=self.sequence, global_batch=self.global_batch, precision=recipe(self.precision),
+            compile=self.compiled, steps=WARM + TIMED,
+        )  # fmt: skip
+
+
+SIZES = (("llama3.2-1b", 4096, 4, "none"), ("llama3.2-1b", 8192, 2, "none"),
+         ("llama3.2-3b", 4096, 2, "none"), ("llama3.2-3b", 8192, 1, "none"))  # fmt: skip
+CASES = (
+    *(
+        Case(name, f"mbs{mbs} ac={ac}", sequence, 4 * mbs, precision)
+        for name, sequence, mbs, ac in SIZES
+        for precision in ("bf16", "fp8", "fp8-rowwise")
+    ),
+    Case("llama3.2-1b", "mbs4 ac=none", 4096, 16, compiled=False),
+    Case("llama3-8b", "mbs4 ac=full", 4096, 8, "bf16-pure"),
+)
+
+
+class Row(NamedTuple):
+    """One case, as predicted and as measured."""
+
+    case: str
+    tokens_per_second: float
+    mfu_causal: float
+    mfu_full: float
+    seconds: float
+    predicted_seconds: float
+    peak_bytes: int
+    predicted_peak_bytes: int
+
+
+def measure(case: Case, *, device: torch.device) -> tuple[float, int]:
+    """In this process, which must be a fresh one: seconds per step, and the peak of allocated bytes (0 on CPU)."""
+    building.initial = repeated
+    model, layout, job = named(case.name), Layout.parse(case.layout), case.job
+    built = building.build(model=model, layout=layout, job=job, device=device)
+    engine = Engine(built, model=model, layout=layout, job=job)
+    shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)
+    tokens = torch.randint(model.vocab, shape, generator=torch.Generator().manual_seed(0))
+    begin = 0.0
+    for step in range(WARM + TIMED):
+        if step == WARM:
+            _wait(device)
+            begin = time.perf_counter()
+        engine.step(tokens)
+        engine.forget()
+    _wait(device)
+    seconds = (time.perf_counter() - begin) / TIMED
+    return seconds, torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def predicted(case: Case, *, chip: str) -> Step:
+    """The step that the planner promises on one such chip."""
+    machine = machines.resolve(f"{chip}:1", local=Path("local.toml"))
+    return predict(model=named(case.name), machine=machine, layout=Layout.parse(case.layout), job=case.job)
+
+
+def compared(case: Case, *, chip: str) -> Row:
+    """Predict here and run in a process of its own."""
+    step = predicted(case, chip=chip)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.test_speed", "--measure", str(CASES.index(case))],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    faster = step.time.step_seconds / seconds
+    return Row(
+        str(case), case.job.tokens_per_step / seconds, step.mfu.causal * faster, step.mfu.full * faster, seconds,
+        step.time.step_seconds, peak, step.memory.peak_bytes,
+    )  # fmt: skip
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table."""
+    head = "| job | tokens/s | MFU causal | MFU full | step, s | predicted | error | peak, GiB | predicted | error |"
+    lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        late, high = row.predicted_seconds / row.seconds - 1, row.predicted_peak_bytes / row.peak_bytes - 1
+        lines.append(
+            f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_full:.1%} "
+            f"| {row.seconds:.3f} | {row.predicted_seconds:.3f} | {late:+.1%} "
+            f"| {row.peak_bytes / GIB:.2f} | {row.predicted_peak_bytes / GIB:.2f} | {high:+.1%} |"
+        )
+    return "\n".join(lines)
+
+
+# Tests
+
+
+def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
+    for case in CASES:
+        layout, job = Layout.parse(case.layout), case.job
+        refuse(layout, model=named(case.name), job=job)
+        check_supported(layout, job, model=named(case.name))
+        assert predicted(case, chip="h200").memory.fits, case
+        assert layout.world == 1
+
+
+def test_the_harness_times_steps() -> None:
+    case = Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False)
+    device = Process().start()
+    try:
+        seconds, peak = measure(case, device=device)
+    finally:
+        Process.end()
+    assert 0 < seconds < 60
+    assert peak == 0  # PyTorch does not count what the CPU allocates
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_h200_is_as_fast_as_was_promised() -> None:
+    rows = {case: compared(case, chip="h200") for case in CASES}
+    table = markdown(list(rows.values()))
+    compiled = {case: row for case, row in rows.items() if case.compiled}
+    assert max(row.mfu_causal for case, row in compiled.items() if case.precision == "bf16") >= MFU, table
+    gains = [
+        row.tokens_per_second / compiled[case._replace(precision="bf16")].tokens_per_second
+        for case, row in compiled.items()
+        if case.precision.startswith("fp8")
+    ]
+    assert max(gains) >= FP8_GAIN, table
+    assert rows[CASES[-1]].tokens_per_second > PUBLISHED_TOKENS, table
+    errors = [abs(row.predicted_peak_bytes / row.peak_bytes - 1) for row in rows.values()]
+    assert sum(errors) / len(errors) <= MEMORY, table
+
+
+def main() -> int:
+    """Print the table of all cases, or of those whose names hold all of the words."""
+    parser = argparse.ArgumentParser(description="speed and memory of a GPU against what was predicted")
+    parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
+    parser.add_argument("--chip", default="h200", help="its name in the catalog")
+    parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("there is no GPU here", file=sys.stderr)
+        return 2
+    if options.measure is not None:
+        print(json.dumps(measure(CASES[options.measure], device=Process().start())))
+        Process.end()
+        return 0
+    known: list[dict[str, Any]] = read_lines(options.rows) if options.rows else []
+    rows = {line["case"]: Row(**line) for line in known}
+    for number, case in enumerate(CASES, 1):
+        if str(case) in rows or not all(word in str(case) for word in options.words):
+            continue
+        row = rows[str(case)] = compared(case, chip=options.chip)
+        print(f"{number}/{len(CASES)} {case}: {row.tokens_per_second:,.0f} tokens/s", file=sys.stderr)
+        if options.rows:
+            options.rows.parent.mkdir(parents=True, exist_ok=True)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(row._asdict()) + "\n")
+    print(markdown(list(rows.values())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The batch ramp as arithmetic, and what no group of weights can mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.job import Job
+from fivefold.record import Mistake
+from fivefold.update import Optimizer, Ramp
+
+
+def sizes(job: Job, steps: int) -> list[int]:
+    """Of so many steps from the first on."""
+    found: list[int] = []
+    for _ in range(steps):
+        found.append(job.batch(sum(found)))
+    return found
+
+
+def test_a_ramp_by_steps() -> None:
+    ramped = Job(global_batch=8, ramp=Ramp(first=2, step=2, every=3))
+    assert sizes(ramped, 11) == [2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8]
+    assert sizes(Job(global_batch=8), 2) == [8, 8]
+
+
+def test_a_ramp_over_samples_is_megatrons() -> None:
+    """--rampup-batch-size 16 16 5859375: 95 growths to 1536, one for each 61 677.6 sequences."""
+    ramp = Ramp(first=16, step=16, samples=5_859_375)
+    taken = (0, 61_677, 61_678, 123_355, 123_356, 5_859_374, 5_859_375)
+    assert [ramp.size(each, whole=1536) for each in taken] == [16, 16, 32, 32, 48, 1520, 1536]
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3000), st.booleans())
+def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int, long: int, by_steps: bool) -> None:
+    whole = first + growths * step
+    ramp = Ramp(first=first, step=step, **{"every" if by_steps else "samples": long})
+    found = [ramp.size(taken, whole=whole) for taken in (*range(2 * long), 10**9)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (first, whole)
+    assert {(size - first) % step for size in found} == {0}
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"ramp": {"first": 2, "step": 2}}, r"run: ramp: say either every .* or samples"),
+        ({"ramp": {"first": 2, "step": 2, "every": 1, "samples": 9}}, "say either every"),
+        ({"optimizer": {"groups": [{"of": "head"}, {"of": "head", "rate": 2}]}}, "2 groups are of head; say all"),
+        ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups.0.of: Input should be 'embeddings', 'head'"),
+        ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
+    ],
+)
+def test_what_no_run_can_mean_is_refused(values: dict[str, object], line: str) -> None:
+    with pytest.raises(Mistake, match=line):
+        Job.read(values, origin="run")
+
+
+def test_groups_say_what_is_otherwise() -> None:
+    usual = Optimizer(weight_decay=0.2)
+    assert [usual.rates(part) for part in ("vectors", "head", None)] == [(1, 0), (1, 0.2), (1, 0.2)]
+    job = Job.read({"optimizer": {"groups": [{"of": "vectors", "rate": 0.5}, {"of": "head", "weight_decay": 0}]}},
+                   origin="run")  # fmt: skip
+    assert [job.optimizer.rates(part) for part in ("vectors", "head", "router")] == [(0.5, 0), (1, 0), (1, 0.1)]
