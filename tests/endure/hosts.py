@@ -222,7 +222,6 @@ def main() -> int:
     """The same bits three times."""
     parser = argparse.ArgumentParser(description="two hosts, one cut off; the weights must be those of one host's run")
     parser.add_argument("--folder", type=Path, default=Path("runs/hosts"))
-    parser.add_argument("--quick", action="store_true", help="Two hosts against one, without a cut.")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if (code := inside("tests.endure.hosts", missing=missing())) is not None:
@@ -230,11 +229,9 @@ def main() -> int:
     shutil.rmtree(options.folder, ignore_errors=True)
     with standing_in(options.folder):
         hosts, bits = Hosts(3), one_host()
-        same, far = {"two hosts": two_hosts(hosts) == bits}, 0.0
-        if not options.quick:
-            same["two hosts, one cut off twice"] = cut_in_two(hosts) == bits
-            far = go_on_smaller(hosts)
-            print(f"two hosts, then one: last loss {far:.1e} from that of one host, at most {NEAR:g}")
+        same = {"two hosts": two_hosts(hosts) == bits, "two hosts, one cut off twice": cut_in_two(hosts) == bits}
+        far = go_on_smaller(hosts)
+        print(f"two hosts, then one: last loss {far:.1e} from that of one host, at most {NEAR:g}")
     for name, equal in same.items():
         print(f"{name}: {'the same bits' if equal else 'OTHER BITS'} as one host")
     return 0 if all(same.values()) and far <= NEAR else 1

@@ -32,10 +32,6 @@ class Cast(NamedTuple):
     data: Tensor
     scale: Tensor
 
-    def t(self) -> Cast:
-        """Rows as columns, without a copy."""
-        return Cast(self.data.mT, self.scale.mT if self.scale.dim() else self.scale)
-
 
 def by_tensor(x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
     """One scale [] for all of ``x``; ``amax``: the largest |x| where it is known already, of any shape that spreads to

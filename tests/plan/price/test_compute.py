@@ -86,7 +86,8 @@ def test_measured_loss():
 
 def unit(chip: str, **job: object) -> UnitTime:
     found, layout = model("qwen3-30b-a3b"), Layout(dp=8, ep=8, zero=1, mbs=1)
-    counts = Counts(found, Job(global_batch=64, precision="mxfp8", overlap=("dp", "ep"), joint=True, **job))
+    job = {"precision": "mxfp8", "overlap": ("dp", "ep"), "joint": True, "linears": "apart", **job}  # Megatron
+    counts = Counts(found, Job(global_batch=64, **job))
     run = next(run for stage in counts.stage_work(layout) for run, _ in stage if "moe=True" in run.name.__repr__())
     return Units(counts, machine(f"{chip}:8")).unit(layout, run)
 
