@@ -25,12 +25,13 @@ from torch.distributed.rendezvous import rendezvous
 from fivefold.record import Fault, Mistake
 from fivefold.train.checkpoint_folder import latest
 from fivefold.train.ending import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
+from fivefold.units import ceil_div
 
 # A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.
 TIMEOUT = timedelta(minutes=10)
 # A death is noticed by the second; a peer's complaint about it may bear an earlier time, by less than this.
 NOTICED_SECONDS = 5.0
-ROLL_SECONDS = 0.02  # between two looks at who has come
+ROLL_SECONDS = 0.02  # between two looks at who has come, for each 64 ranks that look
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
             answered.add(name)
             if answers == world:
                 return name
-        time.sleep(ROLL_SECONDS)
+        time.sleep(ROLL_SECONDS * ceil_div(world, 64))
     raise Fault(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
 
 
