@@ -13,7 +13,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,13 +162,9 @@ def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
         assert layout.world == 1
 
 
-def test_the_harness_times_steps() -> None:
+def test_the_harness_times_steps(forked: Callable[..., list[Any]]) -> None:
     case = Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False)
-    device = Process().start()
-    try:
-        seconds, peak = measure(case, device=device)
-    finally:
-        Process.end()
+    ((seconds, peak),) = forked(1, partial(measure, case, device=torch.device("cpu")))
     assert 0 < seconds < 60
     assert peak == 0  # PyTorch does not count what the CPU allocates
 
