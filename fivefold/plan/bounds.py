@@ -100,10 +100,13 @@ class Bounds:
         share = np.where(form.schedule == DUAL[0], 0.5, 1.0) * m
         said = np.stack([_over(form.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         whole = forward + backward + weight
-        work, every = _over(form.held, whole), talk[:, :3].sum(axis=1)
-        # Beside one another, as long as the longer of compute and messages: these halved, or alone each way.
-        beside = np.maximum(
-            work - said[:, :, :3].sum(axis=2), _over(form.held, every / 2 + np.minimum(fronts, every - fronts))
+        work, hides = _over(form.held, whole), np.array([axis in self.planner.job.overlap for axis in PARTS[1:4]])
+        # Beside one another, as long as the longer of compute and messages: these halved, or alone each way. What
+        # runs beside nothing is in the work whole.
+        every = talk[:, :3][:, hides].sum(axis=1)
+        least = np.minimum(fronts, every - fronts) if hides.all() else np.zeros_like(every)
+        beside = said[:, :, :3][:, :, ~hides].sum(axis=2) + np.maximum(
+            work - said[:, :, :3].sum(axis=2), _over(form.held, every / 2 + least)
         )
         work = np.where(dual, beside, work)
         way = _over(form.before, forward)

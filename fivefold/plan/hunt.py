@@ -155,12 +155,14 @@ class Hunt:
         if (layout, planner.job) in self.seen:
             return
         self.seen.add((layout, planner.job))
-        estimate = planner.estimate(layout)
+        ranks = planner.memory(layout)
         self.evaluated += 1
-        peak, seconds = estimate.peak_bytes, estimate.clock.seconds
+        peak = max(rank.peak_bytes for rank in ranks)
         if peak > self.capacity:
             self.losses.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
             return
+        estimate = planner.estimate(layout, ranks=ranks)
+        seconds = estimate.clock.seconds
         score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
         found = Candidate(score, peak, seconds, str(layout), estimate, planner)
         if score <= self.bar:

@@ -53,9 +53,13 @@ class Planner:
         self.units = Units(self.counts, machine)
         self.timeline = Timeline(self.units)
 
-    def estimate(self, layout: Layout) -> Estimate:
-        """The quick answer, for a layout that ``refuse`` lets pass."""
-        ranks = memory(self.counts, layout)
+    def memory(self, layout: Layout) -> list[RankMemory]:
+        """Of every pipeline rank: a third of the work of an estimate."""
+        return memory(self.counts, layout)
+
+    def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
+        """The quick answer, for a layout that ``refuse`` lets pass; ``ranks``: its memory, if it is known already."""
+        ranks = self.memory(layout) if ranks is None else ranks
         return Estimate(layout, ranks, self.timeline.step(layout, ranks))
 
     def step(self, layout: Layout) -> Step:
