@@ -19,7 +19,7 @@ from fivefold.machine.spec import Machine
 from fivefold.plan.bounds import PARTS, Bounds
 from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.losses import Losses
-from fivefold.plan.predict import Estimate, Planner
+from fivefold.plan.predict import Estimate, Planner, fullest
 from fivefold.plan.space import Ints, Leaves, Space
 
 FIRST, MOST = 1_000, 20_000  # stems with schedules that are looked at in one go: few until a good one is known
@@ -157,7 +157,7 @@ class Hunt:
         self.seen.add((layout, planner.job))
         ranks = planner.memory(layout)
         self.evaluated += 1
-        peak = max(rank.peak_bytes for rank in ranks)
+        peak = fullest(ranks)
         if peak > self.capacity:
             self.losses.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
             return

@@ -109,7 +109,7 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
     room = room_bytes(machine)
 
     def peak(changed: Job, at: Layout = layout) -> int:
-        return Planner(model=model, machine=machine, job=changed).estimate(at).peak_bytes
+        return Planner(model=model, machine=machine, job=changed).peak_bytes(at)
 
     for words, changed in _changes(job):
         size = peak(changed)

@@ -39,7 +39,12 @@ class Estimate(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """Of the fullest rank."""
-        return max(rank.peak_bytes for rank in self.ranks)
+        return fullest(self.ranks)
+
+
+def fullest(ranks: list[RankMemory]) -> int:
+    """Peak bytes of the fullest of ``ranks``."""
+    return max(rank.peak_bytes for rank in ranks)
 
 
 class Planner:
@@ -56,6 +61,10 @@ class Planner:
     def memory(self, layout: Layout) -> list[RankMemory]:
         """Of every pipeline rank: a third of the work of an estimate."""
         return memory(self.counts, layout)
+
+    def peak_bytes(self, layout: Layout) -> int:
+        """Of the fullest rank, where its time is not asked for."""
+        return fullest(self.memory(layout))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
         """The quick answer, for a layout that ``refuse`` lets pass; ``ranks``: its memory, if it is known already."""

@@ -184,7 +184,7 @@ def _runs(layout: Layout, model: Model, job: Job, machine: Machine) -> bool:
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:
-    return planner.estimate(layout).peak_bytes <= room_bytes(planner.machine)
+    return planner.peak_bytes(layout) <= room_bytes(planner.machine)
 
 
 def _most(fits: Callable[[int], bool], *, limit: int) -> int:
@@ -210,7 +210,7 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
 
 
 def _too_large(planner: Planner, layout: Layout) -> str:
-    need, have = planner.estimate(layout).peak_bytes, room_bytes(planner.machine)
+    need, have = planner.peak_bytes(layout), room_bytes(planner.machine)
     return (
         f"layout {str(layout)!r} needs {show_bytes(need)} of {show_bytes(have)} at its smallest; raise zero, tp or pp"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -47,14 +47,6 @@ class Planted:
         return found | {
             f"blocks.{layer}.moe.bias": torch.zeros(self.model.moe.experts) for layer in layers if self.model.moe
         }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def compared(model: Model, name: str, factors: dict[str, float] | None = None) -> Numerics:

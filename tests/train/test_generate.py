@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,15 +41,6 @@ MODELS = [
 ]  # fmt: skip
 PROMPTS = [[5, 9, 77, 3], [12], [8, 8, 1, 2, 3, 4, 5, 6, 7], [130, 0, 64]]
 GREEDY = Drawing(temperature=0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Operations are so small that threads would only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 named = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -70,15 +70,12 @@ class AdamW8bit(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
-        for group in self.param_groups:
-            for weight in group["params"]:
-                state = self.state[weight]
-                state["step"] += 1
-                if weight in self.parts:
-                    self._narrow(weight, state, group)
-                    continue
-                for w, g, m, v in wide.blocks(weight, *(state[name] for name in NAMES)):
-                    wide.adamw(w, g, m, v, step=state["step"], group=group)
+        for weight, state, group in wide.counted(self):
+            if weight in self.parts:
+                self._narrow(weight, state, group)
+                continue
+            for w, g, m, v in wide.blocks(weight, *(state[name] for name in NAMES)):
+                wide.adamw(w, g, m, v, step=state["step"], group=group)
 
     def _narrow(self, weight: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         """So many rows at once that what is fp32 is never large."""

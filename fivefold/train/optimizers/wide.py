@@ -31,12 +31,9 @@ class AdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
-        for group in self.param_groups:
-            for weight in group["params"]:
-                state = self.state[weight]
-                state["step"] += 1
-                for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
-                    adamw(w, g, m, v, step=state["step"], group=group)
+        for weight, state, group in counted(self):
+            for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
+                adamw(w, g, m, v, step=state["step"], group=group)
 
 
 class Sgd(torch.optim.Optimizer):
@@ -68,6 +65,15 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: di
         [w], [g], [m], [v], [], [step], lr=group["lr"], beta1=beta1, beta2=beta2,
         weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
     )  # fmt: skip
+
+
+def counted(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:
+    """All weights with their state, of which this is one more step, and their group."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            state = optimizer.state[weight]
+            state["step"] += 1
+            yield weight, state, group
 
 
 def every(groups: Groups) -> Iterator[Tensor]:

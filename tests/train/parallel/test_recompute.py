@@ -94,14 +94,6 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(((found[name] - e).abs().max() / e.abs().max()).item() for name, e in expected.items())
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are tiny
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def plain() -> Callable[[Model], dict[str, Tensor]]:
     known: dict[str, dict[str, Tensor]] = {}
