@@ -8,15 +8,11 @@ finds too large for the GPU are left out. Without a GPU only the list of jobs is
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -29,12 +25,12 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import MLA, Model, MoE
 from fivefold.model.weights import Weight
 from fivefold.plan.count.allocator import CONTEXT_BYTES
-from fivefold.record import read_lines
 from fivefold.train import build as building
 from fivefold.train.engine import Engine
 from fivefold.train.process import Process
 from fivefold.train.supported import check_supported
 from fivefold.units import GIB, MIB, ceil_div
+from tests.gpu.harness import apart, no_gpu, parsed, rows_of
 
 STEPS = 3  # the first makes the moments, the others are steady
 ALLOCATED, RESERVED = 0.01, 0.04  # mean errors
@@ -183,12 +179,7 @@ def compared(case: Case) -> Row | None:
         print(f"{case}: left out, {model.shortage}", file=sys.stderr)
         return None
     settings = f"expandable_segments:{case.expandable}"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.test_dryrun", "--measure", str(CASES.index(case))],
-        cwd=Path(__file__).parents[2], env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings},
-        stdout=subprocess.PIPE, text=True, timeout=600, check=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = apart("tests.gpu.test_dryrun", CASES.index(case), env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings})
     return Row(str(case), case.model.parameters, found["allocated"], model.allocated_bytes, found["reserved"],
                model.reserved_bytes, str(model.site))  # fmt: skip
 
@@ -260,36 +251,18 @@ def test_a_gpu_holds_what_was_rehearsed() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    parser = argparse.ArgumentParser(description="the rehearsal's memory against that of a GPU")
-    parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
-    parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("there is no GPU here", file=sys.stderr)
+    options = parsed("the rehearsal's memory against that of a GPU")
+    if no_gpu():
         return 2
     if options.measure is not None:
         print(json.dumps(measure(CASES[options.measure])))
         return 0
-    known: list[dict[str, Any]] = read_lines(options.rows) if options.rows else []
-    rows = {line["case"]: Row(**line) for line in known}
-    for number, case in enumerate(CASES, 1):
-        if str(case) in rows or not all(word in str(case) for word in options.words):
-            continue
-        begin = time.perf_counter()
-        row = compared(case)
-        if row is None:
-            continue
-        rows[str(case)] = row
-        errors = f"allocated {row.allocated_error:+.2%}, reserved {row.reserved_error:+.2%}"
-        took = f"{time.perf_counter() - begin:.0f} s"
-        print(f"{number}/{len(CASES)} {case}: {errors}, {took}", file=sys.stderr)
-        if options.rows:
-            options.rows.parent.mkdir(parents=True, exist_ok=True)
-            with options.rows.open("a") as file:
-                file.write(json.dumps(row._asdict()) + "\n")
-    print(markdown(list(rows.values())))
-    allocated, total = mean_errors(list(rows.values()))
+    rows = rows_of(
+        CASES, options, row=Row, compare=compared,
+        tell=lambda row: f"allocated {row.allocated_error:+.2%}, reserved {row.reserved_error:+.2%}",
+    )  # fmt: skip
+    print(markdown(rows))
+    allocated, total = mean_errors(rows)
     return 0 if rows and allocated <= ALLOCATED and total <= RESERVED else 1
 
 

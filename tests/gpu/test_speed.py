@@ -8,9 +8,7 @@ Without a GPU the harness itself is checked on a small model.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +24,13 @@ from fivefold.layout.spec import Layout, refuse
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import named
 from fivefold.plan.predict import predict
-from fivefold.record import read_lines
 from fivefold.step import Step
 from fivefold.train import build as building
 from fivefold.train.engine import Engine
 from fivefold.train.process import Process
 from fivefold.train.supported import check_supported
 from fivefold.units import GIB
+from tests.gpu.harness import apart, no_gpu, parsed, rows_of
 from tests.gpu.test_dryrun import repeated
 
 WARM, TIMED = 4, 8  # steps; compiled blocks take the first two
@@ -124,11 +122,7 @@ def predicted(case: Case, *, chip: str) -> Step:
 def compared(case: Case, *, chip: str) -> Row:
     """Predict here and run in a process of its own."""
     step = predicted(case, chip=chip)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.test_speed", "--measure", str(CASES.index(case))],
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, timeout=600, check=True,
-    )  # fmt: skip
-    seconds, peak = json.loads(done.stdout.splitlines()[-1])
+    seconds, peak = apart("tests.gpu.test_speed", CASES.index(case))
     faster = step.time.step_seconds / seconds
     return Row(
         str(case), case.job.tokens_per_step / seconds, step.mfu.causal * faster, step.mfu.full * faster, seconds,
@@ -189,31 +183,18 @@ def test_an_h200_is_as_fast_as_was_promised() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    parser = argparse.ArgumentParser(description="speed and memory of a GPU against what was predicted")
-    parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
-    parser.add_argument("--chip", default="h200", help="its name in the catalog")
-    parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("there is no GPU here", file=sys.stderr)
+    options = parsed("speed and memory of a GPU against what was predicted", chip="h200")
+    if no_gpu():
         return 2
     if options.measure is not None:
         print(json.dumps(measure(CASES[options.measure], device=Process().start())))
         Process.end()
         return 0
-    known: list[dict[str, Any]] = read_lines(options.rows) if options.rows else []
-    rows = {line["case"]: Row(**line) for line in known}
-    for number, case in enumerate(CASES, 1):
-        if str(case) in rows or not all(word in str(case) for word in options.words):
-            continue
-        row = rows[str(case)] = compared(case, chip=options.chip)
-        print(f"{number}/{len(CASES)} {case}: {row.tokens_per_second:,.0f} tokens/s", file=sys.stderr)
-        if options.rows:
-            options.rows.parent.mkdir(parents=True, exist_ok=True)
-            with options.rows.open("a") as file:
-                file.write(json.dumps(row._asdict()) + "\n")
-    print(markdown(list(rows.values())))
+    rows = rows_of(
+        CASES, options, row=Row, compare=partial(compared, chip=options.chip),
+        tell=lambda row: f"{row.tokens_per_second:,.0f} tokens/s",
+    )  # fmt: skip
+    print(markdown(rows))
     return 0
 
 

@@ -1,0 +1,66 @@
+"""What the scripts of this folder share: cases that are run one after another, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fivefold.record import read_lines
+
+
+def parsed(description: str, **more: Any) -> argparse.Namespace:
+    """The options of a script; ``more``: options of its own with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
+    parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
+    for name, default in more.items():
+        parser.add_argument(f"--{name}", default=default)
+    return parser.parse_args()
+
+
+def no_gpu() -> bool:
+    """Whether there is none, which is said."""
+    if torch.cuda.is_available():
+        return False
+    print("there is no GPU here", file=sys.stderr)
+    return True
+
+
+def apart(module: str, place: int, *, env: Mapping[str, str] | None = None) -> Any:
+    """What ``module --measure place`` prints last, as JSON, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--measure", str(place)],
+        cwd=Path(__file__).parents[2], env=env, stdout=subprocess.PIPE, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(
+    cases: Sequence[Any], options: argparse.Namespace, *,
+    row: Callable[..., Any], compare: Callable[[Any], Any], tell: Callable[[Any], str],
+) -> list[Any]:  # fmt: skip
+    """Of all cases that are asked for, finished ones as they are known; one that cannot be compared is left out."""
+    rows = {line["case"]: row(**line) for line in (read_lines(options.rows) if options.rows else [])}
+    for number, case in enumerate(cases, 1):
+        if str(case) in rows or not all(word in str(case) for word in options.words):
+            continue
+        begin = time.perf_counter()
+        found = compare(case)
+        if found is None:
+            continue
+        rows[str(case)] = found
+        print(f"{number}/{len(cases)} {case}: {tell(found)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        if options.rows:
+            options.rows.parent.mkdir(parents=True, exist_ok=True)
+            with options.rows.open("a") as file:
+                file.write(json.dumps(found._asdict()) + "\n")
+    return list(rows.values())
