@@ -1,7 +1,7 @@
 """One published run in our nouns: what was trained how, and what its authors measured.
 
 A source's reader (one file each) turns its rows into cases. It states facts of that source (kernels, overlap,
-precision, FLOPs convention) and never a number chosen to come closer.
+precision, FLOPs convention); the numbers of the price model are not its own (docs/how-a-step-costs/constants.md).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Case(NamedTuple):
     memory: Literal["allocated", "reserved", "driver"] = "allocated"
     rivals: str = ""
     quantity: Literal["peak", "states", "activations"] = "peak"  # of ``memory_bytes``; the last two of the first stage
+    left_out: tuple[tuple[str, str], ...] = ()  # what else the row measured, as (quantity, the rule that leaves it out)
 
 
 class Excluded(NamedTuple):
@@ -48,9 +49,10 @@ class Excluded(NamedTuple):
 
 
 def rows(source: str) -> Iterator[dict[str, str]]:
-    """The rows of one data file."""
+    """The rows of one data file, a cell that is missing being empty."""
     with (DATA / f"{source}.csv").open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+        for row in csv.DictReader(file):
+            yield {key: (cell or "").strip() for key, cell in row.items() if key}
 
 
 @lru_cache(maxsize=512)

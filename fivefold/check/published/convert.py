@@ -1,4 +1,4 @@
-"""What the readers share: cells as numbers, throughput as seconds, and the layout of a row.
+"""What the readers share: rows as cases or exclusions, throughput as seconds, and the layout of a row.
 
     step seconds = tokens of a step / (tokens/s/GPU · GPUs) = FLOPs of a step / (FLOP/s/GPU · GPUs)
 
@@ -11,62 +11,97 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from fivefold.check.published.case import Case, Excluded, rows
-from fivefold.job import Axis, Job, Recipe, recipe
+from fivefold.check.published.cells import Row, degree, needed, schedule, where, whole
+from fivefold.job import Axis, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
+from fivefold.record import Mistake, explain
 
 # Megatron-Core with Transformer Engine: joint projections, an unused gradient of each shape, a padded vocabulary.
 TRANSFORMER_ENGINE = Job(
     vocab_multiple=128, joint=True, linears="apart", early_stop=False, weight_gradients="placeholders"
 )
 
-Row = dict[str, str]
-
 CHECK = "the source contradicts itself"
 OUT_OF_MEMORY = "the run ended out of memory"
 ADAPTERS = "trains adapters on frozen weights; our jobs train every weight"
 PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
+NOTHING = "nothing was measured"
 
 
-def read(source: str, *, rule: Callable[[Row], str], case: Callable[[Row], Case]) -> Iterator[Case | Excluded]:
-    """The measured rows of ``source``: each excluded by the first rule that it breaks, or a case."""
+def read(
+    source: str,
+    *,
+    rule: Callable[[Row], str],
+    case: Callable[[Row], Case | list[Case]],
+    kinds: tuple[str, ...] = ("measured",),
+) -> Iterator[Case | Excluded]:
+    """Every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read."""
     for row in rows(source):
-        if row["kind"] != "measured":
-            continue
-        broken = (CHECK if row["trust"] == "check" else "") or (OUT_OF_MEMORY if row.get("oom") == "y" else "")
-        broken = broken or rule(row)
-        yield Excluded(source, row["row_id"], broken) if broken else case(row)
+        found: str | Case | list[Case] = _rule(row, kinds)
+        try:
+            found = found or rule(row) or case(row)
+        except Mistake as unread:
+            found = str(unread)
+        except ValidationError as illegal:  # of a layout, job or model
+            found = explain(illegal, Layout)
+        if isinstance(found, str):
+            yield Excluded(source, row["row_id"], found)
+        else:
+            for each in [found] if isinstance(found, Case) else found:
+                seconds, size = each.step_seconds or None, each.memory_bytes or None
+                measured = each._replace(step_seconds=seconds, memory_bytes=size)
+                yield measured if seconds or size else Excluded(source, each.row, NOTHING)
 
 
-def whole(row: Row, key: str) -> int:
-    """The integer in a cell; 0 where the source is silent."""
-    text = row.get(key) or "0"
-    return int(text) if text.isdigit() else 0
-
-
-def number(row: Row, key: str) -> float:
-    """The figure in a cell; 0.0 where the source is silent."""
-    return float(row.get(key) or 0.0)
+def _rule(row: Row, kinds: tuple[str, ...]) -> str:
+    if row["kind"] not in kinds:
+        return f"not measured: {row['kind'] or 'of no stated kind'}"
+    return (CHECK if row["trust"] == "check" else "") or (OUT_OF_MEMORY if row.get("oom") == "y" else "")
 
 
 def spread(row: Row, *, zero: int, **more: Any) -> Layout:
     """The layout of a row's degrees; data parallelism is what they leave of its GPUs."""
-    tp, pp, cp, v = (whole(row, key) or 1 for key in ("tp", "pp", "cp", "vp"))
+    tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
+    gpus = needed(row, "gpus")
+    if gpus % (tp * pp * cp):
+        raise Mistake(f"{gpus} GPUs are not divisible by tp{tp} pp{pp} cp{cp}")
     fields: dict[str, Any] = {
-        "dp": whole(row, "gpus") // (tp * pp * cp),
+        "dp": gpus // (tp * pp * cp),
         "tp": tp,
         "cp": cp,
         "pp": pp,
-        "ep": whole(row, "ep") or 1,
-        "v": v,
+        "ep": degree(row, "ep"),
+        "v": order.v,
         "zero": zero,
-        "schedule": "interleaved" if v > 1 else "1f1b",
-        "mbs": whole(row, "mbs") or 1,
+        "schedule": order.name,
+        "mbs": needed(row, "mbs"),
     }
     return Layout(**(fields | more))
+
+
+def batch(row: Row, layout: Layout) -> int:
+    """Sequences per step: as printed, or what the printed micro-batches add up to."""
+    micro_batches = whole(row, "microbatches") or whole(row, "grad_accum")
+    if not row.get("gbs") and micro_batches:
+        return layout.dp * layout.mbs * micro_batches
+    return needed(row, "gbs")
+
+
+RACK_RANKS = 64
+
+
+def cluster(row: Row) -> Machine:
+    """A row's machine; NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4
+    (executors.py in the performance scripts of NVIDIA-NeMo/Megatron-Bridge).
+    """
+    found = where(row)
+    return in_nodes(found, RACK_RANKS) if found.ranks_per_node > RACK_RANKS else found
 
 
 def in_nodes(found: Machine, ranks: int) -> Machine:
@@ -74,11 +109,6 @@ def in_nodes(found: Machine, ranks: int) -> Machine:
     near, far = found.links
     links = (near.replace(span=ranks), far.replace(span=max(found.ranks, ranks)))
     return found.replace(ranks_per_node=ranks, links=links)
-
-
-def narrow_gradients(precision: str) -> Recipe:
-    """The recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
-    return recipe(precision).replace(name=f"{precision}-grad16", accumulated_bytes=0)
 
 
 def megatron_overlap(layout: Layout, *, tensor: bool = False, expert: bool = False) -> tuple[Axis, ...]:
@@ -90,12 +120,12 @@ def megatron_overlap(layout: Layout, *, tensor: bool = False, expert: bool = Fal
 
 
 def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:
-    """Seconds of a step at ``rate`` tokens/s per rank."""
-    return job.tokens_per_step / (rate * ranks)
+    """Seconds of a step at ``rate`` tokens/s per rank; 0 where no rate is printed."""
+    return job.tokens_per_step / (rate * ranks) if rate else 0.0
 
 
 def seconds_of_flops(model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"]) -> float:
-    """Seconds of a step at ``rate`` FLOP/s per rank, counted as the source does."""
+    """Seconds of a step at ``rate`` FLOP/s per rank, counted as the source does; 0 where no rate is printed."""
     done = work(model, layout=Layout(), job=job)
     flops = done.model_flops_full if count == "full" else done.model_flops_causal
-    return flops / (rate * ranks)
+    return flops / (rate * ranks) if rate else 0.0

@@ -15,10 +15,6 @@ from fivefold.check.published.megatron_bridge_perf import PREDICTS_MORE
 RULE = f"{PREDICTS_MORE}; averaged over a run, its micro-batch not printed"
 
 
-def _case(row: dict[str, str]) -> Case:
-    raise NotImplementedError(f"{row['row_id']} is excluded")
-
-
 def cases() -> Iterator[Case | Excluded]:
     """One per measured row."""
-    return read("deepseek_v3", rule=lambda row: RULE, case=_case)
+    return read("deepseek_v3", rule=lambda row: RULE, case=lambda row: [])

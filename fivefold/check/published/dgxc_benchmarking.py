@@ -1,4 +1,4 @@
-"""NVIDIA DGX Cloud benchmark recipes v24.11 to v25.05 on H100: seconds per step (NVIDIA/dgxc-benchmarking).
+"""NVIDIA DGX Cloud benchmark recipes v24.11 to v25.05: seconds per step (NVIDIA/dgxc-benchmarking).
 
 Configurations at 35a9aec: nemo_megatron/gpt3_175b_hydra.yaml, nemotron/*.yaml + configure.sh, grok1/grok1_314b.yaml;
 at 741c886: llama3.1/pretrain_llama31.py, which takes NVIDIA/NeMo's recipes in performance mode (grad_reduce_in_fp32
@@ -9,20 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    NO_STAGES,
+    Row,
+    degree,
+    named_model,
+    needed,
+    number,
+    precision,
+    printed,
+    recomputed,
+    whole,
+)
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
     TRANSFORMER_ENGINE,
-    Row,
+    batch,
+    cluster,
     megatron_overlap,
-    narrow_gradients,
-    number,
     read,
+    seconds_of_tokens,
     spread,
-    whole,
 )
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model, MoE
 
@@ -34,7 +45,6 @@ UNKNOWN_MODEL = {
     "Deepseek": "a multi-token prediction module, and what is recomputed is not stated",
 }
 NEW_GROK = "v25.05 trains Grok by another recipe, whose token capacity and expert kernels are not stated"
-NO_STAGES = "virtual stages are not printed"
 
 # Experts of one token capacity, padded (moe_expert_capacity_factor 1.0, moe_pad_expert_input_to_capacity).
 GROK = Model(
@@ -50,21 +60,12 @@ GROK = Model(
     moe=MoE(experts=8, topk=2, ffn=32_768, capacity=1.0),
     source="NVIDIA/dgxc-benchmarking@35a9aec:grok1/grok1_314b.yaml",
 )
-MODELS = {
-    "Llama 3.1 8b": "llama3-8b",
-    "Llama 3.1 70b": "llama3-70b",
-    "Llama 3.1 405b": "llama3-405b",
-    "Llama3.1 405b": "llama3-405b",
-    "NeMo Megatron": "gpt3-175b",
-    "Nemotron4 15b": "nemotron4-15b",
-    "Nemotron4 340b": "nemotron4-340b",
-}
 
 
 def _model(row: Row) -> Model:
     if row["model"].startswith("Grok"):
         return GROK
-    return resolve(next(name for start, name in MODELS.items() if row["model"].startswith(start)))
+    return resolve("gpt3-175b") if row["model"].startswith("NeMo Megatron") else named_model(row["model"])
 
 
 def _hydra(row: Row) -> bool:
@@ -73,9 +74,9 @@ def _hydra(row: Row) -> bool:
 
 
 def _precision(row: Row, model: Model) -> Recipe:
-    name = row["precision"].lower()
     # nemotron4-15b-synth.yaml sets no grad_sync_dtype, which NeMo then reads as fp32.
-    return recipe(name) if model.name == "nemotron4-15b" and _hydra(row) else narrow_gradients(name)
+    wide = model.name == "nemotron4-15b" and _hydra(row)
+    return precision(row["precision"], sums="fp32" if wide else "narrow")
 
 
 def _rule(row: Row) -> str:
@@ -89,23 +90,23 @@ def _rule(row: Row) -> str:
         return NEW_GROK
     if unknown := next((rule for start, rule in UNKNOWN_MODEL.items() if row["model"].startswith(start)), ""):
         return unknown
-    return NO_STAGES if whole(row, "pp") > 1 and not whole(row, "vp") else ""
+    return NO_STAGES if degree(row, "pp") > 1 and not whole(row, "vp") else ""
 
 
 def _case(row: Row) -> Case:
-    model = _model(row)
+    model = printed(_model(row), row)
     # nemotron4-340b-synth.yaml: activations_checkpoint_granularity selective, which is the attention core.
     selective = model.name == "nemotron4-340b" and _hydra(row)
     # The expert tensor degree of NeMo 1 is that of the rest.
-    etp = whole(row, "tp") if model.moe else 1
-    layout = spread(row, zero=1, etp=etp, ac="selective" if selective else "none")
+    etp = degree(row, "etp" if row["etp"] else "tp") if model.moe else 1
+    layout = spread(row, zero=1, etp=etp, ac=recomputed(row, silent="selective" if selective else "none"))
     job = TRANSFORMER_ENGINE.replace(
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
         precision=_precision(row, model),
         overlap=megatron_overlap(layout, tensor=not model.moe),  # grok1_314b.yaml: ub_tp_comm_overlap false
     )
-    where = machine("h100", whole(row, "gpus"))
+    where = cluster(row)
     return Case(
         source="dgxc_benchmarking",
         row=row["row_id"],
@@ -114,7 +115,7 @@ def _case(row: Row) -> Case:
         machine=where,
         layout=layout,
         job=job,
-        step_seconds=number(row, "step_s"),
+        step_seconds=number(row, "step_s") or seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
     )
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import ADAPTERS, Row, number, read, spread, whole
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, named_model, needed, number, number_format, printed, where
+from fivefold.check.published.convert import ADAPTERS, read, spread
 from fivefold.job import Job, recipe
-from fivefold.model.catalog import resolve
+from fivefold.record import Mistake
 from fivefold.units import GIB
 
 SHORT = "samples are shorter than the printed length"
@@ -22,6 +23,7 @@ NOT_STATED = "optimizer, offloading and recomputation of the run are not printed
 EARLY_UPDATE = "the optimizer runs within the backward, so that gradients never live together"
 ENCODER = "an encoder; our models are decoders"
 LOOSE = "the unit is printed loosely (GB or GiB) and the counter not at all"
+SHARED = "its samples' lengths are not printed, and so not what attention computes"
 NOT_A_PEAK = "a counter of unknown meaning in a log"
 
 
@@ -58,28 +60,31 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, rung = resolve("llama3.2-3b"), LADDER[row["technique"]]
+    model, rung = printed(named_model(row["model"]), row), LADDER[row["technique"]]
+    if number_format(row["precision"]) != "bf16":
+        raise Mistake(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = spread(row, zero=0, ac=rung.ac)
     job = Job(
         linears="apart",
         early_stop=False,
-        sequence=whole(row, "seq"),
-        global_batch=layout.mbs,
+        sequence=needed(row, "seq"),
+        global_batch=layout.dp * layout.mbs,
         precision=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
         loss=rung.loss,
         kernels="fused" if rung.compile else "plain",
         compile=rung.compile,
     )
-    where = machine("a100", 1)
+    machines = where(row)
     return Case(
         source="finetune_memory",
         row=row["row_id"],
-        regime=regime("torch", model, where, layout),
+        regime=regime("torch", model, machines, layout),
         model=model,
-        machine=where,
+        machine=machines,
         layout=layout,
         job=job,
         memory_bytes=number(row, "peak_gib") * GIB,
+        left_out=(("time", SHARED),) if number(row, "tokens_per_s") else (),
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from fivefold.check.published.cells import Row, needed
 from fivefold.job import Job, recipe
 from fivefold.model.spec import Model
+from fivefold.record import Mistake
 
 # Megatron-LM's fp16 with gradients summed in fp32 (Korthikanti et al. 2022 count 18 bytes of states per parameter).
 FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", compute="fp16", loss_scaling=True)
@@ -18,6 +20,8 @@ FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", comput
 @lru_cache(maxsize=256)
 def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> Model:
     """A GPT of Megatron-LM's shape."""
+    if width % heads:
+        raise Mistake(f"hidden {width} is not divisible by heads {heads}")
     return Model(
         name=f"gpt-{layers}x{width}",
         layers=layers,
@@ -37,6 +41,17 @@ def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> M
         out_bias=True,
         tied_embeddings=True,
         dropout=0.1,
+    )
+
+
+def gpt_of(row: Row, *, vocab: int) -> Model:
+    """The GPT whose layers, width, heads and sequence a row prints."""
+    return gpt(
+        layers=needed(row, "layers"),
+        width=needed(row, "hidden"),
+        heads=needed(row, "heads"),
+        vocab=vocab,
+        positions=needed(row, "seq"),
     )
 
 

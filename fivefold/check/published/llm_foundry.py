@@ -9,27 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import Row, number, read, seconds_of_tokens, spread, whole
-from fivefold.job import Job, recipe
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    Row,
+    degree,
+    head_dim,
+    needed,
+    number,
+    precision,
+    recomputed,
+    sharding,
+    where,
+)
+from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
+from fivefold.job import Job
 from fivefold.model.spec import Model
 
 UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
-CHIPS = {"a100_40gb": "a100-40", "a100_80gb": "a100", "h100_80gb": "h100"}
 
 
 def _model(row: Row) -> Model:
-    width, heads = whole(row, "hidden"), whole(row, "heads")
+    width, heads = needed(row, "hidden"), needed(row, "heads")
     return Model(
         name=row["model"].lower(),
-        layers=whole(row, "layers"),
+        layers=needed(row, "layers"),
         width=width,
         heads=heads,
         kv_heads=heads,
-        head_dim=width // heads,
-        ffn=whole(row, "ffn"),
-        vocab=whole(row, "vocab"),
-        positions=whole(row, "seq"),  # the parameter counts of a model grow by one width per token
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
+        positions=needed(row, "seq"),  # the parameter counts of a model grow by one width per token
         norm="layernorm",
         mlp="plain",
         activation="gelu",
@@ -39,34 +49,33 @@ def _model(row: Row) -> Model:
 
 
 def _rule(row: Row) -> str:
-    return UNEVEN if whole(row, "gbs") % (whole(row, "dp") * whole(row, "mbs")) else ""
+    return UNEVEN if row["gbs"] and needed(row, "gbs") % (degree(row, "dp") * needed(row, "mbs")) else ""
 
 
 def _case(row: Row) -> Case:
     model = _model(row)
-    layout = spread(row, zero=whole(row, "zero"), ac=row["recompute"])
-    precision = "bf16-grad16" if row["mp_mode"] == "PURE" else {"amp_fp8": "fp8"}.get(row["precision"], "bf16")
+    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row))
     job = Job(
         linears="apart",
         early_stop=False,
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
-        precision=recipe(precision),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow" if row["mp_mode"] == "PURE" else "fp32"),
         attention="flash1",
         kernels="plain",
         overlap=("dp",),
         reduce="micro_batch",
     )
-    where = machine(CHIPS[row["hardware"]], whole(row, "gpus"))
+    machines = where(row)
     return Case(
         source="llm_foundry",
         row=row["row_id"],
-        regime=regime("torch", model, where, layout),
+        regime=regime("torch", model, machines, layout),
         model=model,
-        machine=where,
+        machine=machines,
         layout=layout,
         job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s") / where.ranks, ranks=where.ranks),
+        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
     )
 
 

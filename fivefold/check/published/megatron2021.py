@@ -8,64 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime, rows
-from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt
-from fivefold.layout.spec import Layout
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, needed, number, precision, recomputed, sharding, where, whole
+from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.record import Mistake
 
 SOURCE = "megatron2021"
 
 
 def cases() -> Iterator[Case | Excluded]:
     """Table 2; rivals share model, GPUs and batch."""
-    for row in rows(SOURCE):
-        if not row["layers"]:
-            yield Excluded(SOURCE, row["row_id"], "a remark in the text, not a step")
-        elif not row["mbs"]:
-            yield Excluded(SOURCE, row["row_id"], "the micro-batch size is not printed")
-        else:
-            yield _case(row)
+    return read(SOURCE, rule=_rule, case=_case)
 
 
-def hardware_flops(row: dict[str, str]) -> float:
+def _rule(row: Row) -> str:
+    if not row["layers"]:
+        return "a remark in the text, not a step"
+    return "" if row["mbs"] else "the micro-batch size is not printed"
+
+
+def hardware_flops(row: Row) -> float:
     """FLOPs of one iteration as the paper counts them: full attention, the layers' forward twice, the head's once."""
-    batch, s, layers, h, vocab = (int(row[key]) for key in ("gbs", "seq", "layers", "hidden", "vocab"))
+    batch, s, layers, h, vocab = (needed(row, key) for key in ("gbs", "seq", "layers", "hidden", "vocab"))
     return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
 
 
-def _case(row: dict[str, str]) -> Case:
-    sharded = row["zero"] == "3"
-    gpus = int(row["gpus"])
-    tp = 1 if sharded else 8
-    layout = Layout(
-        dp=int(row["dp"]),
-        tp=tp,
-        pp=int(row["model_parallel_size"]) // tp,
-        zero=int(row["zero"]),
-        mbs=int(row["mbs"]),
-        ac="full",
-        sp=tp == 1,
-    )
-    model = gpt(
-        layers=int(row["layers"]),
-        width=int(row["hidden"]),
-        heads=int(row["heads"]),
-        vocab=int(row["vocab"]),
-        positions=int(row["seq"]),
-    )
+def _case(row: Row) -> Case:
+    zero = sharding(row, silent=0)
+    tp = whole(row, "tp") or (1 if zero == 3 else 8)
+    size = needed(row, "model_parallel_size")
+    if size % tp:
+        raise Mistake(f"model-parallel size {size} is not divisible by tp{tp}")
+    degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
+    layout = spread(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
+    model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
     job = PLAIN_MEGATRON.replace(
-        sequence=int(row["seq"]),
-        global_batch=int(row["gbs"]),
-        reduce="micro_batch" if sharded else "step",
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow"),
+        reduce="micro_batch" if zero == 3 else "step",
     )
-    machines = machine("a100", gpus)
+    rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
     return Case(
         SOURCE,
         row["row_id"],
-        regime("deepspeed" if sharded else "megatron", model, machines, layout),
+        regime("deepspeed" if zero == 3 else "megatron", model, machines, layout),
         model,
         machines,
         layout,
         job,
-        step_seconds=hardware_flops(row) / (float(row["hw_tflops_per_gpu"]) * 1e12 * gpus),
-        rivals=f"{SOURCE} {model.name} {gpus} {row['gbs']}",
+        step_seconds=hardware_flops(row) / rate if rate else None,
+        rivals=f"{SOURCE} {model.name} {machines.ranks} {row['gbs']}",
     )

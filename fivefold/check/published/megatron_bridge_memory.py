@@ -9,35 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    NO_STAGES,
+    RECOMPUTED,
+    Row,
+    chip,
+    degree,
+    named_model,
+    needed,
+    number,
+    number_format,
+    precision,
+    printed,
+    recomputed,
+    whole,
+)
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
     TRANSFORMER_ENGINE,
-    Row,
+    batch,
+    cluster,
     megatron_overlap,
-    narrow_gradients,
-    number,
     read,
     spread,
-    whole,
 )
-from fivefold.check.published.megatron_bridge_perf import HYBRID, PREDICTS_MORE, cluster, job_of, recomputed
+from fivefold.check.published.megatron_bridge_perf import HYBRID, PREDICTS_MORE, job_of, recomputed_by_recipe
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
+from fivefold.units import GIB
 
 SOURCE = "megatron_bridge_memory"
 NOT_TUNED = "a functional run of a model card, whose recomputation and precision are not stated"
 NO_SETUP = "the study prints neither GPUs nor batch"
-UNKNOWN_MODEL = "the model is not in our catalog"
-NO_STAGES = "virtual stages are not printed"
 
 # moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
 MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
-RECOMPUTED = {
+MODULES = RECOMPUTED | {
     "selective: [] (none)": "none",
     "selective: core_attn": "selective",
     "selective: core_attn + expandable_segments": "selective",
@@ -45,12 +56,6 @@ RECOMPUTED = {
     "selective: moe_act": "act",
     "selective: mla_up_proj, mlp": "up+rope+mlp",
 }
-CARDS = {
-    "qwen3_30b_a3b": "qwen3-30b-a3b",
-    "qwen3_235b_a22b": "qwen3-235b-a22b",
-    "gpt_oss_120b": "gpt-oss-120b",
-}
-PRECISIONS = {"bf16": "bf16", "fp8_mx": "mxfp8", "fp8 current scaling": "fp8"}
 
 
 def _rule(row: Row) -> str:
@@ -73,11 +78,10 @@ def _card_rule(name: str, row: Row) -> str:
         return NOT_TUNED
     if name == "deepseek_v3":
         return PREDICTS_MORE
-    if name not in CARDS:
-        return UNKNOWN_MODEL
-    if not whole(row, "gbs"):
+    named_model(name)
+    if not row["gbs"]:
         return NO_SETUP
-    return NO_STAGES if whole(row, "pp") > 1 and not whole(row, "vp") else ""
+    return NO_STAGES if degree(row, "pp") > 1 and not whole(row, "vp") else ""
 
 
 def _case(row: Row) -> Case:
@@ -86,40 +90,43 @@ def _case(row: Row) -> Case:
         return _moonlight(row)
     if name.startswith("Llama3-70B"):
         return _llama(row)
-    model = resolve(CARDS.get(name, "qwen3-30b-a3b"))
-    chip, precision = row["hardware"].removesuffix("-80GB").lower(), PRECISIONS[row["precision"]]
-    layout = spread(row, zero=1, ac=recomputed(model, chip=chip, precision=precision))
+    model = printed(named_model(name), row)
+    on = chip(row["hardware"])
+    silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
+    layout = spread(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
     sequence = whole(row, "seq") or 4096  # the length of all its performance recipes
-    job = job_of(model, layout, sequence=sequence, batch=whole(row, "gbs"), precision=precision, chip=chip)
-    return _made(row, model=model, layout=layout, job=job, where=cluster(chip, whole(row, "gpus")))
+    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
+    return _made(row, model=model, layout=layout, job=job)
 
 
 def _moonlight(row: Row) -> Case:
     model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
-    layout = spread(row, zero=1, ac=RECOMPUTED[row["recompute"]])
-    half = narrow_gradients("bf16").replace(name="bf16-states16", moments_bytes=(2, 2))
+    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    narrow = precision(row["precision"], sums="narrow")
+    half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
     job = TRANSFORMER_ENGINE.replace(
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
         precision=half,
         overlap=megatron_overlap(layout),
     )
-    where = machine("h100", whole(row, "gpus"))
-    made = _made(row, model=model, layout=layout, job=job, where=where)
-    return made._replace(rivals="moonlight recomputation")
+    return _made(row, model=model, layout=layout, job=job)._replace(rivals="moonlight recomputation")
 
 
 def _llama(row: Row) -> Case:
     # Packed samples shorten attention and so the time, but no tensor that is kept.
-    model, layout = resolve("llama3-70b"), spread(row, zero=1, ac=RECOMPUTED[row["recompute"]])
-    precision = PRECISIONS[row["precision"]]
-    job = job_of(model, layout, sequence=whole(row, "seq"), batch=whole(row, "gbs"), precision=precision, chip="h100")
-    made = _made(row, model=model, layout=layout, job=job, where=machine("h100", whole(row, "gpus")))
-    return made._replace(rivals="llama3-70b fine-tuning")
+    model = printed(resolve("llama3-70b"), row)
+    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    sequence, on = needed(row, "seq"), chip(row["hardware"])
+    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
+    made = _made(row, model=model, layout=layout, job=job)
+    left_out = (("time", PACKED),) if made.step_seconds else ()
+    return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")
 
 
-def _made(row: Row, *, model: Model, layout: Layout, job: Job, where: Machine) -> Case:
-    gigabytes = number(row, "peak_allocated_gb") or number(row, "peak_gb")
+def _made(row: Row, *, model: Model, layout: Layout, job: Job) -> Case:
+    where = cluster(row)
+    allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
     milliseconds = number(row, "iteration_ms")
     return Case(
         source=SOURCE,
@@ -130,7 +137,7 @@ def _made(row: Row, *, model: Model, layout: Layout, job: Job, where: Machine) -
         layout=layout,
         job=job,
         step_seconds=milliseconds / 1e3 if milliseconds else None,
-        memory_bytes=gigabytes * 1e9 if gigabytes else None,
+        memory_bytes=allocated or number(row, "peak_gb") * 1e9,
     )
 
 

@@ -11,75 +11,65 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    Row,
+    chip,
+    degree,
+    named_model,
+    narrow_gradients,
+    needed,
+    number,
+    number_format,
+    whole,
+)
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
     TRANSFORMER_ENGINE,
-    Row,
-    in_nodes,
+    batch,
+    cluster,
     megatron_overlap,
-    narrow_gradients,
-    number,
     read,
     seconds_of_flops,
     seconds_of_tokens,
     spread,
-    whole,
 )
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.machine.spec import Machine
-from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
+from fivefold.record import Mistake
 
 REGRESSION = "a known regression of that release"
-MENDED = "the patch release 26.02.01 runs the same layout in 0.57 of the time"
 HYBRID = "state-space layers are no part of our models"
 PREDICTS_MORE = "trains a multi-token prediction module, 4 % of its FLOPs, which our models lack"
 UNKNOWN_RECOMPUTE = "which modules this layout recomputes is not established"
 OFFLOADED = "activations of some of the layers are offloaded (cpu_offloading_num_layers); ours are all or none"
 EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"
 
-RACK_RANKS = 64
-
-MODELS = {
-    "LLAMA3_8B": "llama3-8b",
-    "LLAMA3_70B": "llama3-70b",
-    "LLAMA3.1_405B": "llama3-405b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "DeepSeekV3": "deepseek-v3",
-}
-PRECISIONS = {"BF16": "bf16", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4"}
+MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v2-lite")  # recipes read
+CHIPS = ("h100", "b200", "b300", "gb200", "gb300")  # of those recipes
 
 
 def model_of(name: str) -> Model:
     """The catalog's model; token dropping is a capacity of one even share per expert, padded."""
-    model = resolve(MODELS[name.partition(" (")[0]])
-    if "tokendrop" in name and model.moe:
+    base, _, suffix = name.partition(" (")
+    if suffix not in ("", "w/o MTP)", "w/ MTP)", "tokendrop)"):
+        raise Mistake(f"model {name!r}: what is in parentheses was not read")
+    model = named_model(base)
+    if suffix == "tokendrop)" and model.moe:
         return model.replace(moe=model.moe.replace(capacity=1.0))
     return model
 
 
-def precision_of(text: str) -> str:
-    """FP8 without a letter is current scaling per tensor; the parenthesised figures of 25.09 on Blackwell are MX."""
-    return "mxfp8" if "MX" in text else PRECISIONS.get(text, "fp8")
+def precision_of(text: str, *, chip: str) -> str:
+    """FP8 without a letter is current scaling per tensor; 25.09's parenthesised: sub-channel or, on Blackwell, MX."""
+    if "sub-channel" in text.lower() and chip == "h100":
+        return "fp8-tiles"
+    return number_format(text)
 
 
-def cluster(chip: str, ranks: int) -> Machine:
-    """NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4 (executors.py)."""
-    found = machine(chip, ranks)
-    return in_nodes(found, RACK_RANKS) if found.ranks_per_node > RACK_RANKS else found
-
-
-def chip_of(text: str) -> str:
-    """``DGX-GB300`` → ``gb300``."""
-    return text.removeprefix("DGX-").lower()
-
-
-def recomputed(model: Model, *, chip: str, precision: str) -> str:
+def recomputed_by_recipe(model: Model, *, chip: str, precision: str) -> str:
     """What the performance recipes recompute, in our groups."""
     if model.name == "gpt-oss-120b" and precision == "bf16" and chip in ("gb200", "b200", "h100"):
         return "norm+act"  # ["layernorm", "moe_act"]
@@ -101,6 +91,8 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
     and B200's runs of one sequence had no graphs.
     """
     assert model.moe is not None
+    if chip not in CHIPS or not (model.name in MIXTURES or model.name.startswith("moonlight")):
+        raise Mistake(f"how the recipe of {model.name} on {chip} launches and reaches experts was not read")
     racks, mx = chip.startswith("gb"), precision == "mxfp8"
     if model.name == "gpt-oss-120b":
         if mx:  # of B300 the line with the whole graph is commented out
@@ -124,7 +116,8 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
 def job_of(
     model: Model, layout: Layout, *, sequence: int, batch: int, precision: str, chip: str, release: str = "26.06"
 ) -> Job:
-    """What the performance scripts set for all runs of a model."""
+    """What the performance scripts set for all runs of a model; ``precision`` as printed."""
+    precision = precision_of(precision, chip=chip)
     # Userbuffers serve the dense models except under NVFP4 (llama3_llm_pretrain.py); of the mixtures only H100's
     # Qwen3-235B has tp > 1, without them.
     tensor = model.moe is None and precision != "nvfp4"
@@ -141,13 +134,11 @@ def job_of(
 
 
 def _rule(row: Row) -> str:
-    name, stages = row["model"], (whole(row, "pp") or 1) * (whole(row, "vp") or 1)
+    name, stages = row["model"], degree(row, "pp") * degree(row, "vp")
     if row["job"] != "Pre-Training Performance":
         return ADAPTERS if row["job"].startswith("LoRA") else PACKED
     if row["trust"] == "low":
         return REGRESSION
-    if (name, row["hardware"], row["release"][:8]) == ("Qwen3_30B_a3B", "DGX-H100", "26.02 Ne"):
-        return MENDED
     if name.startswith("Nemotron"):
         return HYBRID
     if name.startswith("DeepSeek") and "w/o MTP" not in name:
@@ -162,15 +153,16 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, chip, precision = model_of(row["model"]), chip_of(row["hardware"]), precision_of(row["precision"])
+    model, on = model_of(row["model"]), chip(row["hardware"])
+    precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.mla else ()
-    layout = spread(row, zero=1, ac=recomputed(model, chip=chip, precision=precision), stages=stages)
+    layout = spread(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
     job = job_of(
-        model, layout, sequence=whole(row, "seq"), batch=whole(row, "gbs"), precision=precision, chip=chip,
+        model, layout, sequence=needed(row, "seq"), batch=batch(row, layout), precision=row["precision"], chip=on,
         release=row["release"][:5],
     )  # fmt: skip
-    where = cluster(chip, whole(row, "gpus"))
+    where = cluster(row)
     # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed.
     if model.name == "gpt-oss-120b":
         seconds = seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)

@@ -11,11 +11,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import Row, number, read, seconds_of_tokens, spread, whole
-from fivefold.job import Job, recipe
-from fivefold.model.catalog import resolve
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    Row,
+    named_model,
+    needed,
+    number,
+    precision,
+    printed,
+    recomputed,
+    sharding,
+    where,
+)
+from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
+from fivefold.job import Job
+from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.record import Mistake
 
 SOURCE = "misc_throughput"
 TPU = "a TPU, which is not in our catalog"
@@ -47,64 +59,75 @@ def _rule(row: Row) -> str:
     return "" if row["framework"].startswith("InternEvo") else NO_LAYOUT
 
 
+def _cluster(row: Row) -> Machine:
+    """Nodes of eight with the network that the row prints: ``4x100 Gb/s RoCE per node``."""
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+) Gb/s .*per node", row["network"])
+    if row["network"] and not match:
+        raise Mistake(f"network {row['network']!r} is not read")
+    gigabits = int(match[1] or 1) * int(match[2]) / 8 if match else None
+    return where(row, nic_gigabits=gigabits, source=row["network"])
+
+
 def _internevo(row: Row) -> Case:
+    if row["model"] != "InternLM 7B":
+        raise Mistake(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
-    tp, ranks = whole(row, "tp"), whole(row, "gpus")
-    replicas = ranks // tp
-    shards = min(int(group[1]), replicas) if group else replicas
-    layout = spread(row, zero=1, sp=tp == 1, ac=row["recompute"], shard_group=shards if shards < replicas else None)
+    layout = spread(row, zero=sharding(row, silent=1), ac=recomputed(row))
+    shards = min(int(group[1]), layout.dp) if group else layout.dp
+    layout = layout.replace(sp=layout.tp == 1, shard_group=shards if shards < layout.dp else None)
+    model = printed(INTERNLM, row)
     job = Job(
         linears="apart",
         early_stop=False,
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
-        precision=recipe("bf16-grad16"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow"),
         loss="plain",
         attention="flash1",
         joint=True,
         overlap=("dp",),
         weights="broadcast",
     )
-    where = machine("a100", ranks, nic_gigabits=400 / 8, source="4 x 100 Gbit/s RoCE per node")
+    machines = _cluster(row)
     return Case(
         source=SOURCE,
         row=row["row_id"],
-        regime=regime("internevo", INTERNLM, where, layout),
-        model=INTERNLM,
-        machine=where,
+        regime=regime("internevo", model, machines, layout),
+        model=model,
+        machine=machines,
         layout=layout,
         job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=ranks),
-        rivals=f"internlm-7b on {ranks}, batch {job.global_batch}, {row['table']}",
+        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
+        rivals=f"internlm-7b on {machines.ranks}, batch {job.global_batch}, {row['table']}",
     )
 
 
 def _fms(row: Row) -> Case:
-    model, a100 = resolve("llama2-7b"), row["hardware"].startswith("A100")
-    layout = spread(row, zero=3, shard_group=8)  # HSDP: shards within a node
+    model = printed(named_model(row["model"]), row)
+    shards = 8 if row["fsdp"] == "HSDP" else None  # within a node
+    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row), shard_group=shards)
     job = Job(
         linears="apart",
         early_stop=False,
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
-        precision=recipe("bf16-grad16"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow"),
         loss="plain",
         attention="flash2",
         compile=True,
         overlap=("dp",),
         reduce="micro_batch",
     )
-    chip, node_gigabits = ("a100", 400) if a100 else ("h100", 800)
-    where = machine(chip, whole(row, "gpus"), nic_gigabits=node_gigabits / 8, source=row["network"])
+    machines = _cluster(row)
     return Case(
         source=SOURCE,
         row=row["row_id"],
-        regime=regime("torch", model, where, layout),
+        regime=regime("torch", model, machines, layout),
         model=model,
-        machine=where,
+        machine=machines,
         layout=layout,
         job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks),
+        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
     )
 
 

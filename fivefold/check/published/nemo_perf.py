@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, named_model, needed, number, precision, printed
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
     TRANSFORMER_ENGINE,
-    Row,
+    batch,
+    cluster,
     megatron_overlap,
-    narrow_gradients,
-    number,
     read,
     seconds_of_tokens,
     spread,
-    whole,
 )
-from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 
 NO_BATCH = "the table of long sequences prints neither the batch nor, without context parallelism, the layout"
@@ -48,11 +46,16 @@ def _nemotron3(name: str, *, layers: int, width: int) -> Model:
     )
 
 
+NEMOTRON3 = {
+    "Nemotron-8B": _nemotron3("nemotron-8b", layers=32, width=4096),
+    "Nemotron-22B": _nemotron3("nemotron-22b", layers=40, width=6144),
+}
+
+
 def _model(row: Row) -> Model:
-    if row["model"].startswith("Nemotron"):
-        small = row["model"] == "Nemotron-8B"
-        return _nemotron3(row["model"].lower(), layers=32 if small else 40, width=4096 if small else 6144)
-    return resolve(row["model"].lower())
+    if row["model"] in NEMOTRON3:
+        return NEMOTRON3[row["model"]]
+    return named_model(row["model"])
 
 
 def _rule(row: Row) -> str:
@@ -61,14 +64,14 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, layout = _model(row), spread(row, zero=1)
+    model, layout = printed(_model(row), row), spread(row, zero=1)
     job = TRANSFORMER_ENGINE.replace(
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
-        precision=narrow_gradients("fp8"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow"),
         overlap=megatron_overlap(layout, tensor=True),
     )
-    where = machine("h100", whole(row, "gpus"))
+    where = cluster(row)
     return Case(
         source="nemo_perf",
         row=row["row_id"],

@@ -9,50 +9,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime, rows
-from fivefold.check.published.convert import TRANSFORMER_ENGINE
-from fivefold.job import recipe
-from fivefold.layout.spec import Layout
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, degree, needed, number, precision, recomputed, sharding, where, whole
+from fivefold.check.published.convert import TRANSFORMER_ENGINE, batch, read, spread
 from fivefold.model import catalog
 from fivefold.model.spec import Model
+from fivefold.record import nearest
 from fivefold.units import GIB
 
 SOURCE = "simumax_b200"
-NAMES = {"llama3-70b": "llama3-70b", "llama3-405b": "llama3-405b", "deepseekv2": "deepseek-v2"}
+NAMES = {
+    "llama3-8b": "llama3-8b",
+    "llama3-70b": "llama3-70b",
+    "llama3-405b": "llama3-405b",
+    "deepseekv2": "deepseek-v2",
+    "deepseekv3": "deepseek-v3",
+}
 
 
 def cases() -> Iterator[Case | Excluded]:
     """Every run; rivals share model and tokens per step."""
-    for row in rows(SOURCE):
-        yield _case(row)
+    return read(SOURCE, rule=lambda row: "", case=_case)
 
 
-def _model(row: dict[str, str]) -> Model:
-    model = catalog.resolve(NAMES[row["model"]]).replace(layers=int(row["layers"]), vocab=int(row["vocab"]))
+def _model(row: Row) -> Model:
+    """The shortened model, with the key/value heads and experts that the row prints."""
+    if row["model"] not in NAMES:
+        raise nearest(row["model"], list(NAMES), kind="model")
+    model = catalog.resolve(NAMES[row["model"]]).replace(layers=needed(row, "layers"), vocab=needed(row, "vocab"))
     if model.moe is None:
-        return model.replace(kv_heads=int(row["kv_heads"]))
-    return model.replace(moe=model.moe.replace(capacity=1.0))
+        return model.replace(kv_heads=whole(row, "kv_heads") or model.kv_heads)
+    experts = whole(row, "experts") or model.moe.experts
+    return model.replace(moe=model.moe.replace(experts=experts, capacity=1.0))
 
 
-def _case(row: dict[str, str]) -> Case:
-    model, gpus, cp = _model(row), int(row["gpus"]), int(row["cp"])
-    layout = Layout(
-        dp=int(row["dp"]),
-        tp=int(row["tp"]),
-        pp=int(row["pp"]),
-        cp=cp,
-        ep=int(row["ep"]),
-        zero=1,
-        mbs=1,
+def _case(row: Row) -> Case:
+    model, cp = _model(row), degree(row, "cp")
+    layout = spread(
+        row,
+        zero=sharding(row, silent=1),
+        ac=recomputed(row, silent="none"),
         cp_kind="ulysses" if cp > 1 else "ring",
     )
     job = TRANSFORMER_ENGINE.replace(
-        sequence=int(row["seq"]),
-        global_batch=int(row["gbs"]),
-        precision=recipe("bf16"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="fp32"),
         overlap=(),
     )
-    machines = machine("b200", gpus)
+    machines = where(row)
     return Case(
         SOURCE,
         row["row_id"],
@@ -61,7 +66,7 @@ def _case(row: dict[str, str]) -> Case:
         machines,
         layout,
         job,
-        step_seconds=float(row["iteration_ms"]) / 1e3,
-        memory_bytes=float(row["peak_allocated_gib"]) * GIB,
+        step_seconds=number(row, "iteration_ms") / 1e3,
+        memory_bytes=number(row, "peak_allocated_gib") * GIB,
         rivals=f"{SOURCE} {model.name} {job.tokens_per_step}",
     )

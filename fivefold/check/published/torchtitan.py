@@ -8,70 +8,68 @@ The H100s of its own tables are the 96 GB HBM2e part at 500 W and 2.4 TB/s (benc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import (
+from fivefold.check.published.cells import (
     Row,
+    named_model,
+    needed,
     number,
-    read,
-    seconds_of_tokens,
-    spread,
-    whole,
+    number_format,
+    printed,
+    recomputed,
+    sharding,
+    where,
 )
+from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
 from fivefold.job import Job, Recipe, recipe
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import resolve
+from fivefold.record import Mistake
 from fivefold.units import GIB
 
 OP_WISE = "op-wise recomputation keeps every second matmul (w1 but not w3); our groups hold an MLP's matmuls together"
 NOT_STATED = "what is recomputed is not stated"
 ISSUE = "a run from an issue, without its whole configuration"
 
-MODELS = {
-    "Llama 3 8B": "llama3-8b",
-    "Llama 3.1 8B": "llama3-8b",
-    "Llama 3.1 70B": "llama3-70b",
-    "Llama 3.1 405B": "llama3-405b",
-    "Llama 2 13B": "llama2-13b",
-    "Llama 2 70B": "llama2-70b",
-}
-RECOMPUTED = {"none": "none", "full": "full", "selective (every 2nd layer)": "full/2"}
+DISPUTED = "memory of the table with context parallelism could not be reproduced (issue 1344)"
 
 
 def _precision(text: str) -> Recipe:
-    if "float8" not in text:
-        return recipe("bf16")
-    if "rowwise" in text:
-        return recipe("fp8-rowwise")
+    found = recipe(number_format(text))
     # Tensorwise runs gather their weights in fp8 (enable_fsdp_float8_all_gather).
-    return recipe("fp8").replace(name="fp8-gather8", weights_bytes=1)
+    return found.replace(name="fp8-gather8", weights_bytes=1) if found.name == "fp8" else found
 
 
 def _machine(row: Row) -> Machine:
-    if row["hardware"].startswith("A100"):
-        return machine("a100", whole(row, "gpus"))
-    found = machine("h100", whole(row, "gpus"))
-    chip = found.chip.replace(memory_bytes=96 * 10**9, memory_bandwidth=2.4e12, power_watts=500.0)
+    if not row["hardware"].startswith("H100 SXM HBM2e"):
+        return where(row)
+    found = machine("h100", needed(row, "gpus"))
+    watts = re.search(r"(\d+) ?W\b", row["hardware"])
+    power = float(watts[1]) if watts else 500.0
+    chip = found.chip.replace(memory_bytes=96 * 10**9, memory_bandwidth=2.4e12, power_watts=power)
     return found.replace(chip=chip)
 
 
 def _rule(row: Row) -> str:
     if row["table"] in ("issue", "issue PP8", "Megatron PR 482"):
         return ISSUE
-    if "op" in row["recompute"]:
+    if row["recompute"].startswith("selective (op)"):
         return OP_WISE
-    return "" if row["recompute"] in RECOMPUTED else NOT_STATED
+    return "" if row["recompute"] else NOT_STATED
 
 
 def _case(row: Row) -> Case:
-    model, where = resolve(MODELS[row["model"]]), _machine(row)
-    layout = spread(row, zero=3, ac=RECOMPUTED[row["recompute"]])
+    if row["recompute"] == "selective":
+        raise Mistake("recompute is 'selective', which torchtitan does by operation or by layer")
+    model, machines = printed(named_model(row["model"]), row), _machine(row)
+    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
     job = Job(
         linears="apart",
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
         precision=_precision(row["precision"]),
         loss="plain",
         attention="flash2",
@@ -82,19 +80,20 @@ def _case(row: Row) -> Case:
         reduce="micro_batch",
         early_stop=True,
     )
-    # Memory of the table with context parallelism could not be reproduced (issue 1344).
-    gibibytes = 0.0 if row["trust"] == "low" else number(row, "peak_reserved_gib")
+    gibibytes = number(row, "peak_reserved_gib") or number(row, "peak_gb")  # torchao prints torchtitan's GiB as GB
+    disputed = row["trust"] == "low"
     return Case(
         source="torchtitan",
         row=row["row_id"],
-        regime=regime("torch", model, where, layout),
+        regime=regime("torch", model, machines, layout),
         model=model,
-        machine=where,
+        machine=machines,
         layout=layout,
         job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks),
-        memory_bytes=gibibytes * GIB if gibibytes else None,
+        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
+        memory_bytes=None if disputed else gibibytes * GIB,
         memory="reserved",
+        left_out=(("peak", DISPUTED),) if disputed and gibibytes else (),
     )
 
 

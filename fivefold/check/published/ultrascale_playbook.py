@@ -11,41 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
-from fivefold.check.published.convert import (
-    Row,
-    number,
-    read,
-    seconds_of_flops,
-    spread,
-    whole,
-)
-from fivefold.job import Job, recipe
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, head_dim, needed, number, precision, sharding, where
+from fivefold.check.published.convert import batch, read, seconds_of_flops, spread
+from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.units import GIB
 
 PEAK_FLOPS = 989e12
-STALLED = (
-    "half the utilisation of the same model on 64 GPUs, 14.8 % and 30.7 %, while 50 GB of states leave little room: "
-    "no layout explains it, an allocator that frees and asks again would"
-)
-
-
-def _rule(row: Row) -> str:
-    return STALLED if (row["model"], row["gpus"]) == ("80B", "32") else ""
 
 
 def _model(row: Row) -> Model:
-    width, heads = whole(row, "hidden"), whole(row, "heads")
     return Model(
         name=f"nanotron-{row['model'].lower()}",
-        layers=whole(row, "layers"),
-        width=width,
-        heads=heads,
-        kv_heads=whole(row, "kv_heads"),
-        head_dim=width // heads,
-        ffn=whole(row, "ffn"),
-        vocab=whole(row, "vocab"),
+        layers=needed(row, "layers"),
+        width=needed(row, "hidden"),
+        heads=needed(row, "heads"),
+        kv_heads=needed(row, "kv_heads"),
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
         tied_embeddings=row["tied_embeddings"] == "y",
     )
 
@@ -62,16 +47,16 @@ def _stages(model: Model, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
-    model, layout = _model(row), spread(row, zero=whole(row, "zero"))
-    if layout.pp > 1:
+    model, layout = _model(row), spread(row, zero=sharding(row, silent=0))
+    if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=_stages(model, layout.pp))
     sharded = layout.zero > 0  # and so without DistributedDataParallel (trainer.py@004a89c, _init_model)
     job = Job(
         linears="apart",
         early_stop=False,
-        sequence=whole(row, "seq"),
-        global_batch=whole(row, "gbs"),
-        precision=recipe("bf16"),
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="fp32"),
         loss="copied",
         attention="flash2",
         kernels="norms",
@@ -83,17 +68,17 @@ def _case(row: Row) -> Case:
         async_tp=True,
         run_ahead=True,
     )
-    where = machine("h100", whole(row, "gpus"))
+    machines = where(row)
     rate = number(row, "mfu_pct") / 100 * PEAK_FLOPS
     return Case(
         source="ultrascale_playbook",
         row=row["row_id"],
-        regime=regime("nanotron", model, where, layout),
+        regime=regime("nanotron", model, machines, layout),
         model=model,
-        machine=where,
+        machine=machines,
         layout=layout,
         job=job,
-        step_seconds=seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="full"),
+        step_seconds=seconds_of_flops(model, job, rate=rate, ranks=machines.ranks, count="full"),
         memory_bytes=number(row, "peak_mem_gib") * GIB,
         memory="reserved",
     )
@@ -101,4 +86,4 @@ def _case(row: Row) -> Case:
 
 def cases() -> Iterator[Case | Excluded]:
     """One per measured row."""
-    return read("ultrascale_playbook", rule=_rule, case=_case)
+    return read("ultrascale_playbook", rule=lambda row: "", case=_case)

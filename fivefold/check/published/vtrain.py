@@ -9,42 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime, rows
-from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt
-from fivefold.layout.spec import Layout
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, needed, number, precision, recomputed, where
+from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt_of
 
 SOURCE = "vtrain"
 NETWORK = "800 Gbit/s per node: VIA-Research/vTrain@f8dda84:config/validation; latency as in the catalog"
+EITHER = "fp16 or bf16 (not stated in the repository)"  # of the runs; its predictor is for fp16
 
 
 def cases() -> Iterator[Case | Excluded]:
     """Every measured iteration; rivals share model, GPUs and batch."""
-    for row in rows(SOURCE):
-        yield _case(row)
+    return read(SOURCE, rule=lambda row: "", case=_case)
 
 
-def _case(row: dict[str, str]) -> Case:
-    model = gpt(
-        layers=int(row["layers"]),
-        width=int(row["hidden"]),
-        heads=int(row["heads"]),
-        vocab=50257,
-        positions=int(row["seq"]),
-    )
-    pp, tp, micro = int(row["pp"]), int(row["tp"]), int(row["microbatches"])
-    layout = Layout(
-        dp=int(row["dp"]),
-        tp=tp,
-        pp=pp,
+def _case(row: Row) -> Case:
+    model, machines = gpt_of(row, vocab=50257), where(row, nic_gigabits=100, source=NETWORK)
+    layout = spread(row, zero=0, ac=recomputed(row), sp=row["tp"] == "1")
+    if layout.schedule == "1f1b" and layout.pp > needed(row, "microbatches"):
         # With fewer micro-batches than stages, 1F1B and GPipe both take (m + pp − 1)(F + B); memory is not asked.
-        schedule="gpipe" if micro < pp else "1f1b",
-        mbs=int(row["mbs"]),
-        ac=row["recompute"],
-        sp=tp == 1,
+        layout = layout.replace(schedule="gpipe")
+    job = PLAIN_MEGATRON.replace(
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision("fp16" if row["precision"] == EITHER else row["precision"], sums="narrow"),
+        vocab_multiple=128,
     )
-    job = PLAIN_MEGATRON.replace(sequence=int(row["seq"]), global_batch=int(row["gbs"]), vocab_multiple=128)
-    gpus = int(row["gpus"])
-    machines = machine("a100", gpus, nic_gigabits=100, source=NETWORK)
     return Case(
         SOURCE,
         row["row_id"],
@@ -53,6 +44,6 @@ def _case(row: dict[str, str]) -> Case:
         machines,
         layout,
         job,
-        step_seconds=float(row["iteration_ms"]) / 1e3,
-        rivals=f"{SOURCE} {model.name} {gpus} {row['gbs']}",
+        step_seconds=number(row, "iteration_ms") / 1e3,
+        rivals=f"{SOURCE} {model.name} {machines.ranks} {job.global_batch}",
     )

@@ -10,43 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime, rows
-from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt
-from fivefold.layout.spec import Layout, ScheduleName
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, needed, number, where
+from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.layout.spec import ScheduleName
+from fivefold.record import Mistake
 
 SOURCE = "zero_bubble"
 SCHEDULES: dict[str, ScheduleName] = {"1F1B": "1f1b", "ZB-1p": "zb1p", "ZB-2p": "zb2p"}
+NO_LAYERS = "its first and last virtual stage hold no layer, as no layout can say"
 
 
 def cases() -> Iterator[Case | Excluded]:
     """Table 4; rivals share model and batch."""
-    for row in rows(SOURCE):
-        if row["kind"] != "measured":
-            continue
-        if row["trust"] == "low":
-            yield Excluded(SOURCE, row["row_id"], "layout, sequence and micro-batches are not given")
-        elif row["schedule"] not in SCHEDULES:
-            yield Excluded(
-                SOURCE, row["row_id"], "its first and last virtual stage hold no layer, as no layout can say"
-            )
-        else:
-            yield _case(row)
+    return read(SOURCE, rule=_rule, case=_case)
 
 
-def _case(row: dict[str, str]) -> Case:
-    layers, pp = int(row["layers"]), int(row["pp"])
-    each = (layers + 2) // pp
-    model = gpt(
-        layers=layers, width=int(row["hidden"]), heads=int(row["heads"]), vocab=32_000, positions=int(row["seq"])
-    )
-    layout = Layout(
-        pp=pp,
-        schedule=SCHEDULES[row["schedule"]],
-        mbs=int(row["mbs"]),
-        stages=(each - 1, *[each] * (pp - 2), each - 1),
-    )
-    job = PLAIN_MEGATRON.replace(sequence=int(row["seq"]), global_batch=int(row["gbs"]), vocab_multiple=128)
-    machines = machine("a100", int(row["gpus"]))
+def _rule(row: Row) -> str:
+    if row["trust"] == "low":
+        return "layout, sequence and micro-batches are not given"
+    return "" if row["schedule"] in SCHEDULES else NO_LAYERS
+
+
+def _case(row: Row) -> Case:
+    model, pp = gpt_of(row, vocab=32_000), needed(row, "pp")
+    each, rest = divmod(model.layers + 2, pp)
+    if rest:
+        raise Mistake(f"{model.layers} layers and two less are not the same on each of {pp} stages")
+    layout = spread(row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1))
+    job = PLAIN_MEGATRON.replace(sequence=needed(row, "seq"), global_batch=batch(row, layout), vocab_multiple=128)
+    machines = where(row)
     return Case(
         SOURCE,
         row["row_id"],
@@ -55,7 +49,7 @@ def _case(row: dict[str, str]) -> Case:
         machines,
         layout,
         job,
-        step_seconds=float(row["iteration_s_derived"]),
-        memory_bytes=float(row["memory_gb"]) * 1e9,
-        rivals=f"{SOURCE} {model.name} {row['gbs']}",
+        step_seconds=number(row, "iteration_s_derived"),
+        memory_bytes=number(row, "memory_gb") * 1e9,
+        rivals=f"{SOURCE} {model.name} {job.global_batch}",
     )

@@ -6,16 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from fivefold.check.published import convert
+from fivefold.check.published import cells, convert
 from fivefold.check.published.case import Case, Excluded, machine, rows
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
+from fivefold.record import Mistake
 
 
-def test_a_silent_cell_is_zero_and_a_group_of_gpus_no_number() -> None:
-    row = {"tp": "8", "zero": "1 (8 GPUs)", "pp": "", "rate": "12.5"}
-    assert [convert.whole(row, key) for key in ("tp", "zero", "pp", "cp")] == [8, 0, 0, 0]
-    assert (convert.number(row, "rate"), convert.number(row, "none")) == (12.5, 0.0)
+def test_a_silent_cell_is_zero_and_text_no_number() -> None:
+    row = {"tp": "8", "zero": "1 (8 GPUs)", "pp": "", "rate": "12.5", "ep": "2x4"}
+    assert [cells.whole(row, key) for key in ("tp", "pp", "cp")] == [8, 0, 0]
+    assert (cells.number(row, "rate"), cells.number(row, "none")) == (12.5, 0.0)
+    assert (cells.sharding(row, silent=3), cells.sharding({}, silent=3)) == (1, 3)
+    for read in (cells.whole, cells.number):
+        with pytest.raises(Mistake, match="ep is '2x4'"):
+            read(row, "ep")
 
 
 def test_data_parallelism_is_what_the_other_degrees_leave() -> None:
@@ -33,7 +38,7 @@ def test_seconds_from_tokens_and_from_flops_agree() -> None:
 
 
 def test_narrow_gradients_take_two_bytes_of_sixteen() -> None:
-    recipe = convert.narrow_gradients("fp8")
+    recipe = cells.narrow_gradients("fp8")
     assert (recipe.summed_bytes, recipe.total_bytes, recipe.compute) == (2, 16, "fp8")
 
 
@@ -59,4 +64,5 @@ def test_rules_of_all_sources_come_first(change: dict[str, str], rule: str, monk
     monkeypatch.setattr(convert, "rows", lambda source: [one | change, one | {"kind": "formula"}])
     never: Callable[[convert.Row], Case] = lambda row: pytest.fail("an excluded row became a case")  # noqa: E731
     found = list(convert.read("kempnerforge", rule=lambda row: "of the source", case=never))
-    assert found == [Excluded("kempnerforge", "kempnerforge-0001", rule)]
+    formula = "not measured: formula"
+    assert found == [Excluded("kempnerforge", "kempnerforge-0001", each) for each in (rule, formula)]

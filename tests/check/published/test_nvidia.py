@@ -26,9 +26,9 @@ def cases(source: str) -> dict[str, Case]:
     [
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 90, 85),
-        (megatron_bridge_perf, 125, 87),
+        (megatron_bridge_perf, 126, 86),
         (megatron_bridge_memory, 12, 72),
-        (deepseek_v3, 0, 1),
+        (deepseek_v3, 0, 5),
     ],
 )
 def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
@@ -111,10 +111,10 @@ def test_bridge_facts() -> None:
     assert (flat.graphs, flat.dispatcher, flat.pairs) == ("none", "all_to_all", False)
     deepseek = found["megatron_bridge_perf-0247"]
     assert (deepseek.layout.ac, deepseek.layout.stages) == ("up+rope", (*[4] * 15, 1))
+    assert found["megatron_bridge_perf-0228"].step_seconds == pytest.approx(51.3, abs=0.1)  # a regression: scored
     left_out = {case.row: case.rule for case in megatron_bridge_perf.cases() if isinstance(case, Excluded)}
     assert left_out["megatron_bridge_perf-0037"] == megatron_bridge_perf.EMPTY_STAGE  # 128 stages of 126 layers
     assert left_out["megatron_bridge_perf-0077"] == megatron_bridge_perf.OFFLOADED
-    assert left_out["megatron_bridge_perf-0228"] == megatron_bridge_perf.MENDED
 
 
 def test_moonlight_is_sixteen_billion_and_its_gb_decimal() -> None:
