@@ -38,8 +38,9 @@ class Reached(NamedTuple):
 
 
 # What large matmuls do with a joule inside long training steps, in TFLOP: a chip that is allowed more watts holds a
-# higher clock. From the flat dense runs of NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of
-# NVIDIA-NeMo/Megatron-Bridge on B200, GB200 and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
+# higher clock. Set on step times (what hangs on each: docs/how-a-step-costs/constants.md): on the flat dense runs of
+# NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
+# and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
 # Ampere: the times of one layer in Korthikanti 2022 (arXiv:2205.05198, table 4: 7.7 and 11.9 ms) want 0.60, its runs
 # of 175B and 1T 0.62; loops of Llama-2-7B's matmuls hold 217 to 230 TFLOP/s
 # (microsoft/vidur@bee57da:data/profiling/compute/a100).

@@ -35,6 +35,7 @@ class Chip(Record):
     bandwidth_share: PositiveFloat = 0.9
     # Of the host, for one operation or message of eager PyTorch with the views, casts and hooks around it: narrow
     # layers of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch whatever their width (EPYC 7742).
+    # Set on those runs, at the minimum of their error: docs/how-a-step-costs/constants.md.
     launch_seconds: NonNegativeFloat = 67e-6
     source: str
     share_source: str = "what kernels reach is the default"

@@ -25,6 +25,7 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
+# What each constant was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
 # As PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap and a
 # sum of each half; SwiGLU: silu and product), and how much more they move than one that does it all.
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # of the two branches: one kernel with the sum that follows

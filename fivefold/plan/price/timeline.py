@@ -26,6 +26,7 @@ from fivefold.plan.price.continued import continued
 from fivefold.plan.price.parallel import Parallel
 from fivefold.plan.price.units import AXES, CONTENTION, Units
 
+# Where each comes from: docs/how-a-step-costs/constants.md.
 HOST_LINK = 0.8  # of a PCIe link that offloading reaches
 HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
 HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 8 channels on two sockets)

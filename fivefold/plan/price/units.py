@@ -21,8 +21,9 @@ from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 
 AXES = ("tp", "cp", "ep", "etp")
+# What each constant was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
 COMPILED_HOST = 0.18  # of what an operation costs the host, where torch.compile joins and launches kernels
-# Host and chip side by side: where both take as long, jitter makes it 1.26 times that: vTrain, one node
+# Host and chip side by side: where both take as long, jitter makes it 1.26 times that (set on vTrain, one node)
 EVENNESS = 3.0
 CONTENTION = 0.1  # of a hidden message's time is lost to the compute beside it: it takes multiprocessors and bandwidth
 
