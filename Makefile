@@ -1,6 +1,7 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test) ·
 # bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes) ·
-# endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
+# endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away;
+# published rows with changed cells
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -39,3 +40,4 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.kills --kills 200
 	$(BIN)/python -m tests.endure.hosts
 	$(BIN)/python -m tests.endure.slurm
+	$(BIN)/python -m tests.endure.rows

@@ -124,6 +124,8 @@ def named_model(text: str) -> Model:
 def printed(model: Model, row: Row) -> Model:
     """``model`` with the layers and the vocabulary that the row prints; what else it prints must be the model's."""
     moe = model.moe
+    if moe and not row.get("ep"):
+        raise Mistake("over how many ranks the experts lie is not printed")
     ours = {
         "hidden": model.width, "heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn,
         "experts": moe.experts if moe else 0, "topk": moe.topk if moe else 0, "moe_ffn": moe.ffn if moe else 0,

@@ -21,6 +21,7 @@ from fivefold.check.published.cells import (
     needed,
     number,
     number_format,
+    printed,
     whole,
 )
 from fivefold.check.published.convert import (
@@ -153,10 +154,10 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, on = model_of(row["model"]), chip(row["hardware"])
+    model, on = printed(model_of(row["model"]), row), chip(row["hardware"])
     precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
-    stages = (*(4,) * 15, 1) if model.mla else ()
+    stages = (*(4,) * 15, 1) if model.name == "deepseek-v3" else ()
     layout = spread(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
     job = job_of(
         model, layout, sequence=needed(row, "seq"), batch=batch(row, layout), precision=row["precision"], chip=on,

@@ -111,6 +111,25 @@ def test_what_is_measured_beside_is_listed() -> None:
     assert not listed & {f"{score.row} {score.quantity}" for score in report.scores}
 
 
+TIMES = ("step_s", "iteration_s", "iteration_s_derived", "iteration_ms", "tokens_per_s", "tokens_per_s_per_gpu",
+         "hw_tflops_per_gpu", "mfu_pct")  # fmt: skip
+MEMORIES = ("peak_allocated_gib", "peak_reserved_gib", "peak_gib", "peak_gb", "peak_mem_gib", "peak_allocated_gb",
+            "mem_gb_nvidia_smi", "memory_gb")  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_scored_row_prints_is_scored_or_listed(source: str) -> None:
+    """A row that is a case loses neither its time nor its memory in silence."""
+    printed = {row["row_id"]: row for row in rows(source)}
+    for each in reader(source)():
+        if isinstance(each, Case) and each.quantity == "peak":
+            row, listed = printed[each.row], dict(each.left_out)
+            time = any(row.get(key) for key in TIMES)
+            memory = any(row.get(key) for key in MEMORIES)
+            assert (each.step_seconds is not None) + ("time" in listed) == time, each.row
+            assert (each.memory_bytes is not None) + ("peak" in listed) == memory, each.row
+
+
 def only(source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> Case | Excluded:
     """What one row becomes with some cells changed."""
     row = next(row for row in rows(source) if row["row_id"] == f"{source}-{row_id}") | changes
@@ -167,6 +186,7 @@ def test_a_row_is_read_from_its_own_columns(
         ("dgxc_benchmarking", "0065", {"hardware": "TPU v5p"}, "'TPU v5p' is no chip of our catalog"),
         ("dgxc_benchmarking", "0255", {"model": "Falcon 180B"}, "model 'Falcon 180B' is not in our catalog"),
         ("dgxc_benchmarking", "0255", {"gbs": "", "grad_accum": ""}, "gbs is not printed"),
+        ("nemo_perf", "0007", {"model": "Mixtral-8x7B"}, "over how many ranks the experts lie"),
         ("dgxc_benchmarking", "0255", {"heads": "77"}, "heads is 77, where nemotron4-15b has 48"),
         ("torchtitan", "0041", {"pp": "2", "gpus": "256", "schedule": "interleaved 1f1b"}, "virtual stages"),
         ("torchtitan", "0040", {"recompute": "block 3"}, "recompute is 'block 3'"),
