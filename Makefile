@@ -2,6 +2,7 @@
 # bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes) ·
 # endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away;
 # published rows with changed cells
+# every key of every Hugging Face family, changed
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -41,3 +42,4 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.hosts
 	$(BIN)/python -m tests.endure.slurm
 	$(BIN)/python -m tests.endure.rows
+	$(BIN)/python -m tests.endure.families

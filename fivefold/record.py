@@ -23,6 +23,10 @@ class Fault(RuntimeError):
     """What the system did: a full disk, a dead worker; one line as well."""
 
 
+class Remark(UserWarning):
+    """What the user should know though nothing is wrong; one line, as a warning."""
+
+
 class Record(BaseModel):
     """A frozen value, checked once on construction and varied by ``replace``."""
 

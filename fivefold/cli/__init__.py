@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
 from fivefold.cli import doctor, exchange, generate, numerics, plan, rehearse, run
 from fivefold.cli.run import launcher
 from fivefold.cli.words import say
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, Remark
 from fivefold.train.ending import Stopped, heed_signals, tell
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer k
 def main() -> None:
     """Run the command line; every foreseen failure is one line on stderr."""
     heed_signals(launcher=launcher())
+    warnings.showwarning = _remark
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except _UsageError as error:
@@ -53,6 +55,17 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
+
+
+def _remark(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Say our own warnings in one line, and once: the processes of a run leave it to who started them."""
+    if not issubclass(category, Remark):
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
+    elif launcher() is None:
+        say(f"fivefold: {message}")
 
 
 def _fail(line: str, *, code: int) -> NoReturn:

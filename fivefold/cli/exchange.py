@@ -12,7 +12,7 @@ import typer
 
 from fivefold.cli.doctor import parse_bytes
 from fivefold.cli.words import AsJson, say, show
-from fivefold.record import Mistake
+from fivefold.record import Mistake, read_file
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ def import_weights(
     json: AsJson = False,
 ) -> None:
     """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
-    from fivefold.train.huggingface import DTYPES, Folder
+    from fivefold.model.huggingface import remark
+    from fivefold.train.huggingface import CONFIG, DTYPES, Folder
 
     opened = Folder.open(folder)
+    if said := remark(read_file(folder / CONFIG), name=opened.model.name):
+        say(f"fivefold: {said}")
     model, stored = opened.model, opened.dtypes()
     stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
     if to is not None:

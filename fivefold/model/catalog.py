@@ -6,12 +6,13 @@ A model is built when it is asked for, so that importing the catalog costs nothi
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.model.huggingface import from_config
+from fivefold.model.huggingface import from_config, remark
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, nearest, read_file
+from fivefold.record import Mistake, Remark, nearest, read_file
 
 
 class Entry(NamedTuple):
@@ -39,7 +40,8 @@ def resolve(text: str) -> Model:
     """The model that a user means: a catalog name, or a file.
 
     A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: the ``config.json`` in
-    it), any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``.
+    it), any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns of keys that
+    look as if they changed the model, and that its family does not read.
     """
     if text in CATALOG:
         return named(text)
@@ -53,7 +55,10 @@ def resolve(text: str) -> Model:
     values = read_file(path)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     if "architectures" in values or "model_type" in values:
-        return from_config(values, name=name, source=text)
+        found = from_config(values, name=name, source=text)
+        if said := remark(values, name=name):
+            warnings.warn(said, Remark, stacklevel=2)
+        return found
     return Model.read({"name": name, "source": text, **values}, origin=text)
 
 

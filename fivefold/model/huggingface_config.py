@@ -1,39 +1,19 @@
 """A Hugging Face ``config.json`` read into one checked record, and what several families read from it alike.
 
-Keys that mean the same under several names are renamed to one; both the old rotary keys (``rope_theta``,
-``rope_scaling``) and those of transformers 5 (``rope_parameters``) are read.
-Source: configuration and rotary code of transformers 5.23.
+Keys that mean the same under several names are one field; which family reads which is in ``huggingface_keys.py``.
+Source: configuration and modelling code of transformers 5.23.
 """
 
 from __future__ import annotations
 
-from math import log, sqrt
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field, PositiveInt
 
+from fivefold.model.huggingface_defaults import DEFAULTS
+from fivefold.model.huggingface_keys import fields
+from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record
-
-RENAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "hidden_activation": "hidden_act",
-    "rms_norm_eps": "norm_epsilon",
-    "layer_norm_eps": "norm_epsilon",
-    "layer_norm_epsilon": "norm_epsilon",
-    "norm_eps": "norm_epsilon",
-    "attn_pdrop": "attention_dropout",
-    "resid_pdrop": "hidden_dropout",
-    "embd_pdrop": "embedding_dropout",
-    "rotary_emb_base": "rope_theta",
-    "rotary_pct": "partial_rotary_factor",
-    "num_local_experts": "num_experts",
-    "n_routed_experts": "num_experts",
-}
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -45,54 +25,14 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 
-# key: (the values we can represent, the operation that any other value would need)
-SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "add_cross_attention": ((False,), "cross-attention"),
-    "scale_attn_by_inverse_layer_idx": ((False,), "an attention scale per layer"),
-    "use_bidirectional_attention": ((False, None), "attention that is not causal"),
-    "router_jitter_noise": ((0,), "noise on the router's input"),
-    "moe_layer_freq": ((1,), "experts in every n-th layer only"),
-    "decoder_sparse_step": ((1,), "experts in every n-th layer only"),
-    "swiglu_alpha": ((1.702,), "another gain of the clamped SwiGLU"),
-    "swiglu_limit": ((7.0,), "another limit of the clamped SwiGLU"),
-}
 
-
-_IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Rotary(Record):
-    """What ``rope_scaling`` or ``rope_parameters`` says of one kind of layers."""
-
-    model_config: ClassVar[ConfigDict] = _IGNORE_OTHERS
-
-    rope_type: str | None = None
-    type: str | None = None  # the old name of rope_type
-    rope_theta: float | None = Field(None, gt=0)
-    partial_rotary_factor: float | None = None
-    factor: float | None = Field(None, gt=0)
-    original_max_position_embeddings: int | None = Field(None, gt=1)
-    attention_factor: float | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """``default`` is no scaling."""
-        return self.rope_type or self.type or "default"
+IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Config(Record):
     """The keys of all families under one name each; a key that a family lacks keeps the neutral value below."""
 
-    model_config: ClassVar[ConfigDict] = _IGNORE_OTHERS
+    model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
     name: str
     vocab_size: PositiveInt
@@ -117,6 +57,8 @@ class Config(Record):
     rope_theta: float = Field(10_000.0, gt=0)
     rope_local_base_freq: float | None = None
     partial_rotary_factor: float = 1.0
+    unread_rotary_factor: float = 1.0  # as given to a family that rotates the whole head
+    rope_interleave: bool | None = True
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     original_max_position_embeddings: int | None = Field(None, gt=1)
@@ -155,13 +97,12 @@ class Config(Record):
         return Mistake(f"{self.name}: {what}")
 
 
-def read_config(values: dict[str, Any], *, defaults: dict[str, Any], name: str) -> Config:
-    """``values`` over the family's ``defaults``; a ``Mistake`` names the key and the operation we lack."""
-    for key, (allowed, operation) in SUPPORTED.items():
-        if key in values and values[key] not in allowed:
-            raise Mistake(f"{name}: {key}={values[key]!r} needs {operation}, which is not supported")
-    renamed = {RENAMES[key]: value for key, value in values.items() if key in RENAMES}
-    return Config.read({**defaults, **values, **renamed, "name": name}, origin=name)
+def read_config(values: dict[str, Any], *, family: str, name: str) -> Config:
+    """What the ``family`` reads of ``values``, over its defaults; a ``Mistake`` names the key that we cannot hold."""
+    found = fields(values, family=family, name=name)
+    if found.get("rope_parameters", {}) is None:  # none given: the family's own
+        del found["rope_parameters"]
+    return Config.read({**DEFAULTS[family], **found, "name": name}, origin=name)
 
 
 def activation(config: Config) -> str:
@@ -197,21 +138,27 @@ def dropout(config: Config) -> float:
 
 def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
     """``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
+    slides = default if config.layer_types is None else _slides(config.layer_types, config)
     if config.sliding_window is None or not config.use_sliding_window:
-        return {}
-    slides = default
-    if config.layer_types is not None:
-        unknown = sorted(set(config.layer_types) - {"sliding_attention", "full_attention"})
-        if unknown:
-            raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: sliding and full attention")
-        if len(config.layer_types) != config.num_hidden_layers:
+        if any(slides):
             raise config.mistake(
-                f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
+                "layers slide, but there is no sliding_window; give one, or layer_types of full_attention alone"
             )
-        slides = tuple(kind == "sliding_attention" for kind in config.layer_types)
+        return {}
     if slides and not any(slides):
         return {}
     return {"window": config.sliding_window, "window_pattern": () if all(slides) else _period(slides)}
+
+
+def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
+    known = {"sliding_attention": True, "full_attention": False, "attention": False}  # the last is an old name
+    if unknown := sorted(set(layer_types) - set(known)):
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: sliding and full attention")
+    if len(layer_types) != config.num_hidden_layers:
+        raise config.mistake(
+            f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
+        )
+    return tuple(known[kind] for kind in layer_types)
 
 
 def _period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -219,70 +166,27 @@ def _period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
     return slides[:size]
 
 
-def rope(config: Config, *, longrope: tuple[str, ...] = ("longrope", "su")) -> dict[str, Any]:
-    """The rotary fields of ``Model``; ``longrope``: the names under which the family stores that kind."""
-    given = config.rope_scaling or config.rope_parameters or {}
-    nested = any(isinstance(given.get(layers), dict) for layers in ("full_attention", "sliding_attention"))
-    full = Rotary.read((given.get("full_attention") or {}) if nested else given, origin=f"{config.name}: rope_scaling")
-    sliding = Rotary.read(given.get("sliding_attention") or {}, origin=f"{config.name}: sliding_attention")
-    if sliding.kind != "default":
-        raise config.mistake(f"rope scaling {sliding.kind!r} of the sliding layers is not supported")
-    theta = full.rope_theta or config.rope_theta
-    local_theta = sliding.rope_theta or config.rope_local_base_freq
-    fraction = full.partial_rotary_factor
-    scaling = _scaling(config, full, longrope=longrope)
-    return {
-        "rope_theta": theta,
-        "rope_theta_sliding": None if scaling is None and local_theta == theta else local_theta,
-        "rope_fraction": config.partial_rotary_factor if fraction is None else fraction,
-        "rope_scaling": scaling,
+def attention_bias(config: Config) -> dict[str, bool]:
+    """Of queries, keys and values, and of the way out, under one key."""
+    return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
+
+
+def model(config: Config, **of_family: Any) -> Model:
+    """What all families share, with the fields ``of_family`` over it."""
+    shared = {
+        "name": config.name,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "ffn": config.intermediate_size,
+        "vocab": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "norm_epsilon": config.norm_epsilon,
+        "activation": activation(config),
+        "dropout": dropout(config),
+        "tied_embeddings": config.tie_word_embeddings,
     }
-
-
-def _scaling(config: Config, given: Rotary, *, longrope: tuple[str, ...]) -> dict[str, Any] | None:
-    kind = "longrope" if given.kind in longrope else given.kind
-    if kind == "default":
-        return None
-    known = ("linear", "dynamic", "llama3", "yarn", "longrope")
-    if kind not in known:
-        raise config.mistake(f"rope scaling {kind!r} is not supported; supported: {', '.join(known)}")
-    original = config.original_max_position_embeddings or given.original_max_position_embeddings
-    if original is None or kind == "dynamic":
-        original = config.max_position_embeddings
-    factor = given.factor
-    if factor is None:
-        if kind not in ("yarn", "longrope"):
-            raise config.mistake(f"rope scaling {kind!r} without its factor")
-        factor = config.max_position_embeddings / original
-    return {
-        "kind": kind,
-        "factor": factor,
-        "original_positions": None if kind == "linear" else original,
-        "low_frequency_factor": given.low_freq_factor,
-        "high_frequency_factor": given.high_freq_factor,
-        "beta_fast": given.beta_fast or 32.0,
-        "beta_slow": given.beta_slow or 1.0,
-        "attention_factor": given.attention_factor
-        or _attention_factor(given, kind=kind, factor=factor, original=original),
-        "mscale": given.mscale,
-        "mscale_all_dims": given.mscale_all_dim,
-        "truncate": given.truncate,
-        "short_factors": given.short_factor,
-        "long_factors": given.long_factor,
-    }
-
-
-def yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
-    """YaRN's ``0.1·weight·ln factor + 1``: how much sharper attention must be at ``factor`` times the length."""
-    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
-    """What cos and sin are multiplied by, which the rest of the scaling fixes where the config does not say it."""
-    if kind == "longrope":
-        return sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
-    if kind != "yarn":
-        return None
-    if given.mscale and given.mscale_all_dim:
-        return yarn_mscale(factor, weight=given.mscale) / yarn_mscale(factor, weight=given.mscale_all_dim)
-    return yarn_mscale(factor)
+    if "head_dim" not in of_family:
+        shared["head_dim"] = head_dim(config)
+    return Model.read({**shared, **of_family}, origin=config.name)

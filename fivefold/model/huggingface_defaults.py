@@ -1,6 +1,6 @@
 """What a missing key of a Hugging Face ``config.json`` means, per family.
 
-Source: the configuration classes of transformers 5.23, under the key names of ``huggingface_config.RENAMES``.
+Source: the configuration classes of transformers 5.23, under the names of ``huggingface_config.Config``.
 """
 
 from __future__ import annotations

@@ -51,6 +51,10 @@ class MoE(Record):
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
         if self.experts % self.groups:
             raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
+        if self.topk_groups > self.groups:
+            raise ValueError(f"topk_groups={self.topk_groups} is more than groups={self.groups}")
+        if self.topk > (within := self.topk_groups * (self.experts // self.groups)):
+            raise ValueError(f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}")
         return self
 
 

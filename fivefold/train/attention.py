@@ -239,7 +239,8 @@ def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list
     if scaling.truncate:
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, model.rope_dim - 1)
-    return [1 - _within((pair - first) / max(last - first, 1e-3)) for pair in range(len(plain))]
+    span = last - first or 1e-3  # negative where both lie beyond the last pair: none is left as it is
+    return [1 - _within((pair - first) / span) for pair in range(len(plain))]
 
 
 def _within(share: float) -> float:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fivefold.model.huggingface import from_config, model_type
+from fivefold.model.huggingface import from_config, interleaves, model_type
 from fivefold.model.huggingface_export import differs
 from fivefold.model.huggingface_names import NAMES, STACKED_SIGN, Part, bias_name, parts
 from fivefold.model.spec import Model
@@ -51,7 +51,7 @@ class Folder:
         tensors = dict(_tensors(path))
         wanted = list(parts(
             there, family=family, stacked=any(STACKED_SIGN in name for name in tensors),
-            interleaved=config.get("rope_interleave", True) is not False,
+            interleaved=interleaves(config, name=str(path)),
         ))  # fmt: skip
         ignored = _check(path, tensors, wanted, model=there)
         ours: dict[str, list[Part]] = {}

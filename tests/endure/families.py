@@ -1,0 +1,73 @@
+"""Every change of one key of every family that we read, and pairs of changes by a seed, against transformers.
+
+    python -m tests.endure.families --pairs 2000
+
+Each config is judged as in ``tests/model/judged.py`` (as many parameters, and read exactly where the reference reads
+it, or refused by name), and in families that we train its logits are compared to 1e-5. Prints what is wrong, then how
+many of each verdict; exits 1 if anything is. Half an hour of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.model.judged import judge, quiet
+from tests.model.mutations import FAMILIES, mutations
+from tests.train.test_families import TRAINED, compared
+
+
+def cases(kinds: list[str], *, pairs: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All single changes, then ``pairs`` draws of two."""
+    for kind in kinds:
+        for key, value in mutations(kind):
+            yield kind, {key: value}
+    draw = random.Random(seed)
+    every = {kind: list(mutations(kind)) for kind in kinds}
+    for _ in range(pairs):
+        kind = draw.choice(kinds)
+        (first, one), (second, other) = draw.sample(every[kind], 2)
+        yield kind, {first: one, second: other}
+
+
+def verdicts(kind: str, changed: dict[str, Any], *, folder: Path) -> Iterator[str]:
+    """What became of one config: a word each of the record and of the logits; what is wrong in capitals."""
+    wrong, why = judge(kind, FAMILIES[kind] | changed, keys=tuple(changed))
+    yield f"WRONG: {wrong}" if wrong else why.partition(":")[0].partition("=")[0].partition(" instead")[0]
+    if kind in TRAINED:
+        said = compared(kind, folder, **changed)
+        yield "logits equal" if not said else f"WRONG: {said}" if said.startswith("logits") else f"logits: {said}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("kinds", nargs="*", default=list(FAMILIES))
+    asked = parser.parse_args()
+    counts: Counter[str] = Counter()
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind, changed in cases(asked.kinds, pairs=asked.pairs, seed=asked.seed):
+            with tempfile.TemporaryDirectory() as folder:
+                for verdict in verdicts(kind, changed, folder=Path(folder)):
+                    if verdict.startswith("WRONG"):
+                        print(f"{kind} {changed}: {verdict}", flush=True)
+                    word = "refused" if "refused" in verdict else verdict
+                    known = ("refused", "the reference fails", "ignored", "logits equal")
+                    word = word.removeprefix("logits: ")
+                    counts[word if word in known or word.startswith("WRONG") else "read"] += 1
+    for verdict, number in sorted(counts.items()):
+        print(f"{number:6} {verdict}")
+    sys.exit(any(verdict.startswith("WRONG") for verdict in counts))
+
+
+if __name__ == "__main__":
+    main()

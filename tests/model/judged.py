@@ -1,0 +1,139 @@
+"""What a changed key does to transformers' model, beside what it does to ours: the same, or a refusal by name.
+
+reference   builds and runs it on the CPU, weights drawn by their names: parameters, and logits of a short and a
+            long text; or fails
+ours        the ``Model`` of the same config, neutral where nothing changes logits; or a ``Mistake``
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from fivefold.model.huggingface import from_config
+from fivefold.model.huggingface_export import differs
+from fivefold.record import Mistake
+from tests.model.mutations import FAMILIES
+
+LENGTHS = (12, 48)  # the longer is beyond max_position_embeddings, where scaled rotary positions depend on the length
+SAME = 1e-6  # of logits around 1: what rounding makes of the same formula
+
+# Refused although transformers 5.23 ignores it: (family or "", key). Why:
+REFUSED_ALL_THE_SAME = {
+    **{("", key): "rates that differ, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
+    **{("gpt2", key): "rates that differ" for key in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
+    ("phi3", "resid_pdrop"): "rates that differ",
+    ("mixtral", "router_jitter_noise"): "noise, which only training sees",
+    **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
+    **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
+    ("deepseek_v2", "norm_topk_prob"): "the published code reads it",
+    ("deepseek_v2", "rope_interleave"): "it would lie otherwise in the file",
+    ("deepseek_v3", "topk_method"): "the published code reads it",
+    ("gemma3_text", "attn_logit_softcapping"): "a model that wants it is not one that ignores it",
+    **{("", key): "a table that the family does not read" for key in ("rope_scaling", "rope_parameters")},
+    ("", "per_layer_config"): "layers that differ",
+}
+
+
+class Seen(NamedTuple):
+    """What the reference makes of a config."""
+
+    shapes: dict[str, tuple[int, ...]]
+    logits: tuple[Tensor, ...]
+
+    def like(self, other: Seen) -> bool:
+        return self.shapes == other.shapes and all(
+            float((mine - theirs).abs().max()) < SAME for mine, theirs in zip(self.logits, other.logits, strict=True)
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what transformers says of odd configs."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def built(kind: str, config: dict[str, Any]) -> Any:
+    """Their module on the current device, its weights not yet drawn."""
+    theirs = AutoConfig.for_model(kind, **copy.deepcopy(config), attn_implementation="eager")
+    with no_init_weights():  # type: ignore[no-untyped-call]
+        module = AutoModelForCausalLM.from_config(theirs)  # type: ignore[no-untyped-call]
+    module.tie_weights()
+    return module
+
+
+def reference(kind: str, config: dict[str, Any]) -> Any:
+    """Their module with weights drawn wide enough that every part matters, each by its name."""
+    theirs = built(kind, config).eval()
+    biases = ((name, bias) for name, bias in theirs.named_buffers() if name.endswith("e_score_correction_bias"))
+    with torch.no_grad():
+        for name, weight in (*theirs.named_parameters(), *biases):
+            spread = torch.randn(weight.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
+            norm = "norm" in name and not name.endswith("bias")
+            weight.copy_(1 + 0.3 * spread if norm else spread * max(weight.shape[-1], 1) ** -0.5)
+    return theirs
+
+
+def texts(vocab: int) -> Iterator[Tensor]:
+    for length in LENGTHS:
+        yield torch.randint(0, vocab, (2, length), generator=torch.Generator().manual_seed(length))
+
+
+def seen(kind: str, config: dict[str, Any]) -> Seen | None:
+    """None: the reference fails."""
+    try:
+        theirs = reference(kind, config)
+        with torch.no_grad():
+            logits = tuple(theirs(text, use_cache=False).logits for text in texts(theirs.config.vocab_size))
+    except Exception:  # whatever it is, there is nothing to hold ours against
+        return None
+    return Seen({name: tuple(weight.shape) for name, weight in theirs.named_parameters()}, logits)
+
+
+@cache
+def base(kind: str) -> Seen:
+    found = seen(kind, FAMILIES[kind])
+    assert found is not None
+    return found
+
+
+def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[str, str]:
+    """A verdict on the ``keys`` in which ``config`` differs from the family's small one, and what speaks for it.
+
+    "" is what is right; anything else a difference that nobody is told of, or a refusal without a reason.
+    """
+    theirs = seen(kind, config)
+    try:
+        ours = from_config({"model_type": kind, **copy.deepcopy(config)}, name="x")
+    except Mistake as refusal:
+        if "\n" in str(refusal):
+            return "more than one line", str(refusal)
+        reasons = {REFUSED_ALL_THE_SAME.get((family, key)) for family in ("", kind) for key in keys}
+        needless = theirs is not None and theirs.like(base(kind)) and reasons == {None}
+        return ("refused without need" if needless else "", f"refused: {refusal}")
+    if theirs is None:
+        return "", "the reference fails"
+    numel = sum(torch.Size(shape).numel() for shape in theirs.shapes.values())
+    if ours.parameters != numel:
+        return f"{ours.parameters} parameters instead of {numel}", ""
+    found = differs(ours, from_config({"model_type": kind, **FAMILIES[kind]}, name="x"))
+    changed = not theirs.like(base(kind)) or theirs.shapes != base(kind).shapes
+    if changed and not found and keys != ("rope_interleave",):  # an order of rows, which is no field of Model
+        return "not read, though it changes the reference", ""
+    return ("read, though the reference ignores it" if found and not changed else "", found or "ignored")

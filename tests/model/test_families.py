@@ -1,0 +1,182 @@
+"""Every key of every family, changed: as many parameters as the reference's, and read exactly where it reads it."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fivefold.model.catalog import resolve
+from fivefold.model.huggingface import from_config, remark
+from fivefold.record import Mistake, Remark
+from tests.model.judged import built, judge, quiet
+from tests.model.mutations import FAMILIES, MUTATIONS, mutations
+
+PICKED = 7  # of each family, by a seed; `python -m tests.endure.families` judges them all
+UNCOUNTED = ("rope_scaling", "rope_parameters", "hidden_act", "hidden_activation", "activation_function")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
+    compared = 0
+    with quiet(), warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        for key, value in mutations(kind):
+            if key in UNCOUNTED:
+                continue
+            config = FAMILIES[kind] | {key: value}
+            try:
+                model = from_config({"model_type": kind, **config}, name="x")
+                theirs = built(kind, config)
+            except Mistake as refusal:
+                assert "\n" not in str(refusal)  # noqa: PT017
+                continue
+            except Exception:
+                continue
+            assert model.parameters == sum(weight.numel() for weight in theirs.parameters()), (key, value)
+            compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_key_changes_our_model_where_it_changes_the_reference(kind: str) -> None:
+    picked = random.Random(f"{kind} 1").sample(list(mutations(kind)), PICKED)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key, value in picked:
+            verdict, why = judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))
+            assert not verdict, f"{key}={value!r}: {verdict} {why}"
+
+
+FOUND: list[tuple[str, str, Any]] = [  # what this test has found, once
+    ("llama", "partial_rotary_factor", 0.5),
+    ("llama", "rope_scaling", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+    ("llama", "rope_scaling", {"rope_type": "linear", "factor": 3.0, "attention_factor": 1.7}),
+    ("llama", "norm_eps", 0.05),
+    ("llama", "is_causal", False),
+    ("gpt_neox", "rope_theta", 300.0),
+    ("mistral", "layer_types", ["full_attention"] * 2),
+    ("mixtral", "n_routed_experts", 16),
+    ("gemma2", "use_sliding_window", False),
+    ("gemma3_text", "rope_parameters", {"rope_type": "linear", "factor": 3.0}),
+    ("gpt_oss", "rope_parameters", None),
+    ("gpt2", "num_attention_heads", 2),
+    ("deepseek_v3", "mlp_bias", True),
+    ("deepseek_v3", "topk_group", 3),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), FOUND, ids=[f"{kind}-{key}" for kind, key, _ in FOUND])
+def test_what_was_read_otherwise_than_the_reference_does(kind: str, key: str, value: Any) -> None:
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))[0] == ""
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 16, "patch_size": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize("outer", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}], ids=str)
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner: bool) -> None:
+    text = FAMILIES["gemma3_text"] | {"tie_word_embeddings": inner}
+    with quiet(), torch.device("meta"):
+        theirs = built("gemma3", {"text_config": text, "vision_config": VISION, **outer})
+    numel = sum(
+        weight.numel() for name, weight in theirs.named_parameters() if "vision" not in name and "projector" not in name
+    )
+    assert from_config({"model_type": "gemma3", "text_config": text, **outer}, name="x").parameters == numel
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"is_causal": False}, "x: is_causal=False needs attention that is not causal, which is not supported; "),
+    ("llama", {"per_layer_config": {"0": {}}}, "needs layers that differ from each other"),
+    (
+        "llama", {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        "x: partial_rotary_factor=0.5 with rope scaling 'linear': the family's code rotates whole heads and fails",
+    ),
+    ("mixtral", {"num_experts": 8}, "num_experts=8 and num_local_experts=4 are one key of mixtral; give one"),
+    ("gpt2", {"hidden_size": 96}, "hidden_size=96 and n_embd=48 are one key of gpt2"),
+    ("gpt_neox", {"head_dim": 12}, "head_dim=12 is not hidden_size / num_attention_heads = 8"),
+    ("deepseek_v3", {"head_dim": 12}, "head_dim=12 is not qk_rope_head_dim=4"),
+    ("deepseek_v3", {"topk_group": 3}, "topk_groups=3 is more than groups=2"),
+    ("deepseek_v3", {"num_experts_per_tok": 7}, "topk=7 is more than the 4 experts of topk_groups=1"),
+    ("deepseek_v2", {"rope_interleave": False}, "rope_interleave=False needs rotary pairs that lie half a head apart"),
+    ("gemma2", {"sliding_window": None}, "layers slide, but there is no sliding_window"),
+    ("gemma2", {"rope_parameters": {"full_attention": {}}}, "rotary parameters of full_attention alone are not read"),
+    ("gemma3_text", {"rope_parameters": {"factor": 2.0}}, "rope_parameters gives factor, which this family does not"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling gives type, which this family"),
+    ("llama", {"rope_scaling": {"type": "su"}}, "rope scaling 'su' is not supported; supported: linear, dynamic"),
+    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported; supported: longrope, su"),
+    (
+        "llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+        "low_freq_factor=4 must be less than high_freq_factor=4",
+    ),
+    ("mistral", {"architectures": ["LlamaForCausalLM"]}, "model_type 'mistral' is not that of LlamaForCausalLM"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "keys", "says"), REFUSED, ids=[says[:40] for _, _, says in REFUSED])
+def test_a_key_that_we_cannot_hold_is_refused_by_name(kind: str, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(Mistake) as refusal:
+        from_config({"model_type": kind, **FAMILIES[kind], **keys}, name="x")
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
+    config = {"model_type": "llama", **FAMILIES["llama"]}
+    harmless = {"pad_token_id": 3, "torch_dtype": "bfloat16", "pretraining_tp": 2, "qk_norm": False, "clip_qkv": None}
+    assert remark(config | harmless, name="x") is None
+    odd = {"partial_rotary_factor": 0.5, "use_qk_norm": True, "residual_multiplier": 0.5}
+    line = "not read, nor by transformers' LlamaForCausalLM: " + ", ".join(f"{key}={odd[key]}" for key in odd)
+    assert remark(config | harmless | odd, name="x") == f"x: {line}"
+    (tmp_path / "config.json").write_text(json.dumps(config | odd))
+    with pytest.warns(Remark, match=line):
+        assert resolve(str(tmp_path)).rope_fraction == 1
+
+
+def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> None:
+    gemma = {"model_type": "gemma2", **FAMILIES["gemma2"], "hidden_activation": "gelu_pytorch_tanh"}
+    assert remark(gemma | {"hidden_act": "gelu_pytorch_tanh"}, name="x") is None
+    said = remark(gemma | {"hidden_act": "silu", "n_routed_experts": 8}, name="x")
+    assert said == "x: not read, nor by transformers' Gemma2ForCausalLM: hidden_act='silu', n_routed_experts=8"
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_the_reference_writes_is_read_without_a_word(kind: str) -> None:
+    with torch.device("meta"):
+        written = built(kind, FAMILIES[kind]).config.to_dict()
+    assert remark(written, name="x") is None
+
+
+PUBLISHED = {  # what the files of these models hold beside what their families read
+    "qwen3_moe": {"max_window_layers": 48, "transformers_version": "4.51.0", "rope_scaling": None},
+    "deepseek_v3": {
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "ep_size": 1, "seq_aux": True,
+        "aux_loss_alpha": 0.001, "moe_layer_freq": 1, "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "quantization_config": {"quant_method": "fp8"}, "pretraining_tp": 1,
+    },
+    "gpt2": {"n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {"text-generation": {}}},
+    "gpt_oss": {"initial_context_length": 4096, "experts_per_token": 4, "swiglu_limit": 7.0, "hidden_act": "silu"},
+    "phi3": {"embd_pdrop": 0.0, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid", "_name_or_path": "x"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_published_files_are_read_without_a_word(kind: str) -> None:
+    assert remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
+
+
+def test_the_mutations_hold_every_key_that_is_read() -> None:
+    from fivefold.model.huggingface_keys import KEYS, REFUSED
+
+    known = {key for keys in (*KEYS.values(), *REFUSED.values()) for key in keys}
+    assert known <= MUTATIONS.keys()
