@@ -207,3 +207,14 @@ def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
 def test_scalings_that_it_cannot_compute_are_refused(scaling: RopeScaling, line: str) -> None:
     with pytest.raises(Mistake, match=line):
         tables(GROUPED.replace(rope_scaling=scaling), torch.arange(4))
+
+
+def test_far_positions_turn_by_their_whole_number() -> None:
+    """257 is no bf16, 4097 no 12-bit number; in fp32 their angles would be off by 1e-3 at 131071."""
+    far = [0, 1, 257, 4097, 100_003, 131_071]
+    cos, sin = tables(GROUPED, torch.tensor(far))
+    for place, position in enumerate(far):
+        angles = [position * GROUPED.rope_theta ** (-2 * pair / GROUPED.head_dim) for pair in range(4)]
+        assert cos[place, 0].tolist() == pytest.approx([math.cos(angle) for angle in angles] * 2, abs=1e-7)
+        expected = [-math.sin(angle) for angle in angles] + [math.sin(angle) for angle in angles]
+        assert sin[place, 0].tolist() == pytest.approx(expected, abs=1e-7)

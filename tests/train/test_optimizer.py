@@ -58,6 +58,26 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
         assert after == pytest.approx(0.05, rel=1e-4)
 
 
+def left_of(cuts: list[tuple[float, float]]) -> list[float]:
+    """How much ``largest`` and ``scale`` leave of a gradient whose norm, but for the scale of the loss, is 2."""
+    job = Job(sequence=8, global_batch=4)
+    built = build(model=named("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
+    found = []
+    for largest, scale in cuts:
+        for shard in built.shards:
+            shard.weight.grad = torch.full_like(shard.weight, 0.75)
+        clip(built.shards, torch.tensor(2.0), largest=largest, scale=scale)
+        (left,) = {value for shard in built.shards for value in shard.weight.grad.unique().tolist()}
+        found.append(left / 0.75)
+    return found
+
+
+def test_what_is_within_the_norm_is_not_enlarged(forked) -> None:
+    """As of torch.nn.utils.clip_grad_norm_: the factor is at most 1."""
+    cuts = [(0.5, 1.0), (1.9, 1.0), (2.1, 1.0), (50.0, 1.0), (0.0, 1.0), (50.0, 4.0), (0.5, 4.0)]
+    assert forked(1, left_of, cuts)[0] == pytest.approx([0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6)
+
+
 MODEL = Model(
     name="odd", layers=4, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83, tied_embeddings=True,
     qkv_bias=True, moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, expert_bias=True),

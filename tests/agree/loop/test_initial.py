@@ -1,0 +1,128 @@
+"""Drawn weights have the distribution of ``docs/how-a-step-is-run.md``, by name and seed, under all layouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import MLA, Model, MoE
+from fivefold.train.build import build
+from fivefold.train.whole import whole_weights
+from tests.agree.loop.mutate import Mutation, plant
+from tests.agree.parity.processes import forked
+
+LAYERS = 3
+EXPERTS = MoE(experts=4, topk=2, ffn=32, shared_experts=1, dense_layers=1)
+DENSE = Model(
+    name="dense", layers=LAYERS, width=64, heads=4, kv_heads=2, head_dim=16, ffn=80, vocab=100, qkv_bias=True,
+    mlp_bias=True, out_bias=True,
+)  # fmt: skip
+MODELS = [
+    DENSE,
+    DENSE.replace(name="tied, of experts", qkv_bias=False, tied_embeddings=True, moe=EXPERTS),
+    DENSE.replace(
+        name="latent", qkv_bias=False, out_bias=False, kv_heads=4, moe=EXPERTS,
+        mla=MLA(q_rank=24, kv_rank=24, nope_dim=12, rope_dim=8, v_dim=16),
+    ),
+]  # fmt: skip
+ERRORS = 5.0  # standard errors; drawn once and for all, so that a test which passes always does
+Drawn = dict[str, np.ndarray]
+
+
+def drawn(model: Model, line: str = "dp1", seed: int = 1, sabotage: Callable[[], None] | None = None) -> Drawn:
+    """The whole weights on the first rank, as training starts from them."""
+    if sabotage is not None:
+        sabotage()
+    layout = Layout.parse(line)
+    job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), seed=seed)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    return {name: weight.numpy() for name, weight in whole_weights(built, model=model).items()}
+
+
+def start(model: Model, line: str = "dp1", seed: int = 1, sabotage: Callable[[], None] | None = None) -> Drawn:
+    found: Drawn = forked(Layout.parse(line).world, drawn, model, line, seed, sabotage)[0]
+    return found
+
+
+def spread(name: str) -> float:
+    """Of a matrix by its name: what is added to the stream is smaller, as there are 2 L such."""
+    adds = name.endswith(("attention.out.weight", ".down.weight", ".experts.down"))
+    return 0.02 / math.sqrt(2 * LAYERS) if adds else 0.02
+
+
+def wrong(weights: Drawn) -> list[str]:
+    """What is not as the documentation says."""
+    found, matrices = [], {}
+    for name, weight in weights.items():
+        if "norm" in name or name.endswith(".bias"):
+            if not (weight == (1.0 if name.endswith("weight") else 0.0)).all():
+                found.append(f"{name} is not constant")
+            continue
+        x = matrices[name] = weight.astype(np.float64).ravel() / spread(name)
+        n = x.size
+        for what, value, error in (
+            ("mean", x.mean(), n**-0.5),
+            ("deviation", x.std() - 1, (2 * n) ** -0.5),
+            ("share within one deviation", (abs(x) < 1).mean() - math.erf(0.5**0.5), 0.47 * n**-0.5),
+        ):
+            if abs(value) > ERRORS * error:
+                found.append(f"{name}: {what} is off by {value:.3f}")
+    for (one, x), (other, y) in combinations(matrices.items(), 2):
+        n = min(x.size, y.size)
+        if abs(np.mean(x[:n] * y[:n])) > ERRORS * n**-0.5:
+            found.append(f"{one} is as {other}")
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_the_distribution_is_as_stated(model: Model) -> None:
+    weights = start(model)
+    assert wrong(weights) == []
+    experts = {name: weight for name, weight in weights.items() if ".experts." in name}
+    assert len(experts) == (3 * (LAYERS - 1) if model.moe else 0)
+    assert wrong({f"{name[:9]}.{e}.{name}": weight[e] for name, weight in experts.items() for e in range(4)}) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [(DENSE, "dp2 zero3 mbs1"), (DENSE, "tp2 mbs1"), (DENSE, "cp2 mbs1"), (MODELS[1], "pp2 mbs1"),
+     (MODELS[2], "dp2 ep2 zero1 mbs1"), (MODELS[2], "tp2 etp2 mbs1")],
+)  # fmt: skip
+def test_no_layout_changes_a_bit(model: Model, line: str) -> None:
+    whole, cut = start(model), start(model, line)
+    assert whole.keys() == cut.keys()
+    assert [name for name in whole if not np.array_equal(whole[name], cut[name])] == []
+
+
+def test_each_seed_draws_others() -> None:
+    matrices = {name: weight for name, weight in start(DENSE).items() if weight.ndim > 1}
+    others = start(DENSE, seed=2)
+    assert wrong(others) == []
+    for name, weight in matrices.items():
+        together = np.mean(weight * others[name]) / spread(name) ** 2
+        assert abs(together) < ERRORS * weight.size**-0.5, name
+
+
+INITIAL = "train.build:initial"
+MUTATIONS = [
+    Mutation("the seed is ignored", INITIAL, 'f"{seed} {weight.name}"', "weight.name"),
+    Mutation("all weights are drawn alike", INITIAL, 'f"{seed} {weight.name}"', 'f"{seed}"'),
+    Mutation("outputs are not scaled", INITIAL, 'weight.kind in ("row", "expert_row")', "False"),
+    Mutation("experts' outputs are not scaled", INITIAL, '("row", "expert_row")', '("row",)'),
+    Mutation("outputs are scaled by L", INITIAL, "math.sqrt(2 * model.layers)", "math.sqrt(model.layers)"),
+    Mutation("weights are uniform", INITIAL, "normal_(0.0, spread,", "uniform_(-(3**0.5) * spread, 3**0.5 * spread,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mistake_is_seen(mutation: Mutation) -> None:
+    first, second = (start(MODELS[1], "dp1", seed, partial(plant, mutation)) for seed in (1, 2))
+    assert wrong(first) or any(np.array_equal(first[name], second[name]) for name in first if first[name].ndim > 1)

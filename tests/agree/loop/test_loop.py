@@ -1,0 +1,59 @@
+"""The whole loop is that of ``transformers`` with ``torch.optim.AdamW`` on the same shards, step by step."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.agree.loop import reference
+from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, WSD, Case
+from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
+
+CASES = [
+    Case("llama", "dp2 zero0 mbs1", COSINE),
+    Case("llama", "dp2 zero2 mbs2", WSD, APART),
+    Case("llama", "dp2 zero3 mbs2", CONSTANT),
+    Case("llama", "tp2 mbs2", COSINE, APART),
+    Case("llama", "cp2 mbs1", WSD, LONG),
+    Case("llama", "pp2 mbs2", COSINE),
+    Case("mixtral", "dp2 ep2 zero1 mbs2", COSINE),
+    Case("llama", "dp2 tp2 zero1 mbs2", COSINE),  # where a rank's place among the data ranks is not its number
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_line_of_the_log_is_the_references(case: Case, tmp_path: Path) -> None:
+    theirs = expected(case)
+    assert distance(logged(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE
+    assert [line["step"] for line in theirs if "loss" in line] == list(range(1, 13))
+
+
+def test_a_run_that_was_stopped_goes_on_as_the_reference_does(tmp_path: Path) -> None:
+    """A signal after the third step, while the batch is small; the other layout reads on where the first has ended."""
+    first, second = (Case("llama", line, COSINE) for line in ("dp2 zero3 mbs1", "tp2 mbs2"))
+    folder = folder_of(tmp_path / "run")
+    begun = logged(first, folder, stop_after=3)
+    assert [line["step"] for line in begun if "loss" in line] == [1, 2, 3, 4]
+    ours = logged(second, folder)
+    assert ours[: len(begun)] == begun
+    assert sum(line["step"] == 4 for line in ours) == 2, "its last step, and the held-out loss with which it goes on"
+    theirs = expected(second)
+    assert distance([line for line in ours if line["step"] != 4 or "loss" in line], theirs) <= TOLERANCE
+
+
+def test_the_cases_are_not_idle() -> None:
+    """Gradients are cut in some steps and not in others; documents, experts and the length of a row matter."""
+    norms = [line["gradient_norm"] for line in expected(CASES[0]) if "loss" in line]
+    assert max(norms) > 2.7
+    assert min(norms) < 1.7
+    assert distance(expected(CASES[3]), expected(CASES[5])) > 1e-3
+
+
+def test_the_reference_is_not_ours() -> None:
+    tree = ast.parse(Path(reference.__file__).read_text())
+    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert [name for name in found if name and name.startswith(("fivefold", "tests"))] == []

@@ -1,0 +1,129 @@
+"""A mistake in the loop is seen: each of these, planted by itself, moves the log away from the reference's.
+
+They are what a run does not complain of: wrong data, wrong sums, a wrong rate. Each run goes through to its end.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, SHORT, WSD, Case
+from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
+from tests.agree.loop.mutate import Mutation, plant
+
+SEEN = 1e-4  # a hundred times what the comparison allows
+ALONE, TWO = Case("llama", "mbs4", COSINE, SHORT), Case("llama", "dp2 mbs2", COSINE, SHORT)
+FOUR = Case("llama", "dp2 tp2 mbs2", COSINE, SHORT)
+PACKED = Case("llama", "mbs4", COSINE, SHORT | APART)
+FAR = Case("llama", "mbs2", CONSTANT, LONG | {"steps": 4})
+FALLING = Case("llama", "mbs4", WSD | {"warmup_steps": 1, "decay_steps": 4}, SHORT)
+EXPERTS = Case("mixtral", "mbs4", COSINE, SHORT)
+ADAMW = "torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon"
+INTO_GRADIENT = "part.copy_(share.mul_(times)"
+Planted = list[tuple[Case, Mutation]]
+
+
+def each(case: Case, place: str, *changes: tuple[str, str, str]) -> Planted:
+    """Of one function of ``fivefold/train``: what each change is called, what is there, and what comes instead."""
+    return [(case, Mutation(name, f"train.{place}", old, new)) for name, old, new in changes]
+
+
+DATA = [
+    *each(FOUR, "loop:Loop._read",
+          ("a rank's place is rank % dp", 'self.built.ranks["dp"].rank', "self.built.ranks.rank % layout.dp")),
+    *each(TWO, "loop:Loop._read", ("all ranks train on one's rows", 'rank=self.built.ranks["dp"].rank', "rank=0")),
+    *each(ALONE, "loop:Loop.__init__", ("the order ignores the seed", "seed=self.job.seed", "seed=0")),
+    *each(ALONE, "data:Loader.rows",
+          ("every epoch has one order", "epoch=int(epoch)", "epoch=0"),
+          ("windows share two tokens", "int(window) * self", "int(window) * (self.sequence - 1) or self")),
+    *each(ALONE, "loop:Loop._step",
+          ("samples are read twice", "take(self.samples,", "take(max(0, self.samples - 4),")),
+    *each(ALONE, "engine:Engine._stage", ("a token is its own target", "tokens[:, 1:]", "tokens[:, :-1]")),
+    *each(PACKED, "engine:Engine._stage",
+          ("an end opens the next document", " - (inputs == self.end).long()", ""),
+          ("documents are joined", "None if self.end is None else", "None if True else")),
+    *each(FAR, "attention:rotary_tables",
+          ("positions are bf16", "positions.to(device,", "positions.bfloat16().to(device,")),
+]  # fmt: skip
+HELDOUT = [
+    *each(TWO, "loop:Loop.evaluate",
+          ("all ranks evaluate one's rows", 'rank=ranks["dp"].rank', "rank=0"),
+          ("the mean is over one rank's tokens", "self.layout.dp * rows", "rows"),
+          ("a row has T + 1 targets", "rows[..., 1:].size", "rows.size")),
+    *each(ALONE, "data:heldout_batches",
+          ("held-out rows are training rows", 'split="heldout"', 'split="train"'),
+          ("held-out rows follow the run's seed", "seed=0", "seed=5")),
+]  # fmt: skip
+SUMS = [
+    *each(TWO, "optimizer:sum_over_ranks", ("the norm is of one rank", "packed[0].sqrt()", "square.sqrt()")),
+    *each(TWO, "engine:Engine._scale_losses", ("gradients are those of one rank's mean", "scale / (", "2 * scale / (")),
+    *each(ALONE, "engine:Engine._scale_losses",
+          ("gradients are divided by T + 1", "self.job.sequence)", "(self.job.sequence + 1))")),
+    *each(ALONE, "engine:Engine._follow",
+          ("a small batch is scaled as the whole", "layout.dp * micro_batches * layout.mbs", "self.job.global_batch")),
+    *each(ALONE, "kernels:nats", ("ends are not learned", INTO_GRADIENT, INTO_GRADIENT + ".mul_(target != 0)")),
+    *each(EXPERTS, "engine:Engine._scale_losses",
+          ("the auxiliary loss is not divided", "moe.scale = self.scale", "moe.scale = scale")),
+    *each(EXPERTS, "routing:aux_gradient", ("the auxiliary loss is of the micro-batch", "// sequences.parts", "* 0")),
+]  # fmt: skip
+UPDATE = [
+    *each(ALONE, "loop:Loop._step",
+          ("the rate is of the step before", "step=step,", "step=max(0, step - 1),"),
+          ("the rate is used a step late", "set_rate(built.optimizer, self.rate)",
+           "set_rate(built.optimizer, vars(self).get('late', 0.0)); self.late = self.rate")),
+    *each(ALONE, "optimizer:learning_rate",
+          ("the warm-up begins at 0", "(step + 1) / warmup", "step / warmup"),
+          ("the cosine ends at 0", "(schedule.floor + (1 - schedule.floor) * left)", "left"),
+          ("the cosine ends a step late", "max(1, steps - 1 - start)", "max(1, steps - start)")),
+    *each(FALLING, "optimizer:learning_rate",
+          ("the decay begins late", "(schedule.decay_steps or", "(1 or"),
+          ("the decay is a cosine", 'schedule.kind == "cosine"', "True")),
+    *each(ALONE, "optimizer:set_rate", ("groups have one rate", 'rate * group.get("times", 1.0)', "rate")),
+    *each(ALONE, "optimizer:_groups", ("groups have one decay", "each.weight_decay", "0.5")),
+    *each(ALONE, "optimizer:part_of", ("norms decay", "if weight.is_vector", "if False")),
+    *each(ALONE, "optimizer:_adamw",
+          ("epsilon is inside the root", ADAMW, ADAMW + "**0.5"),
+          ("the decay goes through the moments", ADAMW, ADAMW.replace("AdamW", "Adam")),
+          ("the betas are exchanged", ADAMW, ADAMW.replace("betas,", "betas[::-1],"))),
+    *each(ALONE, "optimizer:clip", ("small gradients are enlarged", ".clamp(max=1.0)", "")),
+    *each(ALONE, "engine:Engine.step", ("nothing is clipped", "largest=self.job.optimizer.clip", "largest=0.0")),
+]  # fmt: skip
+RESUME = [
+    *each(ALONE, "loop:Loop._resume",
+          ("samples are passed over", "self.saver.newest, self.samples = found, progress.samples",
+           "self.saver.newest, self.samples = found, progress.samples + 4")),
+    *each(ALONE, "checkpoint:load",
+          ("moments begin anew", "load_tensors({**_tensors(built)",
+           "load_tensors({**{name: kept for name, kept in _tensors(built).items() if name[0] == 'w'}")),
+    *each(ALONE, "optimizer:learning_rate",
+          ("the rate begins anew", "warmup = schedule.warmup_steps", "step, warmup = step - 2, schedule.warmup_steps")),
+]  # fmt: skip
+
+
+def named(planted: Planted) -> list[object]:
+    return [pytest.param(case, mutation, id=mutation.name) for case, mutation in planted]
+
+
+@pytest.mark.parametrize(("case", "mutation"), named([*DATA, *HELDOUT, *SUMS, *UPDATE]))
+def test_a_mistake_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
+    ours = logged(case, folder_of(tmp_path / "run"), partial(plant, mutation))
+    assert distance(ours, expected(case)) > SEEN
+
+
+@pytest.mark.parametrize(("case", "mutation"), named(RESUME))
+def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
+    """Two steps, and the others in a second start, which is not right."""
+    folder, begun = folder_of(tmp_path / "run"), 3
+    assert distance(logged(case, folder, stop_after=1)[:begun], expected(case)[:begun]) <= TOLERANCE
+    resumed = [line for line in logged(case, folder, partial(plant, mutation)) if line["step"] > 2]
+    assert distance(resumed, expected(case)[begun:]) > SEEN
+
+
+def test_what_is_planted_unchanged_is_not(tmp_path: Path) -> None:
+    """So what is seen above is the mistake, not the planting."""
+    every = {found.place: found._replace(new=found.old) for _, found in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
+    ours = logged(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))
+    assert distance(ours, expected(EXPERTS)) <= TOLERANCE
