@@ -15,7 +15,7 @@ CASES = [
     Case("llama", "dp2 zero0 mbs1", COSINE),
     Case("llama", "dp2 zero2 mbs2", WSD, APART),
     Case("llama", "dp2 zero3 mbs2", CONSTANT),
-    Case("llama", "tp2 mbs2", COSINE, APART),
+    Case("llama", "tp2 mbs4", COSINE, APART),
     Case("llama", "cp2 mbs1", WSD, LONG),
     Case("llama", "pp2 mbs2", COSINE),
     Case("mixtral", "dp2 ep2 zero1 mbs2", COSINE),
