@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,8 +25,9 @@ KINDS = ("loss", "heldout_loss")
 
 @lru_cache(maxsize=1)
 def place() -> Path:
-    """What all runs share, made once."""
-    folder = Path(tempfile.mkdtemp(prefix="loop-"))
+    """What all runs share, made once, and gone when this process ends."""
+    folder, process = Path(tempfile.mkdtemp(prefix="loop-")), os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder) if os.getpid() == process else None)
     forked(1, make, folder)
     return folder
 
