@@ -35,10 +35,10 @@ def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool
     dp and cp are one group; of experts that are ``spread`` over tp, tp with them, and nearest if they are cut
     ``partly``, over a part of tp.
     """
-    group = [place for place, axis in enumerate(order) if axis in ("dp", "cp") or (spread and axis == "tp")]
-    if len(group) < 2:
-        return True
-    return group[-1] - group[0] == len(group) - 1 and not (partly and order[group[0]] != "tp")
+    states = [place for place, axis in enumerate(order) if axis in ("dp", "cp")]
+    experts = [place for place, axis in enumerate(order) if axis in ("tp", "dp", "cp")] if spread else []
+    in_a_row = all(places[-1] - places[0] < len(places) for places in (states, experts) if places)
+    return in_a_row and not (partly and order[experts[0]] != "tp")
 
 
 def _batch(layout: Layout, job: Job) -> Iterator[str]:
@@ -123,9 +123,10 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
     if not legal(layout.order):
         moves: Iterable[tuple[MeshAxis, ...]] = filter(legal, permutations(DEFAULT_ORDER))
         near = sorted(moves, key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)))[:2]
-        axes, first = ("tp, dp and cp", ", tp first") if spread else ("dp and cp", "")
+        beside = ", dp beside cp" if layout.dp > 1 < layout.cp else ""
+        axes, way = ("tp, dp and cp", ", tp first" if partly else beside) if spread else ("dp and cp", "")
         mend = " or ".join(f"order={'-'.join(order)}" for order in near)
-        yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{first if partly else ''}; try {mend}"
+        yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{way}; try {mend}"
 
 
 def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

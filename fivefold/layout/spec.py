@@ -180,8 +180,11 @@ class Layout(Record):
 
     @cached_property
     def expert_shards(self) -> int:
-        """Ranks over which ZeRO divides an expert's state: as many of the shard group as hold the same experts."""
-        return min(self.expert_replicas, max(1, self.expert_replicas * self.shards // (self.dp * self.cp)))
+        """Ranks over which ZeRO divides an expert's state: as many of the shard group as hold the same experts, or
+        fewer, that groups be equal.
+        """
+        most = self.expert_replicas * self.shards // (self.dp * self.cp)
+        return divisor_below(self.expert_replicas, max(1, most))
 
     def micro_batches(self, job: Job) -> int:
         """Micro-batches that each pipeline runs per optimizer step (m)."""

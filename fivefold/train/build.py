@@ -79,7 +79,10 @@ def build(
     check_supported(layout, job, model=model)
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    ranks = make_ranks(layout, kv_heads=model.kv_heads, device=device, pairs=job.pairs, streams=streams)
+    experts = model.moe is not None
+    ranks = make_ranks(
+        layout, kv_heads=model.kv_heads, device=device, experts=experts, pairs=job.pairs, streams=streams
+    )
     with torch.device("meta"):
         module = Transformer(model)
     units, later = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)

@@ -1,8 +1,8 @@
 """The process groups of a layout. Collectives issued here: none, but each group knows its axis.
 
 One group per axis of ``layout/mesh.py``, made only by those who speak in it: pp, dp, cp, tp, shard and replica (ZeRO's
-two, over dp·cp), ep, etp, expert_shard, expert_replica, kv (tensor ranks with copies of one kv head), stage (those of
-one pipeline rank), and world.
+two, over dp·cp), of a model with experts ep, etp, expert_shard and expert_replica, kv (tensor ranks with copies of one
+kv head), stage (those of one pipeline rank), and world.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import Group, group, members
 from fivefold.layout.spec import Layout
 from fivefold.train.parallel.turns import Turns
+
+ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
+EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
 
 # as traffic is counted: ZeRO's groups speak for data parallelism
 SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
@@ -67,30 +70,25 @@ class Ranks:
 
 
 def ranks(
-    layout: Layout, *, kv_heads: int, device: torch.device, pairs: bool = False, streams: bool | None = None
+    layout: Layout, *, kv_heads: int, device: torch.device, experts: bool = False, pairs: bool = False,
+    streams: bool | None = None,
 ) -> Ranks:  # fmt: skip
     """Process groups of ``layout`` over the initialised world; every rank must call it.
 
+    ``experts``: those of experts too, which the order of axes need not allow a dense model; each rank is alone in them.
     ``pairs``: as ``job.pairs``. ``streams``: whether messages have streams of their own; ``None``: as on ``device``.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    groups = {name: group(layout, name) for name in (
-        "dp", "cp", "tp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")}  # fmt: skip
-    groups["kv"] = Group(max(1, layout.tp // kv_heads), groups["tp"].stride)
-    axes = {name: _axis(name, _members(found, rank=rank), rank=rank) for name, found in groups.items()}
-    everyone, pp = tuple(range(world)), groups["pp"]
-    stage = tuple(other for other in everyone if pp.place(other) == pp.place(rank))
-    axes["stage"] = _axis("stage", stage, rank=rank)
-    axes["world"] = Axis("world", rank, everyone, dist.group.WORLD if world > 1 else None)
+    spoken = {name: members(layout, name, rank=rank) for name in ALWAYS}
+    spoken |= {name: members(layout, name, rank=rank) if experts else (rank,) for name in EXPERTS}
+    axes = {name: _axis(name, found, rank=rank) for name, found in spoken.items()}
+    kv = Group(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
+    axes["kv"] = _axis("kv", kv.members(rank), rank=rank)
+    axes["world"] = Axis("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
     axes |= _pipes(axes["pp"], layout, rank=rank)
     turns = Turns() if pairs else None
     axes |= {name: replace(axes[name], turns=turns) for name in TURNING if name in axes}
     return Ranks(rank, world, device, axes, turns, device.type == "cuda" if streams is None else streams)
-
-
-def _members(found: Group, *, rank: int) -> tuple[int, ...]:
-    place = found.place(rank)
-    return tuple(rank + (other - place) * found.stride for other in range(found.ranks))
 
 
 def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:

@@ -87,7 +87,7 @@ def own_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
 
 def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     layout = Layout.parse(text)
-    mesh = ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"))
+    mesh = ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"), experts=True)
     layer = whole(of)
     sp, zigzag = layout.sp and layout.tp > 1, layout.cp_kind == "ring"
     expert.attach(layer, mesh, sp=sp, sequence=of.positions, zigzag=zigzag)

@@ -1,0 +1,194 @@
+"""Every group of ``layout/mesh.py`` against a mesh made of coordinates, as docs/notation.md §7 defines it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import reasons
+from fivefold.layout.mesh import group, members
+from fivefold.layout.spec import DEFAULT_ORDER, Layout, refuse
+from fivefold.model.spec import Model, MoE
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.states import local_parts
+from fivefold.plan.count.traffic import first_rank, messages
+from fivefold.record import Mistake
+
+DRAWN = 250
+MOST_RANKS = 128
+KINDS = ("world", "stage", "tp", "cp", "dp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")
+Coordinates = dict[str, int]
+Team = tuple[int, ...]
+
+
+def mesh(layout: Layout) -> list[Coordinates]:
+    """Of every rank: the first axis of ``order`` counts fastest."""
+    found: list[Coordinates] = [{}]
+    for axis in layout.order:
+        found = [{**at, axis: place} for place in range(getattr(layout, axis)) for at in found]
+    return found
+
+
+def alike(ranks: Team, key: Callable[[int], Hashable]) -> list[Team]:
+    """The ranks parted by what they share."""
+    teams: dict[Hashable, list[int]] = {}
+    for rank in sorted(ranks):
+        teams.setdefault(key(rank), []).append(rank)
+    return [tuple(team) for team in teams.values()]
+
+
+def runs(team: Team, size: int) -> list[Team]:
+    assert len(team) % size == 0
+    return [team[start : start + size] for start in range(0, len(team), size)]
+
+
+def across(team: Team, size: int) -> list[Team]:
+    """One of each run, in the same place."""
+    return [tuple(run[place] for run in runs(team, size)) for place in range(size)]
+
+
+def teams(layout: Layout) -> dict[str, list[Team]]:
+    """All groups of every kind."""
+    at = mesh(layout)
+    everyone = tuple(range(layout.world))
+
+    def sharing(*axes: str) -> list[Team]:
+        return alike(everyone, lambda rank: tuple(at[rank][axis] for axis in axes))
+
+    def one_room(rank: int) -> Hashable:
+        return at[rank]["pp"], at[rank]["tp"] % layout.etp
+
+    def one_etp(rank: int) -> Hashable:
+        return at[rank]["pp"], at[rank]["dp"], at[rank]["cp"], at[rank]["tp"] // layout.etp
+
+    found = {"world": [everyone], "stage": sharing("pp"), "etp": alike(everyone, one_etp)}
+    for axis in DEFAULT_ORDER:
+        found[axis] = sharing(*(other for other in DEFAULT_ORDER if other != axis))
+    found["shard"] = [run for team in sharing("pp", "tp") for run in runs(team, layout.shards)]
+    found["replica"] = [each for team in sharing("pp", "tp") for each in across(team, layout.shards)]
+    rooms = alike(everyone, one_room)
+    found["ep"] = [run for room in rooms for run in runs(room, layout.ep)]
+    holders = [team for room in rooms for team in across(room, layout.ep)]
+    found["expert_shard"] = [run for team in holders for run in runs(team, layout.expert_shards)]
+    found["expert_replica"] = [each for team in holders for each in across(team, layout.expert_shards)]
+    return found
+
+
+def fitting(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
+    """What takes every degree of the layout, whatever it is."""
+    moe = MoE(experts=12 * layout.ep, topk=2, ffn=12 * layout.etp) if experts else None
+    heads = layout.tp * layout.cp
+    model = Model(
+        name="m", layers=2 * layout.pp, width=24, heads=heads, kv_heads=heads, head_dim=4, ffn=layout.tp * 4, vocab=64,
+        moe=moe,
+    )  # fmt: skip
+    return model, Job(sequence=4 * layout.cp * layout.tp, global_batch=2 * layout.dp * layout.pp)
+
+
+def chosen(chance: random.Random, number: int) -> int:
+    return chance.choice([size for size in range(1, number + 1) if number % size == 0])
+
+
+def drawn(*, experts: bool) -> Iterator[Layout]:
+    """Layouts in any order of axes, that of which is legal."""
+    chance, many = random.Random(12), 0
+    while many < DRAWN:
+        dp, tp, cp, pp = (chance.choice((1, 1, 2, 3, 4, 6, 8, 10)) for _ in range(4))
+        etp = chosen(chance, tp) if experts else 1
+        zero = chance.choice((0, 1, 2, 3))
+        layout = Layout(
+            dp=dp, tp=tp, cp=cp, pp=pp, etp=etp, ep=chosen(chance, dp * cp * tp // etp) if experts else 1, zero=zero,
+            shard_group=chance.choice((None, chosen(chance, dp * cp))) if zero else None,
+            order=tuple(chance.sample(DEFAULT_ORDER, 4)),
+        )  # fmt: skip
+        if layout.world > MOST_RANKS:
+            continue
+        model, job = fitting(layout, experts=experts)
+        refused = list(reasons(layout, model=model, job=job, machine=None))
+        assert all(reason.startswith("order=") for reason in refused)
+        if not refused:
+            many += 1
+            yield layout
+
+
+WERE_WRONG = [
+    # an axis of one rank before pp: groups of experts spanned stages, and the first step hung
+    Layout.parse("tp2 pp2 order=dp-pp-tp-cp"),
+    Layout.parse("tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"),
+    Layout.parse("tp4 pp2 ep2 etp2 order=cp-dp-pp-tp"),
+    # half of five ranks that hold the same experts: groups that reached beyond the world
+    Layout.parse("dp10 ep2 zero1/5"),
+    Layout.parse("tp5 dp2 ep2 zero2/1"),
+]
+
+
+def test_an_order_whose_groups_have_gaps_is_refused() -> None:
+    """dp and cp with tp between them: ZeRO would have cut dense weights over ranks of tp, and no message been amiss."""
+    layout = Layout.parse("dp2 tp2 cp2 zero1 order=dp-tp-cp-pp")
+    model, job = fitting(layout, experts=True)
+    with pytest.raises(
+        Mistake, match=r"tp, dp and cp must be neighbours, dp beside cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
+    ):
+        refuse(layout, model=model, job=job)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
+    layouts = [*drawn(experts=experts), *(WERE_WRONG if experts else [])]
+    kinds = KINDS if experts else KINDS[:8]
+    assert len({layout.order for layout in layouts}) == 24
+    for layout in layouts:
+        expected = teams(layout)
+        for kind in kinds:
+            found = group(layout, kind)
+            assert sorted(rank for team in expected[kind] for rank in team) == list(range(layout.world))
+            for team in expected[kind]:
+                assert found.ranks == len(team)
+                assert members(layout, kind, rank=team[-1]) == team, (str(layout), kind)
+                for place, rank in enumerate(team) if kind != "stage" else ():  # among whose ranks pp may lie
+                    assert found.members(rank) == team, (str(layout), kind, rank)
+                    assert found.place(rank) == place, (str(layout), kind, rank)
+
+
+@pytest.mark.parametrize("layout", [*drawn(experts=True), *WERE_WRONG][::4], ids=str)
+def test_what_experts_need_of_their_groups(layout: Layout) -> None:
+    """Without a definition: what the exchange of rows and ZeRO take for granted."""
+    at = mesh(layout)
+
+    def places(rank: int, *kinds: str) -> tuple[int, ...]:
+        return tuple(group(layout, kind).place(rank) for kind in kinds)
+
+    for stage in teams(layout)["stage"]:
+        whole = [places(rank, "ep", "etp", "expert_shard", "expert_replica") for rank in stage]
+        assert len(set(whole)) == len(stage)  # each part of an expert, shard and replica lies on one rank
+        assert len({places(rank, "tp", "shard", "replica") for rank in stage}) == len(stage)
+    for rank in range(layout.world):
+        for kind in KINDS:
+            if kind not in ("world", "pp"):
+                assert {at[other]["pp"] for other in members(layout, kind, rank=rank)} == {at[rank]["pp"]}
+        for kind in ("expert_shard", "expert_replica"):
+            same = {places(other, "ep", "etp") for other in members(layout, kind, rank=rank)}
+            assert same == {places(rank, "ep", "etp")}
+        assert len({places(other, "etp") for other in members(layout, "ep", rank=rank)}) == 1
+        tensor = members(layout, "etp", rank=rank)
+        assert len({places(other, "ep") for other in tensor}) == 1  # parts of the same experts
+        assert len({places(other, "expert_shard", "expert_replica") for other in tensor}) == 1
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
+    for layout in [*drawn(experts=experts)][::8]:
+        model, job = fitting(layout, experts=experts)
+        counts, expected = Counts(model, job), teams(layout)
+        for unit, shards, replicas in local_parts(
+            counts.weights(layout, counts.stage_work(layout)[0][1][0].name), model=model, layout=layout, job=job
+        ):
+            prefix = "expert_" if unit.name == "experts" else ""
+            assert shards == len(expected[f"{prefix}shard"][0]), str(layout)
+            assert replicas == len(expected[f"{prefix}replica"][0]), str(layout)
+        for message in messages(counts, layout, chunks=first_rank(layout)):
+            if message.axis != "pp":  # two neighbours, or the two ends
+                assert message.ranks == len(expected[message.group][0]), (str(layout), message)
