@@ -87,12 +87,14 @@ def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     return out
 
 
-def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
+def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None) -> Tensor:
     """Σ over rows of −log softmax(logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
 
-    With ``times``, ``logits`` become ``times`` · their gradient.
+    With ``times``, ``logits`` become ``times`` · their gradient. What is beyond ``words`` of them is padding.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
+    if words is not None and words < logits.shape[1]:
+        logits[:, words:] = -torch.inf
     for rows in row_chunks(logits):
         part, target = logits[rows], targets[rows, None]
         share = part.softmax(-1, dtype=torch.float32)

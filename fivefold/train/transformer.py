@@ -8,6 +8,7 @@ The stream x_RD is rows: the tokens of all sequences in order. Module names are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +72,7 @@ class Head(nn.Module):
         self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
         bias = model.head_bias
         self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
-        self.loss: Nats = nats
+        self.loss: Nats = partial(nats, words=model.vocab)
         self.chunked = False
 
     def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:

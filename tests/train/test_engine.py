@@ -96,3 +96,17 @@ def overflow(layout: Layout, job: Job) -> list[tuple[int, bool, float]]:
 def test_an_overflow_is_a_matter_of_the_scale_until_that_is_the_least(forked) -> None:
     job = Job(sequence=16, global_batch=4, precision=recipe("fp16"))
     assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, LEAST), (1, True, LEAST)]]
+
+
+def trained(job: Job) -> list[tuple[float, float]]:
+    run = Trained(Layout.parse("mbs4"), job)
+    return [(done.loss, done.norm) for done in map(run.step, range(3))]
+
+
+@pytest.mark.parametrize("loss", ["fused", "chunked"])
+def test_words_of_padding_change_nothing(forked, loss: str) -> None:
+    """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
+    job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), loss=loss)
+    (plain,), (padded,) = (forked(1, trained, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))
+    for found, expected in zip(padded, plain, strict=True):
+        assert found == pytest.approx(expected, rel=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,6 +49,16 @@ def test_rotate() -> None:
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
     theirs = torch.cat((turned.real, turned.imag), -1)
     same(kernels.rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 300])
+def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight = drawn(rows, 90), drawn(90, 90)
+    targets = torch.arange(rows) % 83
+    theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
+    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(kernels.nats, words=83))
+    same(ours, theirs, (logits, weight), tolerance=2e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
