@@ -3,6 +3,8 @@
 # endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away;
 # published rows with changed cells
 # every key of every Hugging Face family, changed
+# bench: how fast we are, as ratios · parity: every layout of the matrix, and random ones, against one process (long; it resumes) ·
+# endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -36,6 +38,8 @@ bench: $(BIN)/fivefold
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
+	$(BIN)/python -m tests.agree.parity.drawn --count 300
+	$(BIN)/python -m tests.agree.rehearsal.drawn --count 300
 
 endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.kills --kills 200

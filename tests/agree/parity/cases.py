@@ -80,8 +80,8 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
 
 
 def one_process(job: Job) -> tuple[Layout, Job]:
-    """What every case is held against: one rank, one sequence at a time, nothing compiled."""
-    return Layout(), job.replace(compile=False)
+    """What every case is held against: one rank, one sequence at a time, nothing compiled, its logits whole."""
+    return Layout(), job.replace(compile=False, loss="fused", pairs=False)
 
 
 def uneven(layout: Layout) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,19 @@ PADDED = 1.25
 Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of all ranks
 
 
+class Compared(Protocol):
+    """A model, a layout and a job."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def job(self) -> Job: ...
+
+
 class Verdict(NamedTuple):
     """How far a case is from one process. ``said`` lists what is said otherwise than planned."""
 
@@ -48,7 +61,7 @@ class Verdict(NamedTuple):
         return max(self.loss_error, self.norm_error, self.gradient_error) <= TOLERANCE
 
 
-def judge(case: Case, told: list[Told], *, like: Told | None = None) -> Verdict:
+def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verdict:
     """``told`` by each rank, against one process (or ``like``)."""
     model, layout, job = case.model, case.layout, case.job
     like = like or reference(model, job)

@@ -1,0 +1,135 @@
+"""Random models under random layouts against one process, resumable: done cases are lines of FOLDER/drawn-SEED.jsonl.
+
+    python -m tests.agree.parity.drawn --count 300 --seed 0
+
+Every loss and gradient to 1e-5, every message as planned, none hangs. Where a gradient alone is farther off, one
+process is asked how far its own larger micro-batches take it: up to twice as far is rounding, and such cases are
+printed. A change of the engine makes done cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fivefold.layout.spec import Layout
+from fivefold.show.progress import bar
+from tests.agree.drawn import Drawn, drawn
+from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
+from tests.agree.parity.matrix import Line, sound, told
+from tests.agree.parity.processes import Broken, forked
+from tests.agree.parity.rank import Told, play
+
+STEPS = 3  # the messages of the third are counted
+SECONDS = 300.0  # until a case counts as hung
+CHUNK_ROWS = 13  # of a chunked loss, lest all rows be one chunk
+
+
+def run(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
+    """Fork, play, judge: against one process, whose loss is made of whole logits."""
+    torch.set_num_threads(1)
+    like = reference(case.model, case.job, STEPS)
+    ranks = forked(case.layout.world, play, case.model, case.layout, case.job, _small_chunks, STEPS, seconds=seconds)
+    (verdict,) = forked(1, _judged, case, ranks, like)
+    return verdict._replace(said=tuple(line for line in verdict.said if not _routed(line, case)))
+
+
+def control(case: Drawn) -> Verdict:
+    """One process that takes the same batch in larger micro-batches: how far rounding alone goes in this model."""
+    sizes = range(2, case.job.global_batch + 1)
+    larger = Layout(mbs=next((size for size in sizes if case.job.global_batch % size == 0), 1))
+    return run(case._replace(layout=larger, job=case.job.replace(pairs=False)))
+
+
+def _small_chunks() -> None:
+    """Of a process of its own: of engine and planner."""
+    import fivefold.plan.count.layer
+    import fivefold.train.chunked
+
+    fivefold.train.chunked.LOSS_CHUNK_ROWS = fivefold.plan.count.layer.LOSS_CHUNK_ROWS = CHUNK_ROWS
+
+
+def _judged(case: Drawn, ranks: list[Told], like: Told) -> Verdict:
+    _small_chunks()
+    return judge(case, ranks, like=like)
+
+
+def _routed(line: str, case: Drawn) -> bool:
+    """Whether how much is said depends on the routing: as etp pads to the fullest, and as capacity drops."""
+    moe = case.model.moe
+    return line.startswith("etp ") or (line.startswith("ep ") and moe is not None and moe.capacity is not None)
+
+
+def main() -> int:
+    """Run what is not yet done, print what failed and the sum."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no forked process is left behind
+    parser = argparse.ArgumentParser(description="random models under random layouts against one process")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/parity"), help="where done cases are kept")
+    parser.add_argument("--fresh", action="store_true", help="run all cases again")
+    parser.add_argument("--again", action="store_true", help="run those again that failed")
+    options = parser.parse_args()
+    finished: Path = options.folder / f"drawn-{options.seed}.jsonl"
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    if options.fresh:
+        finished.unlink(missing_ok=True)
+    lines = map(json.loads, finished.read_text().splitlines()) if finished.exists() else ()
+    done: dict[str, Line] = {line["case"]: line for line in lines}
+    cases = list(itertools.islice(drawn(options.seed), options.first, options.first + options.count))
+    with bar("drawn") as report, finished.open("a") as log:
+        for number, case in enumerate(cases):
+            if str(case) in done and not (options.again and not sound(done[str(case)])):
+                continue
+            report(str(case.layout), number, len(cases))
+            line = done[str(case)] = _line(case)
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            if not sound(line):
+                print(told(line), file=sys.stderr, flush=True)
+    return _sum([done[str(case)] for case in cases])
+
+
+def _line(case: Drawn) -> Line:
+    begin = time.perf_counter()
+    line: dict[str, Any] = {"case": str(case), "world": case.layout.world}
+    try:
+        verdict = run(case)
+        line |= verdict._asdict() | {"equal": verdict.equal}
+        if not verdict.equal and max(verdict.loss_error, verdict.norm_error) <= TOLERANCE:
+            line["control"] = control(case).gradient_error
+            line["equal"] = verdict.gradient_error <= 2 * line["control"]
+    except Broken as error:
+        line |= {"broken": str(error)[-2000:]}
+    return line | {"seconds": round(time.perf_counter() - begin, 2)}
+
+
+def _sum(lines: list[Line]) -> int:
+    """Printed; 1 unless all are equal."""
+    good = [line for line in lines if sound(line)]
+    rounded = [line for line in good if "control" in line]
+    for key in ("loss_error", "norm_error", "gradient_error"):
+        worst = max((line[key] for line in good if line not in rounded), default=0.0)
+        print(f"worst {key.replace('_', ' ')} {worst:.1e}")
+    for line in rounded:
+        print(
+            f"{line['weight']}: {line['gradient_error']:.1e}, within one process {line['control']:.1e}; {line['case']}"
+        )
+    ranks = Counter(line["world"] for line in lines)
+    worlds = ", ".join(f"{ranks[number]} on {number}" for number in sorted(ranks))
+    print(f"{len(good)} of {len(lines)} equal one process ({worlds} ranks)")
+    return 0 if len(good) == len(lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""A few random models under random layouts against one process; ``drawn.py`` has as many as are asked for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.agree.drawn import Drawn, drawn
+from tests.agree.parity.drawn import run
+
+
+@pytest.mark.parametrize("case", [*itertools.islice(drawn(1, worlds=(2, 4)), 3)], ids=lambda case: str(case.layout))
+def test_whatever_is_drawn_equals_one_process(case: Drawn) -> None:
+    verdict = run(case)
+    assert verdict.equal, (verdict, str(case))
+    assert verdict.said == (), str(case)

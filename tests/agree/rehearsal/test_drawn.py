@@ -1,0 +1,51 @@
+"""Ranks meet under random layouts: a draw of ``drawn.py``, and layouts that once hung."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import DEFAULT_ORDER, Layout
+from fivefold.model.spec import Model, MoE
+from tests.agree.drawn import Drawn, drawn
+from tests.agree.rehearsal.drawn import unmet
+
+FEW = (2, 2, 3, 4)  # ranks, each of which is rehearsed
+MIXTURE = Model(
+    name="mixture", layers=2, width=16, heads=2, kv_heads=2, head_dim=6, ffn=16, vocab=40,
+    moe=MoE(experts=4, topk=2, ffn=8, shared_experts=1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"])
+def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
+    assert unmet(Drawn(0, MIXTURE, Layout.parse(text), Job(sequence=8, global_batch=2))) == []
+
+
+@pytest.mark.parametrize("case", [*itertools.islice(drawn(3, worlds=FEW), 5)], ids=lambda case: f"{case.layout}")
+def test_ranks_meet_whatever_is_drawn(case: Drawn) -> None:
+    assert unmet(case) == [], str(case)
+
+
+def test_the_draw_is_wide() -> None:
+    """Nothing that may be drawn is seldom drawn."""
+    cases = [*itertools.islice(drawn(0), 300)]
+    layouts, models = [case.layout for case in cases], [case.model for case in cases]
+    many = {
+        "experts": sum(model.moe is not None for model in models),
+        "latent": sum(model.mla is not None for model in models),
+        "grouped": sum(model.kv_heads < model.heads for model in models),
+        "order": sum(layout.order != DEFAULT_ORDER for layout in layouts),
+        "stages": sum(layout.stages != () for layout in layouts),
+        "shard groups": sum(layout.shard_group is not None for layout in layouts),
+        "ep": sum(layout.ep > 1 for layout in layouts), "etp": sum(layout.etp > 1 for layout in layouts),
+        "apart": sum(case.job.documents == "apart" for case in cases),
+        "chunked": sum(case.job.loss == "chunked" for case in cases),
+        "recomputed": sum(layout.ac != "none" for layout in layouts),
+    }  # fmt: skip
+    assert min(many.values()) >= 20, many
+    for schedule in {layout.schedule for layout in layouts}:
+        assert sum(layout.schedule == schedule and layout.pp > 1 for layout in layouts) >= 8
+    assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
