@@ -22,7 +22,7 @@ from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import messages
 from fivefold.plan.count.work import work
 from fivefold.step import sent_bytes
-from tests.agree.parity.cases import STEPS, Case, one_process
+from tests.agree.parity.cases import STEPS, Case, one_process, text
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Array, Part, Told, play
 
@@ -92,10 +92,10 @@ def _apart(ours: list[float], theirs: list[float]) -> float:
 
 
 @lru_cache(maxsize=64)
-def reference(model: Model, job: Job, steps: int = STEPS) -> Told:
+def reference(model: Model, job: Job, steps: int = STEPS, seconds: float = 120.0) -> Told:
     """One process on the same batches, in a process of its own."""
     layout, plain = one_process(job)
-    told: Told = forked(1, play, model, layout, plain, None, steps)[0]
+    told: Told = forked(1, play, model, layout, plain, None, steps, seconds=seconds)[0]
     return told
 
 
@@ -161,7 +161,9 @@ def differences(ours: Said, plan: Said) -> tuple[str, ...]:
         said, planned = ours.get((axis, collective), (0, 0)), plan.get((axis, collective), (0, 0))
         # over etp rows are padded to the fullest of its ranks, so that what is sent depends on the routing
         padded = axis == "etp" and said[0] == planned[0] and planned[1] <= said[1] <= PADDED * planned[1]
-        if said != planned and not padded:
+        # what a rank sends of its uneven rows is rounded down to a byte, message by message
+        rounded = axis == "ep" and said[0] == planned[0] and abs(said[1] - planned[1]) <= said[0]
+        if said != planned and not padded and not rounded:
             lines.append(f"{axis} {collective}: {said} said, {planned} planned")
     return tuple(lines)
 
@@ -169,4 +171,5 @@ def differences(ours: Said, plan: Said) -> tuple[str, ...]:
 def run(case: Case, *, seconds: float = 120.0) -> Verdict:
     """Fork, play, judge."""
     torch.set_num_threads(1)
+    text()  # once, and not in every process
     return judge(case, forked(case.layout.world, play, case.model, case.layout, case.job, seconds=seconds))

@@ -24,22 +24,24 @@ import torch
 from fivefold.layout.spec import Layout
 from fivefold.show.progress import bar
 from tests.agree.drawn import Drawn, drawn
+from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
 from tests.agree.parity.matrix import Line, sound, told
 from tests.agree.parity.processes import Broken, forked
 from tests.agree.parity.rank import Told, play
 
 STEPS = 3  # the messages of the third are counted
-SECONDS = 300.0  # until a case counts as hung
+SECONDS = 600.0  # until a case counts as hung
 CHUNK_ROWS = 13  # of a chunked loss, lest all rows be one chunk
 
 
 def run(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
     """Fork, play, judge: against one process, whose loss is made of whole logits."""
     torch.set_num_threads(1)
-    like = reference(case.model, case.job, STEPS)
+    text()  # once, and not in every process
+    like = reference(case.model, case.job, STEPS, seconds=seconds)
     ranks = forked(case.layout.world, play, case.model, case.layout, case.job, _small_chunks, STEPS, seconds=seconds)
-    (verdict,) = forked(1, _judged, case, ranks, like)
+    (verdict,) = forked(1, _judged, case, ranks, like, seconds=seconds)
     return verdict._replace(said=tuple(line for line in verdict.said if not _routed(line, case)))
 
 
