@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import gcd
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from fivefold.record import Mistake, Record, nearest
+from fivefold.sizes import RAMP_SIZES, ElementBytes, Multiple, Seed, Sequences, Steps, Tokens
 from fivefold.units import Dtype
 from fivefold.update import LearningRate, Optimizer, Ramp
 
@@ -29,11 +30,11 @@ class Recipe(Record):
 
     name: str
     compute: Dtype  # of the matrix multiplications
-    weights_bytes: int = Field(ge=1)
-    gradients_bytes: int = Field(ge=1)
-    master_bytes: NonNegativeInt = 0
-    accumulated_bytes: NonNegativeInt = 0
-    moments_bytes: tuple[NonNegativeInt, NonNegativeInt] = (4, 4)
+    weights_bytes: ElementBytes = Field(ge=1)
+    gradients_bytes: ElementBytes = Field(ge=1)
+    master_bytes: ElementBytes = 0
+    accumulated_bytes: ElementBytes = 0
+    moments_bytes: tuple[ElementBytes, ElementBytes] = (4, 4)
     loss_scaling: bool = False
     scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
     wide_gradients: bool = False  # weights' gradients are products of operands that were not cast
@@ -183,8 +184,8 @@ Axis = Literal["dp", "tp", "cp", "ep", "pp"]
 class Job(Record):
     """One training run, whatever it runs on."""
 
-    sequence: PositiveInt = 4096  # tokens per sequence (T)
-    global_batch: PositiveInt = 8  # sequences per optimizer step
+    sequence: Tokens = 4096  # tokens per sequence (T)
+    global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
     # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
     # attention to one dim, as PyTorch's on CPU; unfused: scores written out
@@ -236,15 +237,15 @@ class Job(Record):
     # recomputation ends with the last operation whose result the backward asks for (ours, and PyTorch's non-reentrant
     # checkpoints); else the whole layer runs again (Megatron)
     early_stop: bool = True
-    vocab_multiple: PositiveInt = 1  # the vocabulary is padded to a multiple of this times tp
-    imbalance: float = Field(1.0, ge=1)  # tokens of the fullest expert rank over the even share
+    vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
+    imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
     expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
     offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
     ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned
-    steps: PositiveInt = 1000
-    seed: NonNegativeInt = 0
+    steps: Steps = 1000
+    seed: Seed = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +266,8 @@ class Job(Record):
     def _legal(self) -> Self:
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}")
+        if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:
+            raise ValueError(f"ramp.step={self.ramp.step} makes {sizes} sizes of the batch, more than {RAMP_SIZES}")
         return self
 
     @property

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import reprlib
 import tomllib
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 
 class Mistake(ValueError):
@@ -34,6 +37,15 @@ class Record(BaseModel):
         frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=()
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, values: object) -> object:
+        """``layers = true`` is a word where a number belongs, though Python would take it for one layer."""
+        if not isinstance(values, dict):
+            return values
+        truths = {key: values[key] for key in _numbers(cls) & values.keys() if _has_truth(values[key])}
+        return {**values, **{key: _spelled(value) for key, value in truths.items()}} if truths else values
+
     def replace(self, **changes: Any) -> Self:
         """A checked copy with some fields changed."""
         return type(self).model_validate({**self.model_dump(), **changes})
@@ -47,18 +59,98 @@ class Record(BaseModel):
             raise Mistake(f"{origin}: {explain(error, cls)}") from None
 
 
+SHOWN = 8  # mistakes of one file; more do not fit a line
+
+# What pydantic calls a mistake, and what we say; braces hold pydantic's own context.
+WORDS = {
+    "missing": "is missing",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be {le} or less",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "string_type": "must be text",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} entries or fewer",
+    "path_type": "must be a path",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a table of fields"),
+}
+
+
 def explain(error: ValidationError, record: type[BaseModel]) -> str:
-    """The first of pydantic's complaints in one line, with the nearest field name where a key is unknown."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        close = get_close_matches(str(first["loc"][-1]), _known_keys(record, first["loc"]), n=1)
-        return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}{more}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] != "value_error" and isinstance(first["input"], str | int | float):
-        message += f", not {reprlib.repr(first['input'])}"
-    return f"{place}: {message}{more}" if place else f"{message}{more}"
+    """All of pydantic's complaints in one line, in our words; with the nearest field name where a key is unknown."""
+    found = error.errors()
+    said = list(dict.fromkeys(_explained(each, record) for each in found if each["type"] != "missing"))
+    missing = [_place(each) for each in found if each["type"] == "missing"]
+    if len(missing) > 1:
+        said.insert(0, f"missing: {', '.join(missing)}")
+    elif missing:
+        said.insert(0, f"{missing[0]} {WORDS['missing']}")
+    more = f" (and {len(said) - SHOWN} more)" if len(said) > SHOWN else ""
+    return "; ".join(said[:SHOWN]) + more
+
+
+def _place(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
+
+
+def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
+    """One complaint."""
+    place = _place(error)
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
+        return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}"
+    words = WORDS.get(error["type"])
+    message = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Value error, ")
+    if error["type"] not in ("value_error", "missing"):
+        message += f", not {reprlib.repr(error['input'])}"
+    return f"{place}: {message}" if place else message
+
+
+@lru_cache
+def _numbers(record: type[BaseModel]) -> frozenset[str]:
+    """The fields of a record that hold numbers and no truth values."""
+    kinds = {name: field.annotation for name, field in record.model_fields.items()}
+    return frozenset(
+        name
+        for name, kind in kinds.items()
+        if (_holds(kind, int) or _holds(kind, float)) and not (_holds(kind, bool) or _holds(kind, Any))
+    )
+
+
+def _has_truth(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_truth, value))
+    return value is True or value is False or (isinstance(value, Mapping) and any(map(_has_truth, value.values())))
+
+
+def _spelled(value: object) -> object:
+    """With truth values as the words that TOML and JSON have for them."""
+    if isinstance(value, list | tuple):
+        return [_spelled(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _spelled(each) for key, each in value.items()}
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _holds(annotation: Any, kind: Any) -> bool:
+    """Whether ``kind`` is, or is somewhere within, a field's type."""
+    return annotation is kind or any(_holds(part, kind) for part in get_args(annotation))
+
+
+def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
+    """Whether the field at ``path`` of a record or of one within it is a list."""
+    for name in path[:-1]:
+        inner = _records_in(record.model_fields[name].annotation) if name in record.model_fields else []
+        if not inner:
+            return False
+        record = inner[0]
+    return path[-1] in record.model_fields and get_origin(record.model_fields[path[-1]].annotation) is tuple
 
 
 def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from fivefold.record import Record
+from fivefold.sizes import Positive, Sequences, Steps
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Natural = Annotated[float, Field(ge=0, le=1e30)]
 Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, of experts too
 # adamw8bit: elements of a row that share a scale, and of a weight that is worth it (bitsandbytes: arXiv:2110.02861)
 QUANTISED_BLOCK, QUANTISED_LEAST = 256, 4096
@@ -23,8 +25,8 @@ class Group(Record):
     """What the update does otherwise with one part of the weights; ``rate`` times the learning rate."""
 
     of: Part
-    rate: NonNegativeFloat = 1.0
-    weight_decay: NonNegativeFloat | None = None  # None: the optimizer's, and none of vectors
+    rate: Natural = 1.0
+    weight_decay: Natural | None = None  # None: the optimizer's, and none of vectors
 
 
 class Rates(NamedTuple):
@@ -43,10 +45,10 @@ class Optimizer(Record):
     kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
     betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, and of muon for what it leaves to adamw
     momentum: Beta = 0.95  # of sgd and muon
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
+    epsilon: Positive = 1e-8
+    weight_decay: Natural = 0.1
     groups: tuple[Group, ...] = ()
-    clip: NonNegativeFloat = 1.0
+    clip: Natural = 1.0
 
     @model_validator(mode="after")
     def _one_group_each(self) -> Self:
@@ -69,10 +71,10 @@ class LearningRate(Record):
     """Linear warm-up to ``peak``, then constant, cosine, or WSD (stable, then linear decay) to ``floor`` x peak."""
 
     kind: Literal["constant", "cosine", "wsd"] = "cosine"
-    peak: PositiveFloat = 3e-4
+    peak: Positive = 3e-4
     floor: float = Field(0.1, ge=0, le=1)
-    warmup_steps: NonNegativeInt = 0
-    decay_steps: PositiveInt | None = None  # of wsd; None: a fifth of the run
+    warmup_steps: int = Field(0, ge=0, le=2**40)
+    decay_steps: Steps | None = None  # of wsd; None: a fifth of the run
 
 
 class Ramp(Record):
@@ -82,10 +84,10 @@ class Ramp(Record):
     ``--rampup-batch-size first step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
     """
 
-    first: PositiveInt
-    step: PositiveInt
-    every: PositiveInt | None = None
-    samples: PositiveInt | None = None
+    first: Sequences
+    step: Sequences
+    every: Steps | None = None
+    samples: Steps | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fivefold import cli
 
 PREDICT = ("predict", "nano", "h100:8", "dp8")
+ASK = ("ask", "run", "nano", "h100:8", "dp8", "--tokens")
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +50,26 @@ def signals() -> object:
         (("predict", "nano", "h100:8", "dp16"), r"layout 'dp16 .*': needs 16 ranks, but h100 has 8; .*"),
         ((*PREDICT, "--precision", "fp7"), r"job: unknown precision 'fp7'; did you mean fp8 or fp32 or fp16\?"),
         ((*PREDICT, "--set", "loss"), r"--set 'loss' is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon"),
+        ((*PREDICT, "--set", "loss.a=1"), r"job: loss: must be 'plain', .*, not \{'a': '1'\}"),
+        ((*PREDICT, "--attention", "flash", "--set", "attention.a=1"), r".*: attention is one value and .*"),
+        ((*PREDICT, "--set", "loss=[x"), r"--set 'loss=\[x': not a TOML value: .*"),
+        ((*PREDICT, "--set", "optimizer.groups.0.rate=2"), r"job: .*must be a list.*"),
+        ((*PREDICT, "--precision", "bf16", "--set", "precision=fp16"), r"--precision and .* both say .*"),
+        ((*PREDICT, "--set", "steps=9", "--set", "steps=8"), r"--set 'steps=9' and .* both say steps; .*"),
+        ((*PREDICT, "--set", "precision.compute=fp9"), r"job: precision.compute: must be 'fp64', .*"),
+        ((*PREDICT, "--set", "steps=true"), r"job: steps: must be a whole number, not 'true'"),
+        ((*PREDICT, "--seq", "1" + "0" * 20), r"job: sequence: must be 1073741824 or less, not 10+"),
+        (("predict", "gpt2", "h100:8", "dp8", "--seq", "2048"),
+         r"layout '.*': sequence 2048 is longer than the 1024 learned positions of gpt2; try seq 1024"),
+        (("search", "gpt2", "h100:8", "--seq", "2048"), r"sequence 2048 is longer than the 1024 learned .*"),
+        (("search", "nano", "h100:8", "--seq", "1" + "0" * 20), r"job: sequence: must be .* or less, not 10+"),
+        (("predict", "nano", "h100:8", "pp2 gpipe", "--gbs", "1000000"), r".*: 1000000 micro-.* too many .*"),
+        (("predict", "nano", "h100:8", "dp99999 tp99999"), r".*: .*=9999800001 ranks are more than 9,.*"),
+        *(((*ASK, word), rf"tokens={word}: a run has 1 to 1e\+18; .*") for word in ("inf", "nan", "0", "-1")),
+        (("ask", "batch", "nano", "h100:8", "dp8", "--tokens", "0"), r"tokens=0: a run has .*"),
         ((*PREDICT, "--set", "los=chunked"), r"job: unknown key 'los'; did you mean 'loss'\?"),
         (("predict", "nano", "h100:8", "dp8 ac=nrom"), r"layout 'dp8 ac=nrom': unknown recomputation .*ac=norm.*"),
-        ((*PREDICT, "--seq", "0"), r"job: sequence: Input should be greater than 0, not 0"),
+        ((*PREDICT, "--seq", "0"), r"job: sequence: must be 1 or more, not 0"),
         ((*PREDICT, "--job", "nowhere.toml"), r"nowhere.toml: no such file"),
         ((*PREDICT, "--job", "bad.toml"), r"bad.toml: not valid TOML: .*line 2.*"),
         ((*PREDICT, "--job", "unknown.toml"), r"unknown.toml: unknown key 'learning_rate.peek'; did you mean 'peak'\?"),
@@ -112,10 +134,43 @@ def test_a_full_disk_is_one_line(
     assert (ended.value.code, capfd.readouterr().err) == (1, f"fivefold: {tmp_path}/a/b: No such file or directory\n")
 
 
-def test_any_job_field_can_be_set(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = ("--set", "loss=chunked", "--set", "optimizer.kind=muon", "--set", "overlap=dp,pp", "--json")
-    monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT, *settings])
-    with pytest.raises(SystemExit):
-        cli.main()
-    job = json.loads(capfd.readouterr().out)["job"]
-    assert (job["loss"], job["optimizer"]["kind"], job["overlap"]) == ("chunked", "muon", ["dp", "pp"])
+@pytest.mark.parametrize(
+    ("words", "job"),
+    [
+        ("--set loss=chunked --set optimizer.kind=muon", {"loss": "chunked", "optimizer.kind": "muon"}),
+        ("--set overlap=dp,pp --set joined=gradients", {"overlap": ["dp", "pp"], "joined": ["gradients"]}),
+        ("--set overlap= --set joined=weights,gradients", {"overlap": [], "joined": ["weights", "gradients"]}),
+        ("--set optimizer.betas=0.8,0.9", {"optimizer.betas": [0.8, 0.9]}),
+        ("--set precision.moments_bytes=2,2", {"precision.moments_bytes": [2, 2], "precision.name": "bf16"}),
+        ("--precision bf16 --set precision.compute=fp16", {"precision.compute": "fp16", "precision.master_bytes": 4}),
+        ("--precision fp8 --set precision.scaling=tiles", {"precision.scaling": "tiles", "precision.compute": "fp8"}),
+        ("--job named.toml --set precision.scaling=tiles", {"precision.scaling": "tiles", "precision.name": "fp8"}),
+        ("--job named.toml --precision fp16", {"precision.name": "fp16"}),
+        ("--set ramp.first=2 --set ramp.step=2 --set ramp.every=9 --gbs 8", {"ramp.first": 2}),
+        (
+            "--set 'optimizer.groups=[{of=\"embeddings\", rate=0.1}, {of=\"head\", weight_decay=0}]'",
+            {"optimizer.groups": [{"of": "embeddings", "rate": 0.1, "weight_decay": None},
+                                  {"of": "head", "rate": 1.0, "weight_decay": 0.0}]},
+        ),
+    ],
+)  # fmt: skip
+def test_any_job_field_can_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, job: dict[str, Any]
+) -> None:
+    """Each by its path, over the file and the options that name the rest of it."""
+    monkeypatch.chdir(tmp_path)
+    Path("named.toml").write_text('precision = "fp8"\n')
+    found = json.loads(answer("predict", "nano", "h100:2", "dp2", "--json", *shlex.split(words)))["job"]
+    for path, value in job.items():
+        place: Any = found
+        for key in path.split("."):
+            place = place[key]
+        assert place == value, path
+
+
+def answer(*words: str) -> str:
+    """What a command prints, which must end well."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        cli.app(list(words), standalone_mode=False)
+    return printed.getvalue()

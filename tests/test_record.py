@@ -51,7 +51,7 @@ def test_a_record_is_frozen_and_varied_by_copy() -> None:
         ({"name": "red", "spares": [{"spoks": 3}]}, "bike.toml: unknown key 'spares.0.spoks'; did you mean 'spokes'?"),
         ({"name": "red", "basket": {"spoks": 3}}, "bike.toml: unknown key 'basket.spoks'; did you mean 'spokes'?"),
         ({"name": "red", "qqqq": 1}, "bike.toml: unknown key 'qqqq'"),
-        ({}, "bike.toml: name: Field required"),
+        ({}, "bike.toml: name is missing"),
     ],
 )
 def test_an_unknown_key_is_one_line_with_the_nearest(values: dict[str, Any], text: str) -> None:
@@ -61,7 +61,27 @@ def test_an_unknown_key_is_one_line_with_the_nearest(values: dict[str, Any], tex
 def test_a_bad_value_is_shown_and_cut_short() -> None:
     assert line({"name": "red", "front": {"spokes": "many"}}).endswith(", not 'many'")
     assert len(line({"name": "red", "front": {"spokes": "many\n" * 1000}})) < 200
-    assert "(and 1 more)" in line({"front": {"spokes": "many"}})
+
+
+def test_all_mistakes_of_a_file_are_one_line() -> None:
+    assert line({"front": {"spokes": "many", "spoks": 3}, "basket": 7, "spares": [{"spokes": 0.5}]}) == (
+        "bike.toml: name is missing; front.spokes: must be a whole number, not 'many'; "
+        "unknown key 'front.spoks'; did you mean 'spokes'?; spares.0.spokes: must be a whole number, not 0.5; "
+        "basket: must be a table of fields, not 7"
+    )
+    assert line({}, Model).startswith("bike.toml: missing: name, layers, width, ")
+    many = line({"name": "red", **{f"q{number}": 1 for number in range(20)}})
+    assert many.endswith("; unknown key 'q7' (and 12 more)")
+
+
+@pytest.mark.parametrize("values", [{"layers": True}, {"moe": {"experts": True}}, {"rope_theta": False}])
+def test_a_truth_value_is_no_number(values: dict[str, Any]) -> None:
+    """Python's True would be one layer."""
+    ((field, value),) = values.items()
+    named = field if isinstance(value, bool) else f"{field}.{next(iter(value))}"
+    assert f"{named}: must be a " in line(values, Model)
+    assert "number, not '" in line(values, Model)
+    assert line({"chip": {"peak_flops": {"bf16": True}}, "ranks": 1}, Machine).count("number, not 'true'") == 1
 
 
 @pytest.mark.parametrize(

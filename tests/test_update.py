@@ -48,7 +48,7 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
         ({"ramp": {"first": 2, "step": 2}}, r"run: ramp: say either every .* or samples"),
         ({"ramp": {"first": 2, "step": 2, "every": 1, "samples": 9}}, "say either every"),
         ({"optimizer": {"groups": [{"of": "head"}, {"of": "head", "rate": 2}]}}, "2 groups are of head; say all"),
-        ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups.0.of: Input should be 'embeddings', 'head'"),
+        ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups.0.of: must be 'embeddings', 'head'"),
         ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
     ],
 )

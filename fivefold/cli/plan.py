@@ -166,6 +166,8 @@ def fastest(model: Model, machine: Machine, job: Job) -> Layout:
 
     found = run(model=model, machine=machine, job=job, top=1)
     if not found.best:
+        if not found.misses:
+            raise Mistake(f"no layout of {model.name} fits, nor comes near")
         miss = found.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,27 +38,68 @@ Settings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 
 
+OPTIONS = {"sequence": "--seq", "global_batch": "--gbs", "precision": "--precision", "attention": "--attention"}
+
+
 def load_job(path: Path | None, settings: list[str] | None = None, **options: Any) -> Job:
-    """The job of a file, of ``--set`` and of options, the later ones counting."""
+    """The job of a file, of options over it, and of ``--set`` over both; none of these two may say what another said.
+
+    ``options``: job fields by name, None where the option was not given.
+    """
     from fivefold.job import Job
     from fivefold.record import read_file
 
     values = read_file(path) if path else {}
-    for setting in settings or []:
-        _put(values, setting)
+    said = {key: OPTIONS[key] for key, value in options.items() if value is not None}
     values |= {key: value for key, value in options.items() if value is not None}
+    for setting in settings or []:
+        key = _put(values, setting)
+        if key in said:
+            raise Mistake(f"{said[key]} and --set {setting!r} both say {key}; keep one")
+        said[key] = f"--set {setting!r}"
     return Job.read(values, origin=str(path) if path else "job")
 
 
-def _put(values: dict[str, Any], setting: str) -> None:
+def _put(values: dict[str, Any], setting: str) -> str:
+    """Write ``FIELD=VALUE`` or ``TABLE.FIELD=VALUE`` into a job's ``values``; the field that was set."""
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    parents = key.split(".")
+    last = parents.pop()
+    if not equals or not all([*parents, last]):
         raise Mistake(f"--set {setting!r} is not FIELD=VALUE; write loss=chunked or optimizer.kind=muon")
-    *parents, last = key.split(".")
     for parent in parents:
-        values = values.setdefault(parent, {})
-    lists = last in ("overlap", "offload", "betas")
-    values[last] = [word for word in text.split(",") if word] if lists else text
+        within = values.setdefault(parent, {})
+        if parent == "precision":  # a recipe may be named, or be the default, with some of its fields changed
+            within = values[parent] = _recipe(within)
+        if not isinstance(within, dict):
+            raise Mistake(f"--set {setting!r}: {parent} is one value and has no field {last!r}")
+        values = within
+    values[last] = _value(key, text, setting=setting)
+    return key
+
+
+def _recipe(given: object) -> object:
+    """A precision as a table: ``"bf16"`` → ``{"name": "bf16"}``; the default's if none is given."""
+    from fivefold.job import Job
+
+    if given == {}:
+        given = Job.model_fields["precision"].default.name
+    return {"name": given} if isinstance(given, str) else given
+
+
+def _value(key: str, text: str, *, setting: str) -> Any:
+    """The text of a job field; of a list its words, or all of it as in TOML: ``[{of="head", rate=0.1}]``."""
+    from fivefold.job import Job
+    from fivefold.record import holds_list
+
+    if text[:1] in ("[", "{"):
+        try:
+            return tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise Mistake(f"--set {setting!r}: not a TOML value: {error}") from None
+    if not holds_list(Job, key.split(".")):
+        return text
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def load_machine(text: str) -> Machine:

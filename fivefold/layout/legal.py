@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
+from typing import Any
 
 from fivefold.job import Job
-from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, Layout, MeshAxis, divisor_below
+from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, Layout, MeshAxis, ScheduleName, divisor_below, divisors
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.sizes import PLAYED
 from fivefold.units import ceil_div
 
 
@@ -20,6 +22,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
+    yield from unfit(model, job)
     yield from _batch(layout, job)
     yield from _tensor(layout, model)
     yield from _context(layout, model=model, job=job)
@@ -27,6 +30,13 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _order(layout, model)
     yield from _pipeline(layout, model=model, job=job)
     yield from _ramp(layout, model=model, job=job)
+
+
+def unfit(model: Model, job: Job) -> Iterator[str]:
+    """What no layout mends."""
+    if model.position == "learned" and job.sequence > model.positions:
+        most = model.positions
+        yield f"sequence {job.sequence} is longer than the {most} learned positions of {model.name}; try seq {most}"
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
@@ -133,10 +143,13 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
     if pp * v > layers:
         step = 2 if layout.schedule == "dualpipe" else 1
-        mends = [f"pp{n}" for n in range(pp - step, 1, -step) if n * v <= layers][:1]
-        mends += [f"v{n}" for n in range(v - 1, 1, -1) if n * pp <= layers and layout.schedule == "interleaved"][:1]
+        mends = [f"pp{n}" for n in range(min(pp - step, layers // v // step * step), 1, -step)][:1]
+        mends += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.schedule == "interleaved"][:1]
         mend = f"try {' or '.join(mends)}" if mends else "lower pp or v"
         yield f"pp·v={pp * v} stages are more than layers={layers}; {mend}"
+    if pp > 1 and not playable(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
+        micro = layout.micro_batches(job)
+        yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to play; raise dp or mbs, or lower pp or gbs"
     if layout.stages and sum(layout.stages) != layers:
         yield f"stages={'-'.join(map(str, layout.stages))} hold {sum(layout.stages)} layers, not layers={layers}"
     micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * pp
@@ -148,6 +161,13 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if micro < needed:
         mend = _more(layout, job, lambda n: n >= needed and n % even == 0, gbs=needed * chunk)
         yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {mend}"
+
+
+def playable(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
+    """Whether a schedule is short enough, or has a period that is; of one number of micro-batches or an array."""
+    most = PLAYED // (pp * v)
+    period = 4 * pp <= most and schedule != "gpipe"
+    return (micro_batches <= most) | (period & (micro_batches % pp == 0 if schedule == "interleaved" else True))
 
 
 def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
@@ -171,7 +191,7 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
     """A larger batch, or smaller micro-batches, of which as many as are ``legal``."""
     each = job.global_batch // layout.dp
-    smaller = [f"mbs{n}" for n in range(layout.mbs - 1, 0, -1) if each % n == 0 and legal(each // n)][:1]
+    smaller = [f"mbs{n}" for n in divisors(each)[::-1] if n < layout.mbs and legal(each // n)][:1]
     return f"try {' or '.join([f'gbs {gbs}', *smaller])}"
 
 

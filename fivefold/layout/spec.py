@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from math import isqrt
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, nearest
+from fivefold.sizes import RANKS, Degree, Layers, Sequences
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"]
 SCHEDULES: tuple[ScheduleName, ...] = (
@@ -41,26 +43,28 @@ FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv
 class Layout(Record):
     """Degrees and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
 
-    dp: PositiveInt = 1
-    tp: PositiveInt = 1
-    tp_inner: PositiveInt = 1  # the y of tp = x·y: 2D tensor parallelism
-    cp: PositiveInt = 1
-    pp: PositiveInt = 1
-    ep: PositiveInt = 1
-    etp: PositiveInt = 1
-    v: PositiveInt = 1
+    dp: Degree = 1
+    tp: Degree = 1
+    tp_inner: Degree = 1  # the y of tp = x·y: 2D tensor parallelism
+    cp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+    etp: Degree = 1
+    v: Degree = 1
     zero: int = Field(0, ge=0, le=3)
-    shard_group: PositiveInt | None = None  # None: all of dp·cp
+    shard_group: Degree | None = None  # None: all of dp·cp
     schedule: ScheduleName = "1f1b"
-    mbs: PositiveInt = 1
+    mbs: Sequences = 1
     ac: str = "none"  # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +
-    stages: tuple[PositiveInt, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
+    stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
     cp_kind: Literal["ring", "ulysses"] = "ring"
     sp: bool = True
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
+        if self.world > RANKS:
+            raise ValueError(f"dp·cp·tp·pp={self.world} ranks are more than {RANKS:,}; lower a degree")
         replicas = self.dp * self.cp
         if self.shard_group is not None:
             if self.zero == 0:
@@ -235,11 +239,17 @@ def _read_token(token: str) -> Mapping[str, object]:
 
 
 def _degree(token: str, digits: str) -> int:
-    if len(digits) > 7 or int(digits) < 1:
-        raise Mistake(f"layout token {token!r}: a degree is 1 to 9999999")
+    if len(digits) > len(str(RANKS)) or int(digits) < 1:
+        raise Mistake(f"layout token {token!r}: a degree is 1 to {RANKS}")
     return int(digits)
 
 
 def divisor_below(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+    return max(divisor for divisor in divisors(number) if divisor <= limit)
+
+
+def divisors(number: int) -> list[int]:
+    """From 1 to the number itself."""
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})

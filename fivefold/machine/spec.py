@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fivefold.record import Record
+from fivefold.sizes import Bytes, Degree, Dollars, Rate, Seconds, Share, Watts
 from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
@@ -22,21 +23,21 @@ class Chip(Record):
     """One accelerator (or one process's share of a CPU)."""
 
     name: str
-    peak_flops: dict[Dtype, PositiveFloat]  # FLOP/s per number format of the matrix units
-    memory_bytes: PositiveInt
-    memory_bandwidth: PositiveFloat  # bytes/s
-    power_watts: PositiveFloat | None = None
-    multiprocessors: PositiveInt = 108
-    matmul_share: dict[Dtype, PositiveFloat] = {}  # of the peak, that large matmuls sustain inside a training step
-    flops_per_joule: dict[Dtype, PositiveFloat] = {}  # of large matmuls on real numbers: caps them by power_watts
-    attention_share: PositiveFloat = 0.8  # of what matmuls sustain: flash attention, forward
-    attention_backward_share: PositiveFloat = 0.73
-    flash2_share: PositiveFloat = 1.0  # of the chip's own attention kernels, that FlashAttention-2 reaches
-    bandwidth_share: PositiveFloat = 0.9
+    peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # FLOP/s per number format of the matrix units
+    memory_bytes: Bytes
+    memory_bandwidth: Rate  # bytes/s
+    power_watts: Watts | None = None
+    multiprocessors: Degree = 108
+    matmul_share: dict[Dtype, Share] = {}  # of the peak, that large matmuls sustain inside a training step
+    flops_per_joule: dict[Dtype, Rate] = {}  # of large matmuls on real numbers: caps them by power_watts
+    attention_share: Share = 0.8  # of what matmuls sustain: flash attention, forward
+    attention_backward_share: Share = 0.73
+    flash2_share: Share = 1.0  # of the chip's own attention kernels, that FlashAttention-2 reaches
+    bandwidth_share: Share = 0.9
     # Of the host, for one operation or message of eager PyTorch with the views, casts and hooks around it: narrow
     # layers of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch whatever their width (EPYC 7742).
     # Set on those runs, at the minimum of their error: docs/how-a-step-costs/constants.md.
-    launch_seconds: NonNegativeFloat = 67e-6
+    launch_seconds: Seconds = 67e-6
     source: str
     share_source: str = "what kernels reach is the default"
 
@@ -66,11 +67,11 @@ class Link(Record):
     """One tier of the network: groups of up to ``span`` neighbouring ranks are joined at this rate."""
 
     name: str
-    span: PositiveInt
-    bandwidth: PositiveFloat  # bytes/s per rank, one direction, as in the data sheet
-    sustained: float = Field(1.0, gt=0, le=1)  # what a ring of large messages reaches of it
-    reduction_bandwidth: PositiveFloat | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
-    latency_seconds: NonNegativeFloat  # one step of a small message
+    span: Degree
+    bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
+    sustained: Share = Field(1.0, le=1)  # what a ring of large messages reaches of it
+    reduction_bandwidth: Rate | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
+    latency_seconds: Seconds  # one step of a small message
     direct: bool = False  # wires from each rank to each: of a span of s, a group of n uses n - 1 of s - 1
     source: str
 
@@ -136,11 +137,11 @@ class Machine(Record):
 
     name: str
     chip: Chip
-    ranks: PositiveInt
-    ranks_per_node: PositiveInt
+    ranks: Degree
+    ranks_per_node: Degree
     links: tuple[Link, ...] = Field(min_length=1)  # nearest first; the last one joins everything
     backend: Literal["nccl", "gloo"] = "nccl"
-    dollars_per_rank_hour: NonNegativeFloat | None = None
+    dollars_per_rank_hour: Dollars | None = None
     calibration: Calibration | None = None
 
     @model_validator(mode="after")

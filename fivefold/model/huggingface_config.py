@@ -6,14 +6,15 @@ Source: configuration and modelling code of transformers 5.23.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import ConfigDict, Field
 
 from fivefold.model.huggingface_defaults import DEFAULTS
 from fivefold.model.huggingface_keys import fields
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record
+from fivefold.sizes import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -26,6 +27,7 @@ ACTIVATIONS = {
 }
 
 
+Layer = Annotated[int, Field(ge=0, le=2**12)]
 IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
@@ -35,62 +37,62 @@ class Config(Record):
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
     name: str
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt | None
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
+    vocab_size: Vocab
+    hidden_size: Width
+    intermediate_size: Ffn | None
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads | None = None
+    head_dim: HeadDim | None = None
     hidden_act: str
-    max_position_embeddings: int = Field(gt=1)
-    norm_epsilon: float
+    max_position_embeddings: Tokens = Field(gt=1)
+    norm_epsilon: Positive
     tie_word_embeddings: bool
     attention_bias: bool = False
     mlp_bias: bool = False
-    attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-    embedding_dropout: float | None = None
+    attention_dropout: Scalar = 0.0
+    hidden_dropout: Scalar = 0.0
+    embedding_dropout: Scalar | None = None
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
 
-    rope_theta: float = Field(10_000.0, gt=0)
-    rope_local_base_freq: float | None = None
-    partial_rotary_factor: float = 1.0
-    unread_rotary_factor: float = 1.0  # as given to a family that rotates the whole head
+    rope_theta: Positive = 10_000.0
+    rope_local_base_freq: Positive | None = None
+    partial_rotary_factor: Scalar = 1.0
+    unread_rotary_factor: Scalar = 1.0  # as given to a family that rotates the whole head
     rope_interleave: bool | None = True
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    original_max_position_embeddings: int | None = Field(None, gt=1)
+    original_max_position_embeddings: Tokens | None = Field(None, gt=1)
 
     use_sliding_window: bool = True
-    sliding_window: PositiveInt | None = None
-    max_window_layers: int = 0
+    sliding_window: Tokens | None = None
+    max_window_layers: int = Field(0, ge=-(2**30), le=2**30)
     layer_types: tuple[str, ...] | None = None
-    sliding_window_pattern: PositiveInt = 1
-    query_pre_attn_scalar: float = Field(1.0, gt=0)
-    attn_logit_softcapping: float | None = None
-    final_logit_softcapping: float | None = None
+    sliding_window_pattern: Layers = 1
+    query_pre_attn_scalar: Positive = 1.0
+    attn_logit_softcapping: Scalar | None = None
+    final_logit_softcapping: Scalar | None = None
 
-    num_experts: PositiveInt | None = None
-    num_experts_per_tok: PositiveInt | None = None
-    moe_intermediate_size: PositiveInt | None = None
-    router_aux_loss_coef: float = 0.0
-    aux_loss_alpha: float | None = None
+    num_experts: Experts | None = None
+    num_experts_per_tok: Experts | None = None
+    moe_intermediate_size: Ffn | None = None
+    router_aux_loss_coef: Scalar = 0.0
+    aux_loss_alpha: Scalar | None = None
     norm_topk_prob: bool = True
-    mlp_only_layers: tuple[int, ...] | None = None
-    first_k_dense_replace: int = 0
-    n_shared_experts: int | None = None
-    routed_scaling_factor: float = 1.0
-    n_group: PositiveInt | None = None
-    topk_group: PositiveInt | None = None
+    mlp_only_layers: tuple[Layer, ...] | None = None
+    first_k_dense_replace: Layer = 0
+    n_shared_experts: Layer | None = None
+    routed_scaling_factor: Scalar = 1.0
+    n_group: Experts | None = None
+    topk_group: Experts | None = None
     topk_method: str | None = None
     scoring_func: str | None = None
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt = 1
-    qk_nope_head_dim: PositiveInt = 1
-    qk_rope_head_dim: PositiveInt = 1
-    v_head_dim: PositiveInt = 1
+    q_lora_rank: Latent | None = None
+    kv_lora_rank: Latent = 1
+    qk_nope_head_dim: HeadDim = 1
+    qk_rope_head_dim: HeadDim = 1
+    v_head_dim: HeadDim = 1
 
     def mistake(self, what: str) -> Mistake:
         """The one line for a feature or value that cannot be represented."""

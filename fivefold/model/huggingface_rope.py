@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from fivefold.model.huggingface_config import IGNORE_OTHERS, Config
 from fivefold.record import Record
+from fivefold.sizes import Positive, Scalar, Tokens
 
 KINDS = {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
 LAYERS = ("full_attention", "sliding_attention")
@@ -25,20 +26,20 @@ class Rotary(Record):
 
     rope_type: str | None = None
     type: str | None = None  # the old name of rope_type
-    rope_theta: float | None = Field(None, gt=0)
-    partial_rotary_factor: float | None = None
-    factor: float | None = Field(None, gt=0)
-    original_max_position_embeddings: int | None = Field(None, gt=1)
-    attention_factor: float | None = Field(None, gt=0)
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Scalar | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Tokens | None = Field(None, gt=1)
+    attention_factor: Positive | None = None
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    beta_fast: Scalar | None = None
+    beta_slow: Scalar | None = None
+    mscale: Scalar | None = None
+    mscale_all_dim: Scalar | None = None
     truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
+    short_factor: tuple[Scalar, ...] = ()
+    long_factor: tuple[Scalar, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -12,15 +12,15 @@ from math import ceil
 
 from fivefold.job import Job, recipe
 from fivefold.layout.found import Answer, Batch, Change
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.spec import Layout, divisors, refuse
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
-from fivefold.plan.space import divisors
 from fivefold.record import Mistake
+from fivefold.sizes import RUN_TOKENS
 from fivefold.units import show_bytes, show_count, show_seconds
 
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
@@ -39,12 +39,13 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
     """The most tokens per sequence with which ``layout`` fits, in steps of what cp and sp ask for, up to 2^24."""
     step = 2 * layout.cp * layout.tp
+    longest = min(2**24, model.positions) if model.position == "learned" else 2**24
     question = "longest sequence"
 
     def planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step))
 
-    most = _most(lambda steps: _fits(planner(steps), layout), limit=2**24 // step)
+    most = _most(lambda steps: _fits(planner(steps), layout), limit=longest // step)
     if most == 0:
         raise Mistake(_too_large(planner(1), layout))
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
@@ -97,16 +98,28 @@ def scaled(model: Model, factor: float) -> Model:
     kv_heads = max(1, round(model.kv_heads * factor))
     share = kv_heads / model.kv_heads
     layers = max(1, round(model.layers * factor))
-    return model.replace(
-        name=f"{model.name} x{factor:g}", layers=layers, kv_heads=kv_heads, heads=ratio * kv_heads,
-        width=8 * round(model.width * share / 8), ffn=64 * ceil(model.ffn * share / 64),
-        moe=model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
+    name = f"{model.name} x{factor:g}"
+    return Model.read(
+        model.model_dump()
+        | {
+            "name": name, "layers": layers, "kv_heads": kv_heads, "heads": ratio * kv_heads,
+            "width": 8 * round(model.width * share / 8), "ffn": 64 * ceil(model.ffn * share / 64),
+            "moe": model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
+        },
+        origin=name,
     )  # fmt: skip
+
+
+def checked(tokens: float) -> float:
+    """The tokens of a run, if they can be that."""
+    if not 1 <= tokens <= RUN_TOKENS:
+        raise Mistake(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
+    return tokens
 
 
 def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
     """Global batches of 4 to 60 million tokens that the layout takes, doubling, for a run of ``tokens``."""
-    chunk = layout.dp * layout.mbs
+    chunk, tokens = layout.dp * layout.mbs, checked(tokens)
     least, most = (limit / (chunk * job.sequence) for limit in SOUND_TOKENS)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
     return [
@@ -122,7 +135,7 @@ def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, token
     """Time and cost of training on ``tokens``, without pauses and failures."""
     planner = Planner(model=model, machine=machine, job=job)
     refuse(layout, model=model, job=job, machine=machine)
-    steps = ceil(tokens / job.tokens_per_step)
+    steps = ceil(checked(tokens) / job.tokens_per_step)
     seconds = steps * planner.estimate(layout).clock.seconds
     hours = seconds * layout.world / 3600
     price = machine.dollars_per_rank_hour

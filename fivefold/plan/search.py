@@ -11,13 +11,15 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.found import By, Found, Miss, Point, Ranked
+from fivefold.layout.legal import unfit
+from fivefold.layout.spec import divisors
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.bounds import Bounds
 from fivefold.plan.hunt import Candidate, Hunt, Report
 from fivefold.plan.losses import miss
 from fivefold.plan.predict import Planner
-from fivefold.plan.space import Space, divisors
+from fivefold.plan.space import Space
 from fivefold.record import Mistake
 
 MISSES = 3  # that are shown where nothing fits
@@ -42,6 +44,8 @@ def search(
     every number that divides it. ``narrowed``: as ``Space`` takes them.
     """
     begin = time.perf_counter()
+    if (reason := next(unfit(model, job), None)) is not None:
+        raise Mistake(reason)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = [(each, Space(model, each, world=world, **narrowed)) for each in jobs for world in worlds]

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Axis, Job
-from fivefold.layout.legal import neighbours, takes_tp
-from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName
+from fivefold.layout.legal import neighbours, playable, takes_tp
+from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName, divisors
 from fivefold.model.spec import Model
 
 Ints = NDArray[np.int64]
@@ -141,6 +141,8 @@ class Space:
     def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Whether a schedule takes so many micro-batches."""
         enough = micro_batches >= FEWEST_ROUNDS.get(shape.schedule, 0) * shape.pp
+        if shape.pp > 1:
+            enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
         return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
 
     def zeros(self, replicas: int) -> list[tuple[int, int]]:
@@ -243,11 +245,6 @@ class Space:
             shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
             sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(leaves.order[at])],
         )  # fmt: skip
-
-
-def divisors(number: int) -> list[int]:
-    """From 1 to the number itself."""
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _cross(

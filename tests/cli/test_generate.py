@@ -65,7 +65,7 @@ def test_text_is_the_same_however_it_is_asked_for(run: Path) -> None:
 
 
 def test_what_cannot_be_is_one_line(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"top_p: Input should be less than or equal to 1"):
+    with pytest.raises(Mistake, match=r"top_p: must be 1 or less"):
         said(str(run), "--top-p", "2")
     with pytest.raises(Mistake, match=r"holds no complete checkpoint"):
         said(str(tmp_path / "nowhere"))

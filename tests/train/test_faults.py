@@ -206,7 +206,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
         ({"job": {"global_bach": 3}}, r"run.toml: unknown key 'job.global_bach'; did you mean 'global_batch'\?"),
-        ({"job": {"steps": 0}}, r"run.toml: job.steps: Input should be greater than 0, not 0"),
+        ({"job": {"steps": 0}}, r"run.toml: job.steps: must be 1 or more, not 0"),
         ({"folder": "corpus/0.txt"}, r".*corpus/0.txt/data: cannot be written: (Not a directory|File exists)"),
     ],
 )  # fmt: skip

@@ -173,11 +173,13 @@ def _unexceeded(alike: list[Flight]) -> Iterator[Flight]:
     counts = np.array([flight.counts for flight in alike])
     held = counts.shape[1] // 5
     counts[:, 4 * held : 5 * held] *= -1
-    more = (counts[:, None] >= counts).all(axis=2)
     ends = np.array([(flight.first, flight.last) for flight in alike])
-    same: NDArray[np.bool_] = (ends[:, None] == ends).all(axis=2)
-    if alike[0].kind != "F":
-        same |= ~(ends[:, :1] | ends[:, 1:]) & ~ends[:, 1]
-    np.fill_diagonal(same, False)
-    kept = np.flatnonzero(~(same & more).any(axis=0))
-    return (alike[at] for at in kept.tolist())
+    plain: NDArray[np.bool_] = ~np.asarray(ends.any(axis=1)) & (alike[0].kind != "F")
+    kept: list[int] = []
+    open_ = np.lexsort((~plain, -counts.sum(axis=1)))  # none exceeds one before it
+    while len(open_):
+        best = int(open_[0])
+        kept.append(best)
+        same = (ends[open_] == ends[best]).all(axis=1) | (plain[best] & ~ends[open_, 1])
+        open_ = open_[~np.asarray(same & (counts[open_] <= counts[best]).all(axis=1))]
+    return (alike[at] for at in sorted(kept))

@@ -26,6 +26,8 @@ from fivefold.plan.count.standing import inputs_bytes, spare_gradients_bytes
 from fivefold.plan.count.states import UnitStates
 from fivefold.plan.count.update import scratch_bytes
 from fivefold.plan.count.walk import Walker, called
+from fivefold.record import Mistake
+from fivefold.sizes import COUNTED_BYTES
 
 SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules in which weights' gradients are put off
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
@@ -121,14 +123,15 @@ class _Ranks:
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
         self.totals = [self._total(held) for held in self.held]
         self.kept = [self._on_device(chunk) for chunk in self.stages.chunks]
-        self.weights = np.array([self._weights(held) for held in self.held])
+        weights = [self._weights(held) for held in self.held]
+        self.weights = np.array(self._counted(weights, times=int(self.flights.counts.max(initial=1))))
 
     def found(self) -> list[RankMemory]:
         """Numbers of all."""
         rows, counts, rank_of, distinct, place = self.flights
         passes = [self.walker.fullest(*each) for each in distinct]
         beside = counts * self.weights[rank_of]
-        live = beside.sum(axis=1) + np.array([size for size, _ in passes])[place]
+        live = beside.sum(axis=1) + np.array(self._counted([[size for size, _ in passes]])[0])[place]
         own = np.array([self._own(kind, stage) for kind, stage, *_ in distinct])
         alive = beside[:, : 2 * len(self.held[0])].sum(axis=1) + counts[:, -2] * self.stream + own[place]
         found, at = [], 0
@@ -189,6 +192,15 @@ class _Ranks:
         if update > peak:
             peak, cause = update, "optimizer"
         return RankMemory(self._parameters(total), gradients, total.moments, kept, peak, cause, total.updated, passes)
+
+    def _counted(self, sizes: list[list[int]], *, times: int = 1) -> list[list[int]]:
+        """The same, if ``times`` the sum of each row fits the 64-bit integers of an array."""
+        if (most := times * max(sum(map(abs, row)) for row in sizes)) > COUNTED_BYTES:
+            raise Mistake(
+                f"layout {str(self.layout)!r} would hold about {most:.0e} bytes on a rank, and more than "
+                f"{COUNTED_BYTES:.0e} are not counted; shorten the sequence, or lower mbs or the model"
+            )
+        return sizes
 
     # What lives beside a pass
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import needs
 from fivefold.layout.schedule.mail import cues
 from fivefold.layout.spec import ScheduleName
-from fivefold.plan.count.flight import Flight, flights, in_order
+from fivefold.plan.count.flight import Flight, _unexceeded, flights, in_order
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
     ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
@@ -69,3 +72,27 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
             assert max(map(live, row)) == max(map(live, every))
     assert [list(flight.counts) for row in listed.rows for flight in row] == listed.counts.tolist()
     assert [listed.distinct[at] for at in listed.place] == [flight[:4] for row in listed.rows for flight in row]
+
+
+def exceeds(one: Flight, other: Flight) -> bool:
+    """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
+    held = len(one.counts) // 5
+    signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
+    plain = one.kind != "F" and not (one.first or one.last or other.last)
+    alike = (one.first, one.last) == (other.first, other.last) or plain
+    return alike and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
+
+
+def drawn(rng: random.Random) -> Iterator[Flight]:
+    kind, places = rng.choice(("F", "B", "W", "BW")), rng.choice((7, 12))
+    for _ in range(rng.randint(1, 40)):
+        counts = tuple(rng.randint(0, 2) for _ in range(places))
+        yield Flight(kind, 0, rng.random() < 0.3, rng.random() < 0.3, counts)
+
+
+def test_those_that_another_exceeds_are_left_out() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        alike = list(dict.fromkeys(drawn(rng)))
+        wanted = [one for one in alike if not any(other is not one and exceeds(other, one) for other in alike)]
+        assert list(_unexceeded(alike)) == wanted

@@ -1,0 +1,105 @@
+"""Every number of the nouns has a limit, far above what there is; what is beyond is refused at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve as machine
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named, names, resolve
+from fivefold.model.huggingface_config import Config
+from fivefold.model.spec import Model
+from fivefold.plan.predict import predict
+from fivefold.plan.questions import scaled
+from fivefold.record import Mistake, Record
+from fivefold.sizes import COUNTED_BYTES, PLAYED
+
+ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
+EXPERTS = {"experts": 2**11, "topk": 1, "ffn": 2**22}
+HUGE = 10**8
+CHIPS = machine("h100:64", local=Path())
+
+
+def numbers(schema: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each number within a JSON schema, by its path; what measured (Calibration) or a key ignores has no limit."""
+    if schema.get("type") in ("integer", "number"):
+        yield name, schema
+    for key in ("properties", "$defs"):
+        for field, inner in schema.get(key, {}).items():
+            if field not in ("Calibration", "AttentionPoint", "CollectivePoint", "KernelPoint", "MatmulPoint"):
+                yield from numbers(inner, f"{name}.{field}")
+    for key in ("anyOf", "prefixItems"):
+        for inner in schema.get(key, ()):
+            yield from numbers(inner, name)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from numbers(schema[key], name)
+
+
+@pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Config])
+def test_every_number_has_a_limit(noun: type[Record]) -> None:
+    found = dict(numbers(noun.model_json_schema(), noun.__name__))
+    assert len(found) > 10
+    assert [name for name, schema in found.items() if not {"maximum", "exclusiveMaximum"} & schema.keys()] == []
+
+
+@pytest.mark.parametrize("field", [*ONE, "positions", "window"])
+def test_one_size_beyond_all_bounds_is_refused(field: str) -> None:
+    with pytest.raises(Mistake, match=rf"{field}: must be \d+ or less, not 10000000000"):
+        Model.read({"name": "one", **ONE, field: 10**10}, origin="one.toml")
+
+
+def test_sizes_that_are_each_sound_and_together_too_large() -> None:
+    Model.read({"name": "one", **ONE, "layers": 2**12}, origin="one.toml")
+    with pytest.raises(Mistake, match=r"about 7e\+19 parameters are more than 1e\+17; make it smaller"):
+        Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")
+    endless = Job(sequence=2**30, global_batch=2**20, attention="unfused")
+    with pytest.raises(Mistake, match=r"would hold about \de\+\d\d bytes on a rank, and more than 1e\+18 are not"):
+        predict(model=named("llama3-70b"), machine=CHIPS, layout=Layout(mbs=2**20), job=endless)
+    with pytest.raises(Mistake, match=r"ramp.step=1 makes 16777215 sizes"):
+        Job.read({"global_batch": 2**24, "ramp": {"first": 1, "step": 1, "every": 1}}, origin="job")
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_there_is_stays_below_even_32_times_as_wide(name: str) -> None:
+    assert scaled(named(name), 32).layers == 32 * named(name).layers
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+def test_a_config_of_huge_sizes_is_refused_at_once(tmp_path: Path, family: str, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, key: HUGE}))
+    begin = time.process_time()
+    with pytest.raises(Mistake, match=rf"{key}: must be \d+ or less, not 100000000"):
+        resolve(str(tmp_path))
+    assert time.process_time() - begin < 0.5
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved v2", "zb1p", "dualpipev"])
+def test_a_schedule_is_played_or_refused_at_once(schedule: str) -> None:
+    """Those with a period take as many micro-batches as a job can have, the others up to a limit."""
+    layout = Layout.parse(f"pp2 {schedule}")
+    begin = time.process_time()
+    job = Job(sequence=64, global_batch=2**23 + 1)
+    if layout.schedule in ("gpipe", "interleaved"):
+        with pytest.raises(Mistake, match=r"8388609 micro-batches of .* stages are too many to play; raise dp or mbs"):
+            predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
+    else:
+        predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
+    assert time.process_time() - begin < 2
+
+
+def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
+    begin = time.process_time()
+    job = Job(sequence=64, global_batch=PLAYED // 2**6)
+    step = predict(model=named("tiny"), machine=CHIPS, layout=Layout.parse("pp4 gpipe"), job=job)
+    assert time.process_time() - begin < 5
+    assert step.memory.peak_bytes < COUNTED_BYTES
