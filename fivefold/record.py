@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,21 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
         said.insert(0, f"{missing[0]} {WORDS['missing']}")
     more = f" (and {len(said) - SHOWN} more)" if len(said) > SHOWN else ""
     return "; ".join(said[:SHOWN]) + more
+
+
+def reworded(line: str) -> str:
+    """A line in which typer quotes pydantic, in our words."""
+    for theirs, ours in (
+        (r"Value error, ", ""),
+        (r"Input should be a valid integer(, unable to parse string as an integer)?", "must be a whole number"),
+        (r"Unable to parse input string as an integer, exceeded maximum size", "must be a whole number of few digits"),
+        (r"Input should be a valid number(, unable to parse string as a number)?", "must be a number"),
+        (r"Input should be greater than or equal to (\S+)", r"must be \1 or more"),
+        (r"Input should be less than or equal to (\S+)", r"must be \1 or less"),
+        (r"Input should be", "must be"),
+    ):
+        line = re.sub(theirs, ours, line)
+    return line
 
 
 def _place(error: ErrorDetails) -> str:
@@ -187,7 +203,10 @@ def read_text(path: Path, *, kind: str) -> str:
     except FileNotFoundError:
         raise Mistake(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path}: cannot be read as {kind}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Mistake(f"{path}: cannot be read as {kind}: {why}") from None
+    except ValueError as error:  # a name with a null byte
+        raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:

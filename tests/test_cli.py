@@ -35,7 +35,9 @@ def signals() -> object:
     [
         (("predct",), r"No such command 'predct'.*"),
         ((*PREDICT, "--gsb", "8"), r"No such option: --gsb.*"),
-        ((*PREDICT, "--gbs", "many"), r"Invalid value for '--gbs': .*valid integer.*"),
+        ((*PREDICT, "--gbs", "many"), r"Invalid value for '--gbs': must be a whole number"),
+        (("search", "nano", "h100:8", "--top", "0"), r"Invalid value for '--top': must be 1 or more"),
+        ((*ASK, "many"), r"Invalid value for '--tokens': must be a number"),
         ((*PREDICT, "--attention", "fast"), r"Invalid value for '--attention': 'fast' is not one of .*"),
         (("predict", "nano"), r"Missing argument 'machine'.*"),
         (("predict", "nanno", "h100:8", "dp8"), r"unknown model 'nanno'; did you mean nano\?"),

@@ -16,7 +16,7 @@ import typer
 from fivefold.cli import doctor, exchange, generate, numerics, plan, rehearse, run
 from fivefold.cli.run import launcher
 from fivefold.cli.words import say
-from fivefold.record import Fault, Mistake, Remark
+from fivefold.record import Fault, Mistake, Remark, reworded
 from fivefold.train.ending import Stopped, heed_signals, tell
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except _UsageError as error:
-        _fail(error.format_message().replace("Value error, ", ""), code=2)  # pydantic's preface
+        _fail(reworded(error.format_message()), code=2)
     except Mistake as error:
         _fail(str(error), code=2)
     except Fault as error:

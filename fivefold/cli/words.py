@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
 
 ModelName = Annotated[str, typer.Argument(help="Catalog name, or path to a config.json, .toml or .json.")]
-MachineName = Annotated[str, typer.Argument(help="NAME[:GPUS] such as h100:8, a .toml file, or local.")]
+MachineName = Annotated[
+    str, typer.Argument(help="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local.")
+]
 LayoutText = Annotated[str, typer.Argument(help="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'.")]
 JobFile = Annotated[Path | None, typer.Option("--job", help="A .toml file of job fields.")]
 Sequence = Annotated[int | None, typer.Option("--seq", help="Tokens per sequence.")]

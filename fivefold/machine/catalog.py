@@ -7,13 +7,16 @@ and torch then take 0.5 to 1 GB more. Bandwidths and peaks are the vendors'; wha
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fivefold.machine import toml
 from fivefold.machine.reached import shares
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.record import Mistake, nearest
+from fivefold.machine.varied import varied
+from fivefold.record import Mistake, nearest, read_file
+from fivefold.sizes import RANKS
 from fivefold.units import MIB, Dtype
 
 # The table behind most rows, as read at commit 744d01e of github.com/stas00/ml-engineering.
@@ -102,8 +105,8 @@ NIC_800_B300 = _nic(800, f"P6-B300 node, {NETWORK}#L1396")
 NIC_800_GB300 = _nic(800, f"GB300 NVL72, {RECALLED}")
 NIC_200_GH200 = _nic(200, f"four superchips with a NIC each, as in Alps, {RECALLED}")
 NIC_100_MI250 = _nic(100, f"Frontier, 4 x 200 Gbit/s for 8 dies, {RECALLED}")
-NIC_100 = _nic(100, "our assumption")
-NIC_SHARED = _nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node")
+NIC_100 = _nic(100, "our assumption, one NIC per GPU; where a node shares one, write nic=100Gbit/node")
+NIC_SHARED = _nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node; else write nic=")
 
 AMPERE: dict[Dtype, float] = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}
 HOPPER: dict[Dtype, float] = {"fp32": 67, "tf32": 494.5, "bf16": 989, "fp16": 989, "fp8": 1979}
@@ -167,17 +170,43 @@ def names() -> list[str]:
 def resolve(text: str, *, local: Path) -> Machine:
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 
-    ``local`` is where ``fivefold calibrate`` wrote this computer. A ``Mistake`` says in one line what is unknown.
+    Words after it vary it (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local`` is where ``fivefold calibrate``
+    wrote this computer. A ``Mistake`` says in one line what is unknown.
     """
+    named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
+    found = _named(named, local=local)
+    return varied(found, words, text=text) if words else found
+
+
+def _named(text: str, *, local: Path) -> Machine:
     name, count = _split(text)
     if name == "local" and not local.exists():
         raise Mistake(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
     if name == "local" or Path(name).suffix in (".toml", ".json"):
-        machine = toml.read(local if name == "local" else Path(name))
+        machine = _read(local if name == "local" else Path(name))
         return machine if count is None else with_ranks(machine, count)
     if name.lower() not in ROWS:
         raise nearest(name.lower(), [*ROWS, "local"], kind="machine")
     return _build(name.lower(), ROWS[name.lower()], count)
+
+
+def _read(path: Path) -> Machine:
+    """A machine file; with ``base``, a machine of the catalog by name, it holds what differs from that."""
+    values = read_file(path)
+    if "base" not in values:
+        return toml.read(path)
+    base = values.pop("base")
+    chip = re.split("[: ]", base.lower())[0] if isinstance(base, str) else None
+    if chip not in ROWS:
+        raise Mistake(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
+    known = resolve(str(base), local=path).model_dump() | {"name": path.stem}
+    return Machine.read(_over(known, values), origin=str(path))
+
+
+def _over(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` over those that are known, table by table."""
+    inner = {key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)}
+    return {**known, **values, **{key: _over(known[key], values[key]) for key in inner}}
 
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:
@@ -199,10 +228,12 @@ def _split(text: str) -> tuple[str, int | None]:
     name, colon, count = text.strip().rpartition(":")
     if not colon or Path(count).suffix in (".toml", ".json"):
         return text.strip(), None
-    if not (count.isascii() and count.isdigit()) or int(count) < 1:
+    if not (count.isascii() and count.isdigit() and count.strip("0")):
         raise Mistake(
             f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8"
         )
+    if len(count) > len(str(RANKS)):
+        raise Mistake(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")
     return name, int(count)
 
 

@@ -16,6 +16,7 @@ from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
 MATMUL_SHARE = 0.75  # of the peak, for a chip that nobody measured: between B200 (0.72) and A100 (0.81)
+OWN = "its owner's figure"  # where a figure is from, unless it is said
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 
@@ -38,7 +39,7 @@ class Chip(Record):
     # layers of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch whatever their width (EPYC 7742).
     # Set on those runs, at the minimum of their error: docs/how-a-step-costs/constants.md.
     launch_seconds: Seconds = 67e-6
-    source: str
+    source: str = OWN
     share_source: str = "what kernels reach is the default"
 
     def peak(self, dtype: Dtype) -> float:
@@ -71,9 +72,9 @@ class Link(Record):
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
     sustained: Share = Field(1.0, le=1)  # what a ring of large messages reaches of it
     reduction_bandwidth: Rate | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
-    latency_seconds: Seconds  # one step of a small message
+    latency_seconds: Seconds = 4e-6  # one step of a small message; NCCL's between nodes
     direct: bool = False  # wires from each rank to each: of a span of s, a group of n uses n - 1 of s - 1
-    source: str
+    source: str = OWN
 
 
 class MatmulPoint(Record):

@@ -6,8 +6,10 @@ Source: configuration and modelling code of transformers 5.23, against which the
 
 from __future__ import annotations
 
+import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from fivefold.model.huggingface_config import Config, attention_bias, model, read_config, windows
@@ -53,11 +55,21 @@ def model_type(config: dict[str, Any], *, name: str) -> str:
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in FAMILIES}
     if wanted not in known:
-        raise Mistake(f"{name}: architecture {wanted!r} is not known; known: {', '.join(sorted(known))}")
+        raise Mistake(
+            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES)} is "
+            f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
+        )
     said = FAMILIES.get(str(config.get("model_type")), FAMILIES[known[wanted]])
     if said.architecture != FAMILIES[known[wanted]].architecture:  # transformers builds what model_type says
         raise Mistake(f"{name}: model_type {config['model_type']!r} is not that of {wanted}; correct one of them")
     return known[wanted]
+
+
+def _nearest(wanted: str, known: Iterable[str]) -> str:
+    """The known name most like ``wanted`` in what tells families apart."""
+    told = {re.sub("For[A-Z].*|LMHead.*", "", name).lower(): name for name in known}
+    word = re.sub("For[A-Z].*|LMHead.*", "", wanted).lower()
+    return told[max(told, key=lambda name: SequenceMatcher(None, word, name).ratio())]
 
 
 def _of_text(config: dict[str, Any], *, name: str) -> tuple[str, dict[str, Any]]:

@@ -121,6 +121,13 @@ def test_resolve_prefers_the_catalog() -> None:
         ("a.toml", "layers = 2", "width"),
         ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size: "),
         ("a.json", '{"architectures": ["Mamba2ForCausalLM"]}', "architecture 'Mamba2ForCausalLM' is not known"),
+        (
+            "a.json",
+            '{"architectures": ["Qwen3NextForCausalLM"]}',
+            "a: architecture 'Qwen3NextForCausalLM' is not known; the nearest of 18 is Qwen3ForCausalLM; "
+            "or write its shape as in examples/models/mixture.toml",
+        ),
+        ("a.json", '{"model_type": "olmo3"}', "architecture 'olmo3' is not known; the nearest of 18 is olmo2; "),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),
         ("folder/", None, "no such file"),
     ],

@@ -1,0 +1,113 @@
+"""A machine varied where it is named: ``l40s:320 nic=100Gbit/node`` is the catalog's behind another network.
+
+nic=100Gbit       between nodes, per GPU and direction      100Gbit/node: what the GPUs of a node share
+link=200GB        within a node, per GPU and direction      node=4: GPUs of a node
+memory=80GiB      of a GPU      hbm=2TB: its rate           watts=350      price=2.5: dollars per GPU and hour
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from fivefold.machine.spec import Link, Machine
+from fivefold.record import Mistake, nearest
+from fivefold.units import GIB, KIB, MIB
+
+SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB,
+         "TiB": 2**40}  # fmt: skip
+BITS = {"Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
+OWNER = "as named by its owner"
+
+
+def varied(machine: Machine, words: list[str], *, text: str) -> Machine:
+    """``machine`` with each of ``words``, ``KEY=VALUE``, changed; ``text``: all that was typed, for a ``Mistake``."""
+    said: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in WORDS:
+            raise nearest(key, list(WORDS), kind="word of a machine")
+        if key in said:
+            raise Mistake(f"machine {text!r}: {word!r} sets {key} a second time; keep one")
+        said[key] = value
+    for key in (key for key in WORDS if key in said):  # node first, on which 100Gbit/node depends
+        try:
+            changed = WORDS[key](machine, said[key])
+        except ValueError as error:
+            raise Mistake(f"machine {text!r}: {key}={said[key]}: {error}") from None
+        machine = Machine.read(changed.model_dump(), origin=f"machine {text!r}: {key}={said[key]}")
+    return machine.replace(name=" ".join([machine.name, *words]))
+
+
+def _node(machine: Machine, value: str) -> Machine:
+    if not (value.isascii() and value.isdigit() and len(value) < 8 and int(value)):
+        raise ValueError("is not a number of GPUs; write node=8")
+    near, *rest = machine.links
+    size = int(value)
+    links = (_copy(near, span=size), *(_copy(link, span=max(link.span, size)) for link in rest))
+    return machine.model_copy(update={"ranks_per_node": size, "links": links})
+
+
+def _nic(machine: Machine, value: str) -> Machine:
+    if len(machine.links) < 2:
+        raise ValueError(f"{machine.name} has no links between nodes")
+    sharers = machine.ranks_per_node if value.endswith("/node") else 1
+    far = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
+    return machine.model_copy(update={"links": (*machine.links[:-1], far)})
+
+
+def _link(machine: Machine, value: str) -> Machine:
+    near, *rest = machine.links
+    rate = _rate(value)
+    switch = near.reduction_bandwidth and near.reduction_bandwidth * rate / near.bandwidth
+    return machine.model_copy(update={"links": (_copy(near, bandwidth=rate, reduction_bandwidth=switch), *rest)})
+
+
+def _copy(link: Link, **changes: object) -> Link:
+    return link.model_copy(update={**changes, "source": f"{OWNER}; else {link.source}"})
+
+
+def _chip(field: str, read: Callable[[str], float]) -> Callable[[Machine, str], Machine]:
+    def change(machine: Machine, value: str) -> Machine:
+        source = f"{field} {OWNER}; else {machine.chip.source}"
+        chip = machine.chip.model_copy(update={field: read(value), "source": source})
+        return machine.model_copy(update={"chip": chip})
+
+    return change
+
+
+def _price(machine: Machine, value: str) -> Machine:
+    return machine.model_copy(update={"dollars_per_rank_hour": _number(value)})
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text):
+        raise ValueError("is not a number; write such as 2.5")
+    return float(text)
+
+
+def _sized(text: str, units: Mapping[str, float], *, such: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([A-Za-z]+)", text)
+    if match is None or match[2] not in units:
+        raise ValueError(f"is not a number and a unit; write such as {such}")
+    return float(match[1]) * units[match[2]]
+
+
+def _rate(text: str) -> float:
+    bits = {unit: size / 8 for unit, size in BITS.items()}
+    return _sized(text.removesuffix("/s"), {**SIZES, **bits}, such="100Gbit, 100Gbit/node or 12.5GB")
+
+
+def _bytes(text: str) -> float:
+    return int(_sized(text, SIZES, such="80GiB"))
+
+
+WORDS: dict[str, Callable[[Machine, str], Machine]] = {
+    "node": _node,
+    "nic": _nic,
+    "link": _link,
+    "memory": _chip("memory_bytes", _bytes),
+    "hbm": _chip("memory_bandwidth", _rate),
+    "watts": _chip("power_watts", _number),
+    "price": _price,
+}

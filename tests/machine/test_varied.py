@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.plan.predict import predict
+from fivefold.record import Mistake
+
+NOWHERE = Path("no/such/local.toml")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "machines"
+
+
+def machine(text: str) -> Machine:
+    return resolve(text, local=NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("words", "bandwidth"),
+    [
+        ("nic=100Gbit/node", 100e9 / 8 / 8),
+        ("nic=100Gbit", 100e9 / 8),
+        ("nic=100Gbit/s/node", 100e9 / 8 / 8),
+        ("nic=0.4Tbit/node node=4", 400e9 / 8 / 4),
+        ("node=4 nic=50GB/node", 50e9 / 4),
+        ("nic=12.5GB/s", 12.5e9),
+    ],
+)
+def test_a_network_between_nodes(words: str, bandwidth: float) -> None:
+    varied, stock = machine(f"l40s:320 {words}"), machine("l40s:320")
+    assert varied.links[-1].bandwidth == pytest.approx(bandwidth)
+    assert varied.links[-1].sustained == stock.links[-1].sustained
+    assert (varied.ranks, varied.chip) == (320, stock.chip)
+    assert varied.name == f"l40s {words}"
+    assert "owner" in varied.links[-1].source
+
+
+def test_the_network_changes_what_is_predicted() -> None:
+    """One NIC of 100 Gbit/s for eight L40S instead of one each: gathers of 16 GB take eight times as long."""
+    job, layout, model = Job(global_batch=16, sequence=2048), Layout.parse("dp16 zero3"), named("llama3-8b")
+    each, shared = (
+        predict(model=model, machine=machine(text), layout=layout, job=job).time
+        for text in ("l40s:16", "l40s:16 nic=100Gbit/node")
+    )
+    assert each.step_seconds * 2 < shared.step_seconds < each.step_seconds * 8
+    assert shared.bound_by.startswith("dp")
+
+
+def test_a_chip_and_its_node() -> None:
+    found = machine("h100:16 node=4 link=225GB memory=94GiB hbm=3.9TB watts=350 price=2.5")
+    near = found.links[0]
+    assert (found.ranks_per_node, near.span, near.bandwidth, found.nodes) == (4, 4, 225e9, 4)
+    assert near.reduction_bandwidth == pytest.approx(305e9 / 2)
+    assert (found.chip.memory_bytes, found.chip.memory_bandwidth) == (94 * 2**30, 3.9e12)
+    assert (found.chip.power_watts, found.dollars_per_rank_hour) == (350, 2.5)
+    assert found.chip.name == "h100"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("l40s nc=3Gbit", "unknown word of a machine 'nc'; did you mean nic?"),
+        ("l40s:8 nic=many", "machine 'l40s:8 nic=many': nic=many: is not a number and a unit; write such as 100Gbit, "),
+        ("l40s:8 nic=100", "nic=100: is not a number and a unit"),
+        ("l40s:8 nic=0Gbit", "links.1.bandwidth: must be 1.0 or more, not 0.0"),
+        ("l40s:8 nic=-1GB", "nic=-1GB: is not a number"),
+        ("l40s:8 nic=nanGB", "nic=nanGB: is not a number"),
+        ("l40s:8 node=0", "node=0: is not a number of GPUs; write node=8"),
+        ("l40s:8 node=٣", "is not a number of GPUs"),
+        ("l40s:8 memory=9e9GB", "memory=9e9GB: is not a number and a unit; write such as 80GiB"),
+        ("l40s:8 price=1 price=2", "'price=2' sets price a second time; keep one"),
+        ("l40s:1" + "0" * 5000, "is larger than 9,999,999; take fewer"),
+    ],
+)
+def test_what_cannot_be_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(Mistake) as refusal:
+        machine(text)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('base = "l40s:320 nic=100Gbit/node"\ndollars_per_rank_hour = 2.5\n[chip]\nmemory_bytes = 1024\n')
+    found, wanted = machine(str(path)), machine("l40s:320 nic=100Gbit/node")
+    chip = wanted.chip.replace(memory_bytes=1024)
+    assert found == wanted.replace(name="ours", dollars_per_rank_hour=2.5, chip=chip)
+    assert machine(f"{path}:16 nic=50Gbit").links[-1].bandwidth == 50e9 / 8
+    for base in ('"ours.toml"', '"l40"', "3", '"l40s:0"'):
+        path.write_text(f"base = {base}\n")
+        with pytest.raises(Mistake, match=r"base=.* does not begin with a chip|'0' is not a number of ranks"):
+            machine(str(path))
+
+
+def test_the_examples_are_machines() -> None:
+    shared, whole = (machine(str(EXAMPLES / f"{name}.toml")) for name in ("l40s-shared-nic", "whole"))
+    assert shared.links[-1].bandwidth == 200e9 / 8 / 8
+    assert (shared.chip.power_watts, shared.chip.memory_bytes) == (300, machine("l40s").chip.memory_bytes)
+    assert whole.chip.source == whole.links[0].source == "its owner's figure"
+    for each in (shared, whole):
+        job, layout = Job(global_batch=64), Layout.parse("dp16 zero3")
+        assert predict(model=named("llama3-8b"), machine=each, layout=layout, job=job).time.step_seconds > 0
+
+
+def test_an_assumed_network_says_so() -> None:
+    assert "our assumption, one NIC per GPU" in machine("l40s").links[-1].source
