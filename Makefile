@@ -5,6 +5,7 @@
 # every key of every Hugging Face family, changed
 # bench: how fast we are, as ratios · parity: every layout of the matrix, and random ones, against one process (long; it resumes) ·
 # endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
+#         5,000 random command lines
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -47,3 +48,4 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.slurm
 	$(BIN)/python -m tests.endure.rows
 	$(BIN)/python -m tests.endure.families
+	$(BIN)/python -m tests.endure.commands --inputs 5000

@@ -27,6 +27,7 @@ COMMANDS = (
     plan.predict, plan.search, plan.ask, plan.ratios, plan.published, rehearse.dryrun,
     doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
 )  # fmt: skip
+LONG_WORD = 300  # in characters; of what a user typed, or has in a file
 for command in COMMANDS:
     app.command()(command)
 app.command("show")(run.show_run)
@@ -70,7 +71,7 @@ def _remark(
 
 def _fail(line: str, *, code: int) -> NoReturn:
     """Say why and exit; a process of ours says it to its launcher, which says one line for all."""
-    line = " ".join(line.split())
+    line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
     if line and launcher() is not None and tell(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"])):
         os._exit(code)  # a peer may be gone: libraries that take leave of it in an orderly exit can abort
     if line:

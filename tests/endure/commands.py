@@ -1,0 +1,178 @@
+"""Random command lines, legal and not: each ends within seconds, well or with one line that says what is wrong.
+
+    python -m tests.endure.commands --inputs 5000 --seed 1
+
+Run in this process through the command line's own ``main``, so that thousands take minutes. Allowed are the exit codes
+of the documentation: 0, 2 (a mistake), 1 (a fault of the system), 3 (it would fail); never a traceback, a warning of
+overflow, or more seconds of this process than ``LIMIT_SECONDS``. An input has a number: ``--only 17`` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import resource
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold import cli
+from tests.endure.words import Draw
+
+LIMIT_SECONDS = 20.0  # of this process's own time, whatever else the computer does
+MEMORY_BYTES = 12 * 2**30
+
+
+class TooLong(BaseException):
+    """The time is up; no ``except Exception`` holds it."""
+
+
+class Ended(NamedTuple):
+    """How one input ended; ``wrong`` is empty if that is allowed."""
+
+    number: int
+    words: list[str]
+    code: int
+    seconds: float
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"{self.number}: fivefold {shlex.join(self.words)[:400]}\n    {self.wrong}"
+
+
+def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
+    """One input in a folder of its own."""
+    case = Draw(number, seed=seed).case()
+    begin = time.process_time()
+    with folder(case.files):
+        code, _, err, wrong = answer(case.words, limit=limit)
+    seconds = time.process_time() - begin
+    return Ended(number, case.words, code, seconds, wrong or judged(code, err))
+
+
+def judged(code: int, err: str) -> str:
+    """What is wrong with how a command ended."""
+    if code not in (0, 1, 2, 3):
+        return f"exit code {code}"
+    if "Traceback" in err:
+        return f"traceback: {err[-300:]}"
+    if code not in (1, 2):
+        return ""
+    lines = err.splitlines()
+    told = [line for line in lines if line.startswith("fivefold: ")]
+    if len(told) != 1 or lines[-1] != told[0]:
+        return f"exit code {code} with {len(lines)} lines: {err[:300]!r}"
+    if len(told[0]) > 1000:
+        return f"a line of {len(told[0])} characters: {told[0][:300]!r}"
+    words = ("Input should", "instance of", "pydantic", "validation error", "Value error", "Errno")
+    return f"another library's words: {told[0][:300]!r}" if any(word in told[0] for word in words) else ""
+
+
+def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
+    """Exit code, stdout, stderr, and what it ended with that it must not."""
+    out, err = io.StringIO(), io.StringIO()
+    former = sys.argv, signal.getsignal(signal.SIGVTALRM)
+    sys.argv = ["fivefold", *words]
+    code, wrong = 0, ""
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            signal.signal(signal.SIGVTALRM, _too_long)
+            signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+            try:
+                cli.main()
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    except TooLong:
+        wrong = f"more than {limit:.0f} s: {_where()}"
+    except BaseException:
+        wrong = traceback.format_exc(limit=-4)
+    finally:
+        sys.argv = former[0]
+        signal.signal(signal.SIGVTALRM, former[1])
+    return code, out.getvalue(), err.getvalue(), wrong
+
+
+def _too_long(*_: object) -> None:
+    raise TooLong
+
+
+def _where() -> str:
+    frames = traceback.extract_tb(sys.exc_info()[2])
+    ours = [frame for frame in frames if "fivefold" in frame.filename]
+    return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours[-5:])
+
+
+@contextlib.contextmanager
+def folder(files: dict[str, str | None]) -> Iterator[None]:
+    """The working directory of one input, gone afterwards."""
+    there = Path.cwd()
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        for path, text in files.items():
+            if text is None:
+                Path(path).mkdir(parents=True, exist_ok=True)
+            else:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(text, encoding="utf-8")
+        try:
+            yield
+        finally:
+            os.chdir(there)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Without this computer's calibration, and with the signals of the process as they were after it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    cache = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = "/nowhere"
+    try:
+        yield
+    finally:
+        if cache is None:
+            del os.environ["XDG_CACHE_HOME"]
+        else:
+            os.environ["XDG_CACHE_HOME"] = cache
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run them and print those that end badly."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--inputs", type=int, default=5000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    asked = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
+    bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
+    with alone():
+        for number in numbers:
+            ended = run(number, seed=asked.seed)
+            codes[ended.code] = codes.get(ended.code, 0) + 1
+            slowest = max(slowest, (ended.seconds, number))
+            if ended.wrong:
+                bad += 1
+                print(ended, flush=True)
+    counts = ", ".join(f"{count} x {code}" for code, count in codes.items())
+    print(f"{len(numbers)} inputs, exit codes {counts}; {bad} ended badly; "
+          f"the slowest, {slowest[1]}, took {slowest[0]:.1f} s")  # fmt: skip
+    sys.exit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Some of the random command lines of ``make endure``, and that the judge sees what is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from fivefold import cli
+from tests.endure.commands import alone, answer, judged, run
+
+INPUTS = 100
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with alone():
+        yield
+
+
+def test_random_command_lines_end_well_or_in_one_line() -> None:
+    ended = [run(number, seed=0) for number in range(INPUTS)]
+    assert [str(each) for each in ended if each.wrong] == []
+    codes = Counter(each.code for each in ended)
+    assert codes[0] > INPUTS // 10
+    assert codes[2] > INPUTS // 10
+
+
+def test_the_judge_sees_a_traceback_and_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["predict", "nano", "h100:8", "dp8"]
+    assert answer(words, limit=5)[::3] == (0, "")
+    monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: 1 // 0)
+    assert "ZeroDivisionError" in answer(words, limit=5)[3]
+
+    def spin(_: str) -> None:
+        while time.process_time():
+            pass
+
+    monkeypatch.setattr("fivefold.model.catalog.resolve", spin)
+    assert answer(words, limit=0.2)[3].startswith("more than 0 s: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "wrong"),
+    [
+        (2, "fivefold: layout 'dp8': no\n", ""),
+        (3, "", ""),
+        (4, "", "exit code 4"),
+        (2, "", "exit code 2 with 0 lines"),
+        (2, "fivefold: one\nfivefold: two\n", "exit code 2 with 2 lines"),
+        (1, "fivefold: one\ntwo\n", "exit code 1 with 2 lines"),
+        (0, "Traceback (most recent call last)\n", "traceback"),
+        (2, "fivefold: Input should be a valid integer\n", "another library's words"),
+        (2, f"fivefold: {'x' * 2000}\n", "a line of 2010 characters"),
+    ],
+)
+def test_what_is_a_bad_end(code: int, err: str, wrong: str) -> None:
+    assert judged(code, err).startswith(wrong)
+    assert bool(judged(code, err)) == bool(wrong)
+
+
+def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli._fail(f"layout 'dp{'1' * 5000}' is none", code=2)
+    assert len(capsys.readouterr().err) < 300
