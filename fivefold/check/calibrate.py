@@ -25,6 +25,7 @@ from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
 MESSAGE: TypeAdapter[Facts | Progress | Measured] = TypeAdapter(Facts | Progress | Measured)
+MOST = 1024  # processes side by side: more than any host has cores
 PARTS = 1000  # of the progress, for each number of ranks
 
 
@@ -41,8 +42,8 @@ def calibrate(
     and sizes. A ``Fault`` of one line when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
-    if not counts or counts[0] < 1:
-        raise Mistake(f"ranks={list(ranks)}: each number of ranks is at least 1; try 1 and 2")
+    if not counts or counts[0] < 1 or counts[-1] > MOST:
+        raise Mistake(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
     found: dict[Kind, list[dict[str, Any]]] = {"matmuls": [], "attentions": [], "kernels": [], "collectives": []}
     facts: Facts | None = None
     for part, count in enumerate(counts):

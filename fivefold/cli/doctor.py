@@ -46,7 +46,7 @@ def doctor(
 
 def parse_bytes(text: str, *, option: str = "--budget") -> int:
     """``24GiB`` as bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|B)", text.strip())
-    if match is None or float(match[1]) == 0:
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
+    if match is None or float(match[1]) * UNITS[match[2]] < 1:
         raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
     return int(float(match[1]) * UNITS[match[2]])

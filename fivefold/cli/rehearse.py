@@ -30,6 +30,7 @@ from fivefold.cli.words import (
     load_machine,
     say,
     show,
+    whole_numbers,
 )
 from fivefold.record import Mistake
 
@@ -102,10 +103,7 @@ def dryrun(
 
 
 def _ranks(text: str | None) -> tuple[int, ...]:
-    words = text.split(",") if text else []
-    if not all(word.strip().isdigit() for word in words):
-        raise Mistake(f"--ranks {text!r} is not a list of ranks; write 0,3")
-    return tuple(int(word) for word in words)
+    return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
 def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli.words import AsJson, load_machine, local_file, say, show
+from fivefold.cli.words import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.record import Mistake
 from fivefold.train.ending import LAUNCHER, one_line
 from fivefold.units import show_bytes
@@ -114,9 +114,7 @@ def calibrate(
     from fivefold.show import table
     from fivefold.show.progress import bar
 
-    counts = tuple(int(word) for word in ranks.split(",") if word.strip().isdigit())
-    if not counts or len(counts) != len(ranks.split(",")):
-        raise Mistake(f"--ranks {ranks!r} is not a list of process counts; write 1,2")
+    counts = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2")
     with bar("calibrating") as progress:
         machine = run(ranks=counts, quick=quick, progress=progress)
     path = out or local_file()

@@ -104,6 +104,14 @@ def _value(key: str, text: str, *, setting: str) -> Any:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
+    """``0,3`` as numbers; a ``Mistake`` says which ``option`` is no list ``of`` them, and ``such`` as it may be."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
+        raise Mistake(f"{option} {text!r} is not a list of {of}; write {such}")
+    return tuple(int(word) for word in words)
+
+
 def load_machine(text: str) -> Machine:
     """The machine that ``text`` names."""
     from fivefold.machine.catalog import resolve

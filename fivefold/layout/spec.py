@@ -230,7 +230,7 @@ def _read_token(token: str) -> Mapping[str, object]:
         groups = token[3:].split("+")
         return {"ac": token[3:] if len(groups) == 1 else "+".join(sorted(set(groups), key=groups.index))}
     if token.startswith("stages="):
-        return {"stages": tuple(_degree(token, part) if part.isdigit() else 0 for part in token[7:].split("-"))}
+        return {"stages": tuple(_degree(token, part) if part.isdecimal() else 0 for part in token[7:].split("-"))}
     if token.startswith("order="):
         return {"order": tuple(token[6:].split("-"))}
     if token in ("cp=ring", "cp=ulysses"):

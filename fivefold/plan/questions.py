@@ -172,12 +172,13 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
         yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
     for ac in ("none", "norm+act", "selective", "full"):
         yield f"ac={ac}", job, layout.replace(ac=ac)
-    yield f"mbs{2 * layout.mbs}", job, layout.replace(mbs=2 * layout.mbs)
+    if 2 * layout.mbs <= job.global_batch:
+        yield f"mbs{2 * layout.mbs}", job, layout.replace(mbs=2 * layout.mbs)
     if layout.tp > 1 and not layout.sp:
         yield "sequence parallel", job, layout.replace(sp=True)
     if layout.pp > 1:
-        yield "interleaved, twice the stages", job, layout.replace(schedule="interleaved", v=2 * layout.v)
-        yield "zero bubble", job, layout.replace(schedule="zb1p", v=1)
+        yield "interleaved, twice the stages", job, layout.replace(schedule="interleaved", v=2 * layout.v, stages=())
+        yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if not job.precision.narrow:
         yield "fp8", job.replace(precision=recipe("fp8")), layout
     if job.optimizer.kind == "adamw":

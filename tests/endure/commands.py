@@ -81,6 +81,7 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
     """Exit code, stdout, stderr, and what it ended with that it must not."""
     out, err = io.StringIO(), io.StringIO()
     former = sys.argv, signal.getsignal(signal.SIGVTALRM)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # between two inputs, one ends this program
     sys.argv = ["fivefold", *words]
     code, wrong = 0, ""
     try:
@@ -96,11 +97,15 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
         code = ended.code if isinstance(ended.code, int) else 0
     except TooLong:
         wrong = f"more than {limit:.0f} s: {_where()}"
+    except KeyboardInterrupt:
+        raise
     except BaseException:
         wrong = traceback.format_exc(limit=-4)
     finally:
         sys.argv = former[0]
         signal.signal(signal.SIGVTALRM, former[1])
+    if err.getvalue().startswith("fivefold: stopped by"):  # a signal to this process, which the command has taken
+        raise KeyboardInterrupt
     return code, out.getvalue(), err.getvalue(), wrong
 
 
@@ -156,12 +161,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--commands", nargs="*", default=(), help="of these alone, such as predict ask")
     asked = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
     with alone():
         for number in numbers:
+            if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
+                continue
             ended = run(number, seed=asked.seed)
             codes[ended.code] = codes.get(ended.code, 0) + 1
             slowest = max(slowest, (ended.seconds, number))
@@ -169,7 +177,7 @@ def main() -> None:
                 bad += 1
                 print(ended, flush=True)
     counts = ", ".join(f"{count} x {code}" for code, count in codes.items())
-    print(f"{len(numbers)} inputs, exit codes {counts}; {bad} ended badly; "
+    print(f"{sum(codes.values())} inputs, exit codes {counts}; {bad} ended badly; "
           f"the slowest, {slowest[1]}, took {slowest[0]:.1f} s")  # fmt: skip
     sys.exit(bad > 0)
 

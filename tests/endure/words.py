@@ -22,8 +22,8 @@ from fivefold.record import Record
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
-NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "½", "many", "--",
-           "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000)  # fmt: skip
+NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many",
+           "--", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000)  # fmt: skip
 JUNK: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 3, 1.5, -0.5, 1e300, float("nan"), float("inf"), 2**31, 2**63, 10**7, 10**20, "", "x",
     "64", "é\u202e", [], [1], [True], [[]], {}, {"a": 1}, {"factor": 2}, ["full_attention"], "a" * 3000,
@@ -320,7 +320,7 @@ class Draw:
     def wrong(self) -> list[str]:
         rng = self.rng
         return rng.choice((
-            ["calibrate", "--ranks", rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣"))],
+            ["calibrate", "--ranks", rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣", "²", "1025"))],
             [rng.choice(UNICODE)], ["--help"], ["predict", "--help"], ["predict"], ["ask", "run"], ["", ""],
             ["--version"], ["search", "nano"], ["published", "--learn"],
         ))  # fmt: skip

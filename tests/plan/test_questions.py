@@ -95,3 +95,10 @@ def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     assert by["ac=none"].saved_bytes == before.peak_bytes - without.peak_bytes < 0
     assert by["adamw8bit"].saved_bytes > 0
     assert "flash attention" not in by  # it is on
+
+
+def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
+    """With other numbers of stages they would not add up."""
+    for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
+        found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
+        assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in found}
