@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.record import Mistake, Record, nearest
-from fivefold.sizes import RAMP_SIZES, ElementBytes, Multiple, Seed, Sequences, Steps, Tokens
+from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Multiple, Seed, Sequences, Steps, Tokens
 from fivefold.units import Dtype
 from fivefold.update import LearningRate, Optimizer, Ramp
 
@@ -30,11 +30,11 @@ class Recipe(Record):
 
     name: str
     compute: Dtype  # of the matrix multiplications
-    weights_bytes: ElementBytes = Field(ge=1)
-    gradients_bytes: ElementBytes = Field(ge=1)
-    master_bytes: ElementBytes = 0
-    accumulated_bytes: ElementBytes = 0
-    moments_bytes: tuple[ElementBytes, ElementBytes] = (4, 4)
+    weights_bytes: ElementBytes
+    gradients_bytes: ElementBytes
+    master_bytes: KeptBytes = 0
+    accumulated_bytes: KeptBytes = 0
+    moments_bytes: tuple[KeptBytes, KeptBytes] = (4, 4)
     loss_scaling: bool = False
     scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
     wide_gradients: bool = False  # weights' gradients are products of operands that were not cast

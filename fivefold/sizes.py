@@ -29,7 +29,8 @@ Sequences = Annotated[int, Field(ge=1, le=2**24)]  # of a batch: DeepSeek-V3 has
 Steps = Annotated[int, Field(ge=1, le=2**40)]  # a token a step for a trillion tokens
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch takes
 Multiple = Annotated[int, Field(ge=1, le=2**20)]  # to which a vocabulary is padded: Megatron has 128
-ElementBytes = Annotated[int, Field(ge=0, le=8)]  # fp64; 0: is not kept
+ElementBytes = Annotated[int, Field(ge=1, le=8)]  # fp64
+KeptBytes = Annotated[int, Field(ge=0, le=8)]  # 0: is not kept
 RAMP_SIZES = 2**12  # batches on the way to the whole one: GPT-3's way has 48 (arXiv:2104.04473)
 RUN_TOKENS = 1e18  # of a whole run: 1e14 are all the text there is (Epoch AI, arXiv:2211.04325)
 

@@ -13,7 +13,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
-from fivefold.machine.spec import Machine
+from fivefold.machine.spec import Link, Machine
 from fivefold.model.catalog import named, names, resolve
 from fivefold.model.huggingface_config import Config
 from fivefold.model.spec import Model
@@ -103,3 +103,23 @@ def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
     step = predict(model=named("tiny"), machine=CHIPS, layout=Layout.parse("pp4 gpipe"), job=job)
     assert time.process_time() - begin < 5
     assert step.memory.peak_bytes < COUNTED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("noun", "values", "says"),
+    [
+        (Job, {"precision": {"name": "bf16", "weights_bytes": 0}}, "precision.weights_bytes: must be 1 or more, not 0"),
+        (Job, {"precision": {"name": "bf16", "gradients_bytes": 9}}, "precision.gradients_bytes: must be 8 or less"),
+        (Config, {"max_position_embeddings": 1}, "max_position_embeddings: must be more than 1, not 1"),
+        (Config, {"max_position_embeddings": 2**31}, "max_position_embeddings: must be 1073741824 or less"),
+        (Config, {"original_max_position_embeddings": 1}, "original_max_position_embeddings: must be more than 1"),
+        (Link, {"sustained": 1.5}, "sustained: must be 1.0 or less, not 1.5"),
+        (Link, {"sustained": 0}, "sustained: must be 1e-06 or more, not 0"),
+    ],
+)  # fmt: skip
+def test_a_limit_of_one_field_is_no_looser_than_of_its_kind(
+    noun: type[Record], values: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(Mistake) as refusal:
+        noun.read(values, origin="file")
+    assert says in str(refusal.value)

@@ -70,7 +70,7 @@ class Link(Record):
     name: str
     span: Degree
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
-    sustained: Share = Field(1.0, le=1)  # what a ring of large messages reaches of it
+    sustained: float = Field(1.0, ge=1e-6, le=1)  # what a ring of large messages reaches of it
     reduction_bandwidth: Rate | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
     latency_seconds: Seconds = 4e-6  # one step of a small message; NCCL's between nodes
     direct: bool = False  # wires from each rank to each: of a span of s, a group of n uses n - 1 of s - 1

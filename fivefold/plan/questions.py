@@ -33,6 +33,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
         tried = layout.replace(mbs=size)
         if _runs(tried, model, job, machine) and _fits(planner, tried):
             return _answer(question, f"{size} sequences at a time", size, planner, tried)
+    refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
     raise Mistake(_too_large(planner, layout.replace(mbs=1)))
 
 

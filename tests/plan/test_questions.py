@@ -97,6 +97,11 @@ def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     assert "flash attention" not in by  # it is on
 
 
+def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
+    with pytest.raises(Mistake, match="global batch 7 is not divisible by dp"):
+        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3))
+
+
 def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
     """With other numbers of stages they would not add up."""
     for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
