@@ -6,6 +6,7 @@
 # bench: how fast we are, as ratios · parity: every layout of the matrix, and random ones, against one process (long; it resumes) ·
 # endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
 #         5,000 random command lines
+# thousands of drawn models, machines, layouts and jobs, planned
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -49,3 +50,4 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.rows
 	$(BIN)/python -m tests.endure.families
 	$(BIN)/python -m tests.endure.commands --inputs 5000
+	$(BIN)/python -m tests.endure.plans --count 5000

@@ -60,10 +60,13 @@ class Layer(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def commonest_layer(model: Model, job: Job) -> Layer:
-    """2 FLOPs per token and active matmul weight; flash attention skips the pairs that the mask hides."""
+def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
+    """2 FLOPs per token and active matmul weight; flash attention skips the pairs that the mask hides.
+
+    ``routed``: of those with experts, of which the model has some.
+    """
     kinds = [(model.slides(layer), model.is_moe(layer)) for layer in range(model.layers)]
-    layer = kinds.index(Counter(kinds).most_common(1)[0][0])
+    layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
     share = model.moe.topk / model.moe.experts if model.moe else 1
     weights = list(block_weights(model, layer))
     experts = [weight.shape for weight in weights if weight.kind.startswith("expert")]
@@ -125,12 +128,12 @@ def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
     """Both all-to-alls of a layer behind its routed experts. Top-k cancels."""
-    return _dispatch(model, job, layout, flops=commonest_layer(model, job).expert_flops)
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
 
 
 def experts_layer(model: Model, job: Job, layout: Layout) -> Exchange:
     """Both all-to-alls behind a whole layer of another micro-batch, as DualPipe arranges it."""
-    return _dispatch(model, job, layout, flops=commonest_layer(model, job).flops)
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).flops)
 
 
 def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:

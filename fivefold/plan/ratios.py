@@ -55,14 +55,15 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
     """Every axis varied alone, from ``layout`` on. A ``Mistake`` where model, job or machine cannot take it."""
     layout = layout or Layout()
     refuse(layout, model=model, job=job, machine=machine)
-    asked = [question for question in QUESTIONS if model.moe or question.axis != "ep"]
+    routed = model.is_moe(model.layers - 1)
+    asked = [question for question in QUESTIONS if routed or question.axis != "ep"]
     peak = machine.chip.peak(job.precision.compute)
     return Ratios(
         model=model.name, machine=machine.name, layout=str(layout), sequence=job.sequence,
         global_batch=job.global_batch, precision=job.precision.name, peak_flops=peak,
         balances={link.name: peak / link.bandwidth for link in machine.links},
         axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in asked),
-        sizing=tuple(sizing(model, machine=machine, job=job, link=link) for link in machine.links if model.moe),
+        sizing=tuple(sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
     )  # fmt: skip
 
 
@@ -100,9 +101,9 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
 def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     """Where R + k·2·j·D·F FLOPs a token outlast k·D·(g+w) bytes: j matmuls an expert, R the layer's other FLOPs."""
     moe = model.moe
-    if moe is None:
+    if moe is None or not model.is_moe(model.layers - 1):
         raise Mistake(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
-    layer = exchange.commonest_layer(model, job)
+    layer = exchange.commonest_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchange.gathered_width(job) + activation_width(job)

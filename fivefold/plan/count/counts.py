@@ -16,7 +16,8 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
 from fivefold.plan.count.fan import fanned
-from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of, sums_itself
+from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of
+from fivefold.plan.count.linear import sums_itself
 from fivefold.plan.count.part import Local, Part
 from fivefold.plan.count.recompute import Unit
 from fivefold.plan.count.states import UnitStates, unit_states

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from fivefold.plan.count.linear import Source, cast, casting, keeps_casts, row
+from fivefold.plan.count.linear import Source, cast, casting, keeps_casts, row, settled
 from fivefold.plan.count.ops import Message, Op, elementwise, exchange, matmul
 from fivefold.plan.count.part import Local
 from fivefold.units import ceil_div
@@ -180,10 +180,11 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     def grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.joint
         op = casting(op._replace(batch=1), local, first=first, experts=held)
-        return op._replace(
+        op = op._replace(
             parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
             shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
         )  # fmt: skip
+        return settled(op, local.job)
 
     ops = [*entry.ops]
     ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]

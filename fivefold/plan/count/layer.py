@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
+from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
 from fivefold.model.spec import Model
 from fivefold.plan.count.attention import attention
 from fivefold.plan.count.feedforward import experts, mlp
-from fivefold.plan.count.linear import Source
+from fivefold.plan.count.linear import Source, settled
 from fivefold.plan.count.ops import Message, Op, dropout, elementwise, exchange, norm
 from fivefold.plan.count.part import Local
 from fivefold.plan.count.recompute import Unit, recompute
@@ -70,19 +70,7 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
     residual("mlp", branch, "y", "z")
-    return _settled(ops, job=local.job)
-
-
-def _settled(ops: list[Op], *, job: Job) -> list[Op]:
-    """Weights whose matmul adds to the sums itself have no gradient apart."""
-    if job.weight_gradients not in ("summed", "placeholders"):
-        return ops
-    return [op._replace(gradient_widths=op.gradient_widths[1:]) if sums_itself(op) else op for op in ops]
-
-
-def sums_itself(op: Op) -> bool:
-    """Whether the operation is a linear layer of Transformer Engine or Megatron in a block; a router is neither."""
-    return op.kind == "matmul" and op.name != "moe.router"
+    return [settled(op, local.job) for op in ops]
 
 
 class Kind(NamedTuple):

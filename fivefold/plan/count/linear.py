@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fivefold.job import SCALED_ELEMENTS
+from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.plan.count.ops import Casts, Message, Op, exchange, matmul
 from fivefold.plan.count.part import Local
 from fivefold.units import ceil_div
@@ -78,6 +78,18 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
         size = local.stream_rows * outof * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
+
+
+def settled(op: Op, job: Job) -> Op:
+    """A weight whose matmul adds to the sums itself has a gradient of no elements: it is made, but is no tensor."""
+    if job.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
+        return op
+    return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
+
+
+def sums_itself(op: Op) -> bool:
+    """Whether the operation is a linear layer of Transformer Engine or Megatron in a block; a router is neither."""
+    return op.kind == "matmul" and op.name != "moe.router"
 
 
 def keeps_casts(local: Local) -> bool:

@@ -56,7 +56,8 @@ class Op(NamedTuple):
     writes: dict[str, int]
     keeps: tuple[str, ...] = ()
     parameters: int = 0  # trainable elements used
-    gradient_widths: tuple[int, ...] = ()  # elements of each weight that gets a gradient here, in order
+    # Elements of each weight that gets a gradient here, in order; 0: the product is added to the sums, and no tensor.
+    gradient_widths: tuple[int, ...] = ()
     flops: int = 0  # forward, attention as the full square
     causal_flops: int = 0  # forward, only what a causal mask lets through
     shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences, tokens, head dim of attention

@@ -77,10 +77,12 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
     else:
         moments = MOMENTS[job.optimizer.kind](unit, shards, job)
     offloaded = "optimizer" in job.offload
+    here = recipe.updated_bytes if apart else 0  # per element of this rank's
+    if offloaded:  # but what is gathered is gathered from the device (DeepSpeed's offload_optimizer)
+        here = 0 if keeps.weights_stay or stays else recipe.weights_bytes
     return UnitStates(
         whole=0 if stays else padded * recipe.weights_bytes,
-        apart=(own * recipe.updated_bytes if apart and not offloaded else 0)
-        + (padded * recipe.weights_bytes if stays else 0),
+        apart=own * here + (padded * recipe.weights_bytes if stays else 0),
         sums=padded * recipe.summed_bytes,
         reduced=0 if keeps.gradients_stay else own * recipe.summed_bytes,
         moments=0 if offloaded else moments,

@@ -50,6 +50,7 @@ class Split(NamedTuple):
     weights_peak_bytes: int  # while they are made: with what of these still lives
     closing_bytes: int  # when the last of them is there
     experts_bytes: int  # when the last of the experts' is there
+    made_bytes: int  # of the gradients that are put off
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -78,7 +79,7 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
     tape.run(kept)
-    late, weights_peak, closing, experts = tape.late, 0, 0, 0
+    late, weights_peak, closing, experts, every = tape.late, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
         if is_put_off(op):
@@ -87,8 +88,9 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
             weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
             experts = closing if _is_expert(op) else experts
+            every += sum(op.gradient_widths) * width
             left -= tape.held[op.name]
-    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts)
+    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts, every)
 
 
 def is_put_off(op: Op) -> bool:
@@ -164,16 +166,17 @@ class _Backward:
         weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
         made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
         late = self.split and is_put_off(op)
+        makes = bool(op.gradient_widths) and not late
         if late:
             weights, scratch = 0, scratch - (0 if op.again else op.regathered)
-        elif op.delivers and weights:
+        elif makes and (op.delivers or not weights):  # added to the sums as it is made, or before the next
             weights = max(op.gradient_widths) * self.width
             if op.kind == "loss":  # in chunks: it delivers when all of them are done
                 self._note(self.live + made + weights + scratch, op.name)
                 scratch = op.regathered
             self._bear(op)
         before, beside = op.scratch_of_casts
-        casts = max(before - weights, beside if weights else 0)
+        casts = max(before - weights, beside if makes else 0)
         self._note(self.live + made + weights + scratch + casts, op.name)
         if op.delivers and op.name == self.closing:
             self._reduce(made + weights + scratch)

@@ -161,14 +161,15 @@ class Walker:
         for place in reversed(range(len(units))):
             unit = units[place]
             run, state, born = unit.run, unit.state, unit.born if first or self.each else NO_SUMS
+            off = self._split(unit).late_bytes if split else 0  # what it puts off
+            born = NO_SUMS if off and self.each else born  # which come with what is put off
             profile = self._played(unit, born, split=split)
-            off = profile.late_bytes if isinstance(profile, Split) else 0  # what it puts off
             regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
             let_go = state.whole if gathers and self._stays(run) else 0
             if self.adds and gathers:
                 let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
             reduces = (last or self.each) and not self.policy.gradients_stay and not off
-            reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces)
+            reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces, split=bool(off))
             lag = self.lag_bytes(unit) if reduces else 0
             table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
             if table and self.counts.job.loss == "chunked":  # it comes when all chunks are done
@@ -203,12 +204,15 @@ class Walker:
             lagging = lag
             after += run.times * off
 
-    def _gradients(self, unit: Held, *, first: bool, reduces: bool) -> tuple[int, int, int]:
+    def _gradients(self, unit: Held, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
         """What a backward makes of them: as it reduces, in the end, and what waits for a tied table's other end."""
         state, reduced = unit.state, 0 if self.each and not first else unit.state.reduced
         born = state.sums if first or self.each else 0
         if self.late:  # of gradients, not of their sums
-            born = state.sums * self.of_sums[0] // self.of_sums[1]
+            put_off = self._split(unit).made_bytes if split else 0
+            born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - put_off)
+        elif split and self.each:
+            born = reduced
         waiting = self.table.sums if self.adds and first and not self.late else self.waiting
         waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
         parts = reduced and sum(_cut(part) for part in unit.parts)
@@ -233,7 +237,7 @@ class Walker:
     def _weights(self, units: Sequence[Held], *, first: bool, last: bool) -> Iterator[At]:
         """What was put off is done from the last unit to the first."""
         left = grown = lagging = 0
-        reduces = last and not self.policy.gradients_stay
+        reduces = last and not self.policy.gradients_stay and not self.each
         for unit in units:
             late = self._split(unit).late_bytes
             left += unit.run.times * late
@@ -242,13 +246,16 @@ class Walker:
             unit, profile = units[place], self._split(units[place])
             if not profile.late_bytes:
                 continue
-            experts = unit.born.experts if first else 0  # whose sums come with the first gradient of theirs
-            lasting = experts + (unit.state.reduced - unit.state.sums if reduces else 0)
+            experts = (
+                unit.born.experts if first and not self.each else 0
+            )  # whose sums come with the first gradient of theirs
+            lasting = experts + (unit.state.reduced - unit.state.sums if reduces else self.late * profile.made_bytes)
             lag = self.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
                 here, gradients = left - done * profile.late_bytes, grown + done * lasting + (lag if done else lagging)
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield At((place, done == 0, "weights"), gradients + experts, here, 0, rest)
+                born = unit.state.sums if self.each else experts
+                yield At((place, done == 0, "weights"), gradients + born, here, 0, rest)
                 if reduces:
                     here, reduced = here - profile.late_bytes, experts + sum(map(_cut, unit.parts))
                     if unit.born.experts:

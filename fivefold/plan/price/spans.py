@@ -78,7 +78,7 @@ class _Player:
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
         between = start + ends.exposed
-        end = between + self.timeline.update(self.layout, rank)
+        end = between + self.timeline.update(self.layout, rank) + self.timeline.met(self.layout, chunks)
         gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # the new weights, from where they are updated
         name = "reduce gradients, gather weights" if gathers else "reduce gradients"
         reduce = [Span("reduce", name, start, between, between - start, ("dp",))] if between > start else []
