@@ -133,16 +133,19 @@ def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
 
 
 def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, tokens: float) -> Answer:
-    """Time and cost of training on ``tokens``, without pauses and failures."""
+    """Time and cost of training on ``tokens``, without pauses and failures; of a layout that does not fit, said so."""
     planner = Planner(model=model, machine=machine, job=job)
     refuse(layout, model=model, job=job, machine=machine)
     steps = ceil(checked(tokens) / job.tokens_per_step)
-    seconds = steps * planner.estimate(layout).clock.seconds
+    step, room = planner.estimate(layout), room_bytes(machine)
+    seconds = steps * step.clock.seconds
     hours = seconds * layout.world / 3600
     price = machine.dollars_per_rank_hour
     money = "" if price is None else f", {hours * price:,.0f} dollars"
     span = f"{seconds / 86400:.1f} days" if seconds > 172_800 else show_seconds(seconds)
     line = f"{steps:,} steps, {span}, {show_count(hours)} GPU-hours{money}"
+    if step.peak_bytes > room:
+        line += f"; but it does not fit: {show_bytes(step.peak_bytes)} of {show_bytes(room)}"
     return _answer(f"a run of {show_count(tokens)} tokens", line, seconds, planner, layout)
 
 

@@ -85,6 +85,8 @@ def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory
         ):
             sizes = (getattr(stages.get(number), field, 0) for stages in (left, right))
             yield _row(f"{name}{where}", "bytes", *sizes, exact=True)
+        kept = (getattr(stages.get(number), "activations_bytes", 0) for stages in (left, right))
+        yield _row(f"activations{where}", "bytes", *kept)
 
 
 def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:

@@ -43,7 +43,9 @@ class Done(NamedTuple):
 
 
 class Engine:
-    """Plays steps. ``meter``, where there is one, learns the phase, and ``kept_bytes`` what a forward left behind."""
+    """Plays steps. ``meter``, where there is one, learns the phase, and ``kept_bytes`` the most that was kept between
+    two passes for backwards to come, of all micro-batches in flight.
+    """
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
         """``end``: the token with which a document ends, needed where documents are kept apart."""
@@ -56,7 +58,7 @@ class Engine:
         self.scale = 1.0  # of the loss of one token, in the graph
         self.tokens = torch.empty(0, dtype=torch.long)
         self.meter: Watch | None = None
-        self.kept_bytes = 0
+        self.kept_bytes, self._before = 0, -1  # and what else lived before the first forward
         self.routed = built.routed
         self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
@@ -69,6 +71,7 @@ class Engine:
             shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
         )  # fmt: skip
         self.pipeline = self._pipeline(built.table)
+        self.pipeline.on_pass = self._note_kept
 
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
@@ -116,7 +119,7 @@ class Engine:
         for unit in self.built.units:
             unit.deliveries = [each * micro_batches // before.table.micro_batches for each in unit.deliveries]
         self.pipeline = self._pipeline(table)
-        self.pipeline.on_action = before.on_action
+        self.pipeline.on_action, self.pipeline.on_pass = before.on_action, before.on_pass
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
@@ -128,6 +131,7 @@ class Engine:
     def backward(self, tokens: Tensor) -> Tensor:
         """Losses of this rank, summed; afterwards every shard has its gradient."""
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
+        self.kept_bytes, self._before = 0, -1
         total = self.pipeline.step()
         for unit in self.built.units:
             unit.finish()
@@ -177,27 +181,34 @@ class Engine:
         documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
         if module.positions is not None:
             inputs, targets = inputs[:, module.positions], targets[:, module.positions]
-        before = self._begin_forward()
+        self._begin_forward(entry)
         out = module.stage(
             inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, scale=self.scale
         )
-        self._end_forward(before)
+        if self._metered is not None:
+            self._metered.phase = "backward"
         return out
 
     # What the meter is told
 
-    def _begin_forward(self) -> int | None:
+    @property
+    def _metered(self) -> Watch | None:
+        """The meter, unless two passes run beside one another: each makes and lets go of its own."""
         turns = self.built.ranks.turns
-        if self.meter is None or (turns is not None and not turns.alone):  # a backward beside it lets go of its own
-            return None
-        self.meter.phase = "forward"
-        return self._apart_from_weights(self.meter)
+        return self.meter if turns is None or turns.alone else None
 
-    def _end_forward(self, before: int | None) -> None:
-        if self.meter is not None and before is not None:
-            self.kept_bytes = max(self.kept_bytes, self._apart_from_weights(self.meter) - before)
-            self.meter.phase = "backward"
+    def _begin_forward(self, entry: Tensor | None) -> None:
+        if self._metered is not None:
+            self._metered.phase = "forward"
+            if self._before < 0:
+                self._before = self._apart(self._metered) - (0 if entry is None else entry.untyped_storage().nbytes())
 
-    def _apart_from_weights(self, meter: Watch) -> int:
-        """Live bytes less the gathered weights, which come and go under ZeRO-3."""
-        return meter.live_bytes - sum(unit.whole.untyped_storage().nbytes() for unit in self.built.units)
+    def _note_kept(self) -> None:
+        if self._metered is not None and self._before >= 0:
+            self.kept_bytes = max(self.kept_bytes, self._apart(self._metered) - self._before)
+
+    def _apart(self, meter: Watch) -> int:
+        """Live bytes less what comes and goes: weights that are gathered, gradients, messages between stages."""
+        passing = [*self.pipeline.messages(), *(each for unit in self.built.units for each in unit.passing())]
+        storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in passing}
+        return meter.live_bytes - sum(storages.values())

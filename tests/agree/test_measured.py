@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from fivefold.check.dryrun import dryrun
 from fivefold.check.prove import measured_step
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
@@ -112,6 +113,36 @@ def test_counts_are_equal_and_peak_memory_is_close(
         assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
         kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
         assert kept[0] == pytest.approx(kept[1], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "batch"),
+    [
+        (GROUPED, "pp2 mbs2", 8),  # 1F1B: the first rank has two micro-batches in flight
+        (GROUPED, "pp2 gpipe mbs1", 4),
+        (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
+        (GROUPED, "pp2 v2 zbv mbs1", 6),
+        (GROUPED, "dp2 pp2 zero2 mbs1", 8),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
+    forked, corpus: Path, tmp_path: Path, model: Model, text: str, batch: int
+) -> None:
+    """Predicted, rehearsed and measured: the most that is kept between two passes, on each pipeline rank."""
+    layout, job = Layout.parse(text), Job(sequence=96, global_batch=batch, steps=5)
+    run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
+    prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
+    found = [predict(model=model, machine=MACHINE, layout=layout, job=job)]
+    found += [step for step in (dryrun(model=model, machine=MACHINE, layout=layout, job=job).step,) if step]
+    measured = forked(layout.world, train, run, model, layout)[0]
+    for step in found:
+        rows = [row for row in compare(step, measured) if row.quantity.startswith("activations")]
+        assert len(rows) == layout.pp
+        assert all(abs(row.error or 0) < 0.002 for row in rows), (step.kind, rows)
+    assert len(found) == 2
+    one = measured.memory.stages[0]
+    assert one.activations_bytes < one.peak_bytes - one.parameters_bytes - one.optimizer_bytes
 
 
 @pytest.mark.parametrize(

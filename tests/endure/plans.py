@@ -57,9 +57,8 @@ def main() -> None:
             left -= a_search in found
             for line in filter(None, (failure(check, drawn) for check in found)):
                 broken += 1
-                print(
-                    f"seed {chosen.first + number}: {line}\n    {drawn.model.name}, {drawn.machine.name}, {drawn.layout}"
-                )
+                print(f"seed {chosen.first + number}: {line}")
+                print(f"    {drawn.model.name}, {drawn.machine.name}, {drawn.layout}")
             progress("cases", number + 1, chosen.count)
     print(f"{chosen.count} cases, {broken} broken")
     sys.exit(broken > 0)

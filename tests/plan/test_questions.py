@@ -84,6 +84,15 @@ def test_a_whole_run_costs_its_steps() -> None:
     assert f"{answer.value * 8 / 3600 * 2:,.0f} dollars" in answer.line
 
 
+def test_a_run_that_does_not_fit_says_so() -> None:
+    fits, too_large = (
+        questions.whole_run(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text), tokens=1e9).line
+        for text in ("dp8 zero3 mbs1", "dp8 mbs1")
+    )
+    assert "fit" not in fits
+    assert "does not fit: " in too_large
+
+
 def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)

@@ -25,8 +25,10 @@ def levels(planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None
     row = spans(planner, layout, limit=limit)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
-    found = filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches)
-    return tuple(found)
+    found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
+    first = found[0]  # until a rank's first action comes, what stands in it lives already
+    waiting = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
+    return (waiting, *found) if first.seconds > 0 else found
 
 
 class _Filler:

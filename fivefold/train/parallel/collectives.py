@@ -30,6 +30,11 @@ class Pending:
     ) -> None:  # fmt: skip
         self._out, self._works, self._inputs, self._turns = out, works, inputs, turns
 
+    @property
+    def arriving(self) -> Tensor:
+        """The tensor, of which nothing may be there yet."""
+        return self._out
+
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
         if self._works and self._turns is not None:

@@ -28,7 +28,8 @@ Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first st
 
 
 class Pipeline:
-    """This rank's part of the pipeline. ``on_action`` is told of each action just before it runs.
+    """This rank's part of the pipeline. ``on_action`` is told of each action just before it runs, ``on_pass`` that a
+    forward, a backward or a W has ended.
 
     ``stages`` are those that the table gives this rank; ``shape`` and ``dtype`` are of the rows that travel. Under FB
     forward and backward take ``ranks.turns``; where there are none, one follows the other. A ``Mistake`` where the
@@ -57,6 +58,7 @@ class Pipeline:
             check_pairs(table)
         self.row = cues(table, rank=self.rank)
         self.on_action: Callable[[Action], None] | None = None
+        self.on_pass: Callable[[], None] | None = None
         self._loss = torch.zeros(())
         self._receiving: dict[Part, tuple[Tensor, dist.Work]] = {}
         self._sending: dict[Part, tuple[Tensor, dist.Work]] = {}
@@ -110,6 +112,7 @@ class Pipeline:
             with torch.no_grad():
                 while works:
                     works.pop()()  # each lets go of what it kept
+            self._passed()
         else:
             self._backward(stage, i, split=kind == "B")
 
@@ -126,6 +129,8 @@ class Pipeline:
             self._open[stage, i] = entry, output, inbox
         elif stage == self.last:
             self._loss += output
+        del entry, output
+        self._passed()
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
         entry, end, inbox = self._open.pop((stage, i))
@@ -141,6 +146,16 @@ class Pipeline:
         if entry is not None:
             assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
             self._hand(("B", stage, i), entry.grad)
+        del entry, end
+        self._passed()
+
+    def _passed(self) -> None:
+        if self.on_pass is not None:
+            self.on_pass()
+
+    def messages(self) -> list[Tensor]:
+        """What is on its way to or from other ranks."""
+        return [rows for rows, _ in (*self._receiving.values(), *self._sending.values())]
 
     # Messages
 

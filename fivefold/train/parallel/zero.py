@@ -140,6 +140,11 @@ class ZeroUnit:
         """What the unit holds between steps."""
         return [self.whole, self.own] if self.apart else [self.whole]
 
+    def passing(self) -> list[Tensor]:
+        """What comes and goes within a step: gathered weights, their messages, and gradients."""
+        coming = [self._coming.arriving, self._sent] if self._coming is not None else []
+        return [self.whole, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
+
     def drop(self) -> None:
         """Forget that the whole weights are current, and let them go where the policy says so."""
         if self._coming is not None:

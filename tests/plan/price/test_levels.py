@@ -9,6 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
+from fivefold.plan.count.memory import memory
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.levels import levels
 from fivefold.plan.price.spans import spans
@@ -46,6 +47,18 @@ def test_levels_lie_along_the_spans(text: str) -> None:
     assert lives[-1].seconds == pytest.approx(spans(plan, layout)[0][-1].end)
     assert lives[-1].activations_bytes == 0
     assert lives[-1].cause == "optimizer"
+
+
+@pytest.mark.parametrize("text", ["dp8 pp4 zb1p", "dp8 pp4 zero1 1f1b", "dp8 pp4 v2 zbv zero3"])
+def test_a_rank_that_waits_has_its_states(text: str) -> None:
+    """From the beginning of the step on, which for the last rank comes before its first action."""
+    plan, layout = planner(), Layout.parse(text)
+    for rank, states in enumerate(memory(plan.counts, layout)):
+        begin, first = levels(plan, layout, rank=rank)[:2]
+        assert begin.seconds == 0
+        assert begin.states_bytes == first.states_bytes >= states.parameters_bytes + states.optimizer_bytes
+        assert begin.activations_bytes == begin.temporary_bytes == 0
+        assert rank == 0 or first.seconds > 0
 
 
 def test_a_pipeline_fills_one_micro_batch_after_the_other() -> None:
