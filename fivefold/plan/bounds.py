@@ -154,8 +154,9 @@ class Bounds:
             return np.asarray(late + gathers)
         return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
 
-    def floor(self) -> tuple[Floats, Floats]:
-        """Bytes and seconds of every stem, whatever its schedule, ZeRO stage and order; seconds of what fits.
+    def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
+        """Bytes and seconds of every stem, whatever its schedule, ZeRO stage and order; seconds of what fits, if
+        they are asked for.
 
         Any rank holds the fewest blocks of any, one rank has pp micro-batches of them or as many as there are, and
         the busiest works for a pp-th of the whole.
@@ -175,7 +176,7 @@ class Bounds:
             rounds = fewest[s.pp[at]] * np.minimum(m[at], s.pp[at])
             size[at] += rounds * self.asked.profiles(leaves.take(at), limit=True)[:, 0, 2:].min(axis=1)
         at = np.flatnonzero(size <= room_bytes(self.planner.machine))
-        if len(at):
+        if timed and len(at):
             alone = leaves.take(at)._replace(shape=np.zeros(len(at), np.int64))
             kernels = self.asked.kernels(alone, limit=True)[:, :3]
             whole = np.einsum("nu,nku->n", self.forms(alone).held[:, 0], kernels)

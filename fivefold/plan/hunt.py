@@ -40,15 +40,22 @@ class Candidate(NamedTuple):
 
 
 class Hunt:
-    """What is known so far: the ``top`` best, the fastest under each memory budget, and the losers by cause."""
+    """What is known so far: the ``top`` best, the fastest under each memory budget, and the losers by cause.
 
-    def __init__(self, machine: Machine, *, by: By, top: int, levels: int, report: Report | None = None) -> None:
-        self.by, self.top, self.report = by, top, report
+    ``levels=0``: the fastest are not asked for. ``any_will_do``: it ends with the first that fits.
+    """
+
+    def __init__(
+        self, machine: Machine, *, by: By, top: int, levels: int, report: Report | None = None,
+        any_will_do: bool = False,
+    ) -> None:  # fmt: skip
+        self.by, self.top, self.report, self.any_will_do = by, top, report, any_will_do
+        self.timed = by != "memory" or levels > 0
         self.capacity = room_bytes(machine)
         self.best: list[Candidate] = []
         self.fitting: list[Candidate] = []
-        self.budgets = self.capacity * (1 + np.arange(levels)) / levels
-        self.fastest = np.full(levels, np.inf)
+        self.budgets = self.capacity * (1 + np.arange(max(1, levels))) / max(1, levels)
+        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # which none undercuts
         self.losses = Losses(self.capacity)
         self.seen: set[tuple[Layout, Job]] = set()
         self.ranks_per_node = machine.ranks_per_node
@@ -58,13 +65,15 @@ class Hunt:
     @property
     def bar(self) -> float:
         """The score that a layout must not exceed."""
+        if self.any_will_do and self.best:
+            return -np.inf
         return self.best[-1].score if len(self.best) == self.top else np.inf
 
     def sweep(self, bounds: Bounds) -> None:
         """All layouts of one space."""
         space, stems = bounds.space, bounds.stems
         count = space.leaves_of(stems)
-        size, seconds = bounds.floor()
+        size, seconds = bounds.floor(timed=self.timed)
         large = size > self.capacity
         self.losses.too_large(count[large], size[large], lambda at: space.any_layout(int(np.flatnonzero(large)[at])))
         self._tell(int(count[large].sum()))

@@ -50,11 +50,12 @@ def fullest(ranks: list[RankMemory]) -> int:
 class Planner:
     """A model, a machine and a job with everything about them that is counted and priced once."""
 
-    def __init__(self, *, model: Model, machine: Machine, job: Job) -> None:
+    def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
+        """``counts``: of the same model and job for another machine of the backend, if there are any."""
         if machine.backend == "gloo":  # one stream: nothing runs beside compute; and kernels of one head dim
             job = job.replace(overlap=(), attention="blocks" if job.attention == "flash" else job.attention)
         self.model, self.machine, self.job = model, machine, job
-        self.counts = Counts(model, job)
+        self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine)
         self.timeline = Timeline(self.units)
 

@@ -18,7 +18,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Planner
-from fivefold.plan.search import search
+from fivefold.plan.search import fits_any, search
 from fivefold.record import Mistake
 from fivefold.sizes import RUN_TOKENS
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -58,12 +58,8 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
     sizes = sorted({*(2**power for power in range(machine.ranks.bit_length())), machine.ranks})
     for ranks in (size for size in sizes if size <= machine.ranks):
         small = with_ranks(machine, ranks)
-        try:
-            found = search(model=model, machine=small, job=job, top=1)
-        except Mistake:
-            continue
-        if found.best:
-            step = found.best[0].step
+        if fits_any(model=model, machine=small, job=job):
+            step = search(model=model, machine=small, job=job, top=1).best[0].step
             return Answer(
                 question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
                 memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
@@ -75,10 +71,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, 
     """The family of ``model`` made larger, layers and heads in step, until nothing fits on the machine."""
 
     def fits(eighths: int) -> bool:
-        try:
-            return bool(search(model=scaled(model, eighths / 8), machine=machine, job=job, by="memory", top=1).best)
-        except Mistake:
-            return False
+        return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job)
 
     most = _most(fits, limit=256)
     if most == 0:

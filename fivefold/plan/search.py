@@ -6,7 +6,7 @@ The answer is that of trying them all (``hunt.py``). Equal times are ranked by m
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
@@ -53,33 +53,50 @@ def search(
         raise Mistake(_no_layout(model, machine, job))
     hunt = Hunt(machine, by=by, top=top, levels=levels, report=report)
     hunt.total = sum(int(space.leaves_of(space.stems).sum()) for _, space in spaces)
-    _through(hunt, spaces, model=model, machine=machine)
+    planners = _through(hunt, spaces, model=model, machine=machine)
     best = sorted(hunt.best, key=lambda found: found[:4])
     return Found(
         by=by,
         best=tuple(_ranked(found, machine) for found in best),
         front=tuple(_front(hunt.fitting)),
         reasons=hunt.losses.reasons(machine, best[0].estimate if best else None),
-        misses=() if best else tuple(_misses(spaces, model=model, machine=machine)),
+        misses=() if best else tuple(_misses(spaces, planners, model=model, machine=machine)),
         tried=hunt.total,
         evaluated=hunt.evaluated,
         seconds=time.perf_counter() - begin,
     )
 
 
-def _through(hunt: Hunt, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine) -> None:
+def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
+    """Whether any layout over all ranks fits: as ``search`` would find one, but it ends with the first."""
+    space = Space(model, job, world=machine.ranks)
+    hunt = Hunt(machine, by="memory", top=1, levels=0, any_will_do=True)
+    _through(hunt, [(job, space)], model=model, machine=machine)
+    return bool(hunt.best)
+
+
+def _through(
+    hunt: Hunt, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *, model: Model,
+    machine: Machine,
+) -> dict[Job, Planner]:  # fmt: skip
+    """With a planner for each job, which takes over what those ``known`` have counted."""
     planners: dict[Job, Planner] = {}
     for job, space in spaces:
         if len(space.stems.dp):
-            planner = planners.setdefault(job, Planner(model=model, machine=machine, job=job))
-            hunt.sweep(Bounds(planner, space))
+            if job not in planners:
+                counts = known[job].counts if known else None
+                planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
+            hunt.sweep(Bounds(planners[job], space))
+    return planners
 
 
-def _misses(spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine) -> Iterator[Miss]:
+def _misses(
+    spaces: Sequence[tuple[Job, Space]], planners: Mapping[Job, Planner], *, model: Model, machine: Machine
+) -> Iterator[Miss]:
     """The smallest layouts, as if there were memory enough."""
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
-    hunt = Hunt(endless, by="memory", top=MISSES, levels=1)
-    _through(hunt, spaces, model=model, machine=endless)
+    hunt = Hunt(endless, by="memory", top=MISSES, levels=0)
+    _through(hunt, spaces, planners, model=model, machine=endless)
     for found in hunt.best:
         yield miss(found.estimate, model=model, machine=machine, job=found.planner.job)
 

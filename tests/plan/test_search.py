@@ -16,7 +16,7 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model, MoE
 from fivefold.plan.count.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner, predict
-from fivefold.plan.search import search
+from fivefold.plan.search import fits_any, search
 from fivefold.plan.space import Space
 from fivefold.record import Mistake
 
@@ -136,3 +136,15 @@ def test_a_faster_chip_and_a_longer_step() -> None:
 def test_the_short_way_in_python() -> None:
     step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
     assert step == predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
+
+
+def test_whether_anything_fits_is_what_a_search_finds() -> None:
+    """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
+    job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
+    for layers in (1, 8, 16, 64):
+        model = named("llama3.2-1b").replace(layers=layers)
+        found = search(model=model, machine=node, job=job, top=1)
+        assert fits_any(model=model, machine=node, job=job) == bool(found.best)
+        needs = [miss.needs_bytes for miss in found.misses]
+        assert needs == sorted(needs)
+        assert not needs or len(needs) == 3
