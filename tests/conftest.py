@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import os
 import pickle
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,10 @@ import pytest
 
 # Threads do not survive a fork, but what waits for them does: neither OpenMP nor the compiler may have any here.
 os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# A script that starts the tests in its background hands SIGINT down ignored, and fivefold leaves ignored what it finds
+# so. Here signals are as in a terminal, for this process and those that it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fivefold import cli
+from fivefold.record import Mistake
 
 PREDICT = ("predict", "nano", "h100:8", "dp8")
 ASK = ("ask", "run", "nano", "h100:8", "dp8", "--tokens")
@@ -118,6 +119,28 @@ def test_a_signal_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     assert capfd.readouterr().err == (
         f"fivefold: stopped by {name}; nothing is half-done, and the same command takes it up again\n"
     )
+
+
+def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """As under nohup, or in the background of a script."""
+
+    def go_on(_model: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise Mistake("it went on")
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
+    monkeypatch.setattr("fivefold.model.catalog.resolve", go_on)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capfd.readouterr().err == "fivefold: it went on\n"
+
+
+def test_the_tests_heed_signals_wherever_they_are_started() -> None:
+    """The background of a script is born with SIGINT ignored; a test that sends one would see nothing come."""
+    born = 'trap "" INT; exec "$0" -c "import signal, tests.conftest; print(signal.getsignal(signal.SIGINT))"'
+    started = subprocess.run(["sh", "-c", born, sys.executable], capture_output=True, text=True, check=True)
+    assert "default_int_handler" in started.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
