@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from pydantic import JsonValue
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -33,11 +34,12 @@ from fivefold.train.build import Built
 from fivefold.train.checkpoint_folder import Checkpoint, File, Progress, latest, read
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.shard import Shard
+from fivefold.train.shards import Index
 from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
 
-TOKENIZER = "tokenizer"  # among the facts: the fingerprint of that of the tokens
+TOKENIZER, TEXT = "tokenizer", "text"  # among the facts: fingerprints of what was read
 State = dict[str, Tensor | Boxes]
 T = TypeVar("T")
 
@@ -88,15 +90,25 @@ def write(
     return final
 
 
-def load(path: Path, *, built: Built, model: Model, job: Job, tokenizer: str | None = None) -> Progress:
+def origin(index: Index) -> dict[str, JsonValue]:
+    """What a checkpoint says of the corpus it was trained on; ``load`` holds it against the corpus of then."""
+    return {TOKENIZER: index.tokenizer, TEXT: index.text}
+
+
+def unsaid(path: Path, progress: Progress) -> list[str]:
+    """What is to be said of a checkpoint that is older than the fingerprint of texts."""
+    return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
+
+
+def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
     """Restore weights, moments and random state from ``path``, whatever layout wrote it.
 
-    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model, optimizer or ``tokenizer`` (by
-    its fingerprint), or if ``job`` would read its data in another order. Random states return only to as many ranks
-    as there were, on the same kind of device.
+    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
+    tokenizer or text than those of ``index``, or if ``job`` would read its data in another order. Random states return
+    only to as many ranks as there were, on the same kind of device.
     """
     ranks = built.ranks
-    together(lambda: _verify(path, model=model, job=job, tokenizer=tokenizer, ranks=ranks), ranks=ranks)
+    together(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
     together(lambda: optimizer.check_cut(built.optimizer, checkpoint.layout), ranks=ranks)
     optimizer.ensure_moments(built.optimizer, built.shards)
@@ -129,7 +141,7 @@ def _written(temporary: Path, *, rank: int) -> list[File]:
     return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
 
 
-def _verify(path: Path, *, model: Model, job: Job, tokenizer: str | None, ranks: Ranks) -> None:
+def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
     """Refuse what cannot be resumed; of the files, each rank reads its share."""
     checkpoint = read(path)
     if found := difference(checkpoint.model, model, skip=("name", "source")):
@@ -146,13 +158,25 @@ def _verify(path: Path, *, model: Model, job: Job, tokenizer: str | None, ranks:
                 f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
                 f"set {name}={was} or start a new run"
             )
-    trained = str(checkpoint.progress.facts.get(TOKENIZER, tokenizer))
-    if tokenizer is not None and trained != tokenizer:
-        raise Mistake(
-            f"{path}: was trained on tokens of another tokenizer ({trained[:12]}, and these are of {tokenizer[:12]}); "
-            f"prepare the corpus with that one or start a new run"
-        )
+    if index is not None:
+        _same_corpus(path, checkpoint.progress.facts, index)
     folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
+
+
+def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
+    """Refuse to go on with other tokens. What an older checkpoint does not say is taken to be so (``unsaid``)."""
+    here = {name: str(value) for name, value in origin(index).items()}
+    there = {name: str(facts.get(name, value)) for name, value in here.items()}
+    if there[TOKENIZER] != here[TOKENIZER]:
+        raise Mistake(
+            f"{path}: was trained on tokens of another tokenizer ({there[TOKENIZER][:12]}, and these are of "
+            f"{here[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
+        )
+    if there[TEXT] != here[TEXT]:
+        raise Mistake(
+            f"{path}: was trained on another text ({there[TEXT][:12]}, and the corpus is now {here[TEXT][:12]}), or "
+            f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
+        )
 
 
 def _has(path: Path, names: Collection[str]) -> None:

@@ -263,7 +263,7 @@ class Loop:
         )
 
     def _resume(self) -> tuple[int, list[str]]:
-        """The step from which to go on, and what was wrong with newer checkpoints than that one."""
+        """The step from which to go on, and what is to be said of that checkpoint and newer ones."""
         events: list[str] = []
         while found := checkpoint.latest(self.run.folder / "checkpoints"):
             try:
@@ -274,6 +274,7 @@ class Loop:
                     raise
                 events.append(event)
                 continue
+            events += checkpoint.unsaid(found, progress)
             self.saver.newest, self.samples = found, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
@@ -282,12 +283,11 @@ class Loop:
         return 0, events
 
     def _load(self, path: Path) -> checkpoint.Progress:
-        index = self.shards.index
-        return checkpoint.load(path, built=self.built, model=self.model, job=self.job, tokenizer=index.tokenizer)
+        return checkpoint.load(path, built=self.built, model=self.model, job=self.job, index=self.shards.index)
 
     def _save(self, step: int) -> None:
         self.watchdog.at(step, "a save")
-        facts = self.guard.facts() | {checkpoint.TOKENIZER: self.shards.index.tokenizer}
+        facts = self.guard.facts() | checkpoint.origin(self.shards.index)
         progress = checkpoint.Progress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
         )

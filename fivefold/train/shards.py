@@ -8,12 +8,13 @@ A split is one row of tokens: its documents in the order of the corpus, each fol
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.record import Mistake, Record, read_file
 from fivefold.train.tokenizer import Tokenizer, Tokens, load
 
-VERSION = 1
+VERSION = 2
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 SHARD_NAME = re.compile(r"(train|heldout)-(\d{5,}|ends)\.bin")
 Split = Literal["train", "heldout"]
@@ -37,11 +38,15 @@ class Shard(Record):
 
 
 class Part(Record):
-    """What one split holds; ``text_bytes`` (UTF-8, without ends) turns nats per token into nats per byte."""
+    """What one split holds; ``text_bytes`` (UTF-8, without ends) turns nats per token into nats per byte.
+
+    ``sha256``: of its tokens in order, as they lie in the shards, however they are cut.
+    """
 
     tokens: NonNegativeInt
     documents: NonNegativeInt
     text_bytes: NonNegativeInt
+    sha256: str
     shards: tuple[Shard, ...]
     ends: str
 
@@ -62,6 +67,11 @@ class Index(Record):
     def part(self, split: Split) -> Part:
         """What ``split`` holds."""
         return self.train if split == "train" else self.heldout
+
+    @property
+    def text(self) -> str:
+        """A fingerprint of what was read: the tokens of both splits in their order, whatever files they came from."""
+        return hashlib.sha256(f"{self.train.sha256} {self.heldout.sha256}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -114,13 +124,15 @@ class Shards:
 
 
 def read_index(directory: Path) -> Index:
-    """The index of ``directory``, of this version or older."""
+    """The index of ``directory``, of this version."""
     path = directory / INDEX
     if not path.exists():
         raise Mistake(f"{directory}: holds no prepared corpus; run `fivefold data` first")
     values = read_file(path)
     if isinstance(version := values.get("version"), int) and version > VERSION:
         raise Mistake(f"{path}: written by a newer fivefold (version {version}, this one reads {VERSION}); update it")
+    if isinstance(version, int) and version < VERSION:
+        raise Mistake(f"{path}: written by an older fivefold (version {version}, this one {VERSION}); prepare it again")
     return Index.read(values, origin=str(path))
 
 
@@ -149,7 +161,7 @@ class SplitWriter:
     tokens: int = 0
     documents: int = 0
     text_bytes: int = 0
-    names: list[str] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)  # of the tokens so far
 
     @property
     def ends_name(self) -> str:
@@ -161,6 +173,7 @@ class SplitWriter:
         append(self.directory / self.ends_name, (self.tokens + np.cumsum(lengths)).tobytes())
         self.documents += len(lengths)
         self.text_bytes += text_bytes
+        self.digest.update(tokens.tobytes())
         while len(tokens):
             shard, offset = divmod(self.tokens, self.shard_tokens)
             now, tokens = np.split(tokens, [self.shard_tokens - offset])
@@ -178,6 +191,7 @@ class SplitWriter:
             tokens=self.tokens,
             documents=self.documents,
             text_bytes=self.text_bytes,
+            sha256=self.digest.hexdigest(),
             shards=tuple(shards),
             ends=self.ends_name,
         )

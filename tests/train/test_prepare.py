@@ -5,6 +5,8 @@ import fcntl
 import json
 import multiprocessing
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +113,25 @@ def test_processes_write_the_same_bytes(texts: Path, tmp_path: Path, monkeypatch
     for workers in (1, 2):
         prepare(str(texts), tokenizer="bpe:270", directory=tmp_path / str(workers), workers=workers, shard_tokens=999)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_the_fingerprint_is_of_what_was_read(texts: Path, tmp_path: Path) -> None:
+    """Of random corpora, two have one exactly if both splits hold the same tokens; how they are cut says nothing."""
+    draw, known = random.Random(12), {}
+    for number in range(60):
+        shutil.rmtree(texts)
+        texts.mkdir()
+        for place_in_order in range(draw.randint(2, 3)):
+            (texts / f"{place_in_order}{draw.choice('ab')}.txt").write_text(draw.choice(("one", "two", "three")))
+        options = {"holdout": draw.choice((0.0, 0.01, 0.5)), "shard_tokens": draw.choice((1, 5, 999))}
+        try:
+            index = prepare(str(texts), directory=tmp_path / str(number), **options)
+        except Mistake:  # all was held out
+            continue
+        opened = Shards.open(tmp_path / str(number))
+        tokens = tuple(opened.read(split, start=0, count=index.part(split).tokens).tobytes() for split in SPLITS)
+        assert known.setdefault(tokens, index.text) == index.text
+    assert len(known) == len(set(known.values())) > 20
 
 
 def test_a_duplicate_never_lies_on_both_sides(texts: Path, tmp_path: Path) -> None:
@@ -333,8 +354,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"train-ends\.bin: cannot be read: No such file or directory; prepare the corpus again",
     ),
     "newer": (
-        lambda folder: _edit(folder, version=2, novelty=1),
-        r"index\.json: written by a newer fivefold \(version 2, this one reads 1\)",
+        lambda folder: _edit(folder, version=3, novelty=1),
+        r"index\.json: written by a newer fivefold \(version 3, this one reads 2\)",
     ),
     "unknown key": (lambda folder: _edit(folder, novelty=1), "unknown key 'novelty'"),
     "no JSON": (lambda folder: _cut(folder / "index.json"), r"index\.json: not valid JSON"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,9 @@ from torch import Tensor
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
 from fivefold.train import engine, loop
-from fivefold.train.checkpoint_folder import latest
+from fivefold.train.checkpoint_folder import MANIFEST, _digest, latest, read
 from tests.endure.ranks import Ranks
-from tests.train.test_faults import MACHINE, assert_line, here, losses, saved_bits, set_run, train, train_well
+from tests.train.test_faults import MACHINE, assert_line, events, here, losses, saved_bits, set_run, train, train_well
 
 __all__ = ["here"]
 
@@ -122,3 +125,56 @@ def test_another_tokenizer() -> None:
     )
     set_run(data={"tokenizer": "bpe:300"}, job={"steps": 16}, **wide)
     train_well()
+
+
+def rewrite(change: Callable[[str], str]) -> None:
+    """Every document of the corpus as ``change`` makes it, so that it is prepared anew."""
+    for path in Path("corpus").iterdir():
+        path.write_text(change(path.read_text()))
+        os.utime(path, (0, 0))
+
+
+def test_another_text() -> None:
+    """It would be read silently, and in another order; the same text in other files is the same."""
+    set_run(job=STEADY)
+    train_well()
+    shutil.copytree("corpus", "kept")
+    changes: tuple[tuple[Callable[[], object], float], ...] = (
+        (lambda: rewrite(lambda text: text.replace("document 7 ", "document T ")), 0.2),  # one letter
+        (lambda: Path("corpus/0.txt").rename("corpus/z.txt"), 0.2),  # another order
+        (lambda: Path("corpus/more.txt").write_text("and then some"), 0.2),
+        (lambda: None, 0.4),
+    )
+    for change, heldout in changes:
+        shutil.rmtree("corpus")
+        shutil.copytree("kept", "corpus")
+        change()
+        line = refused(data={"heldout": heldout}, job=STEADY | {"steps": 16})
+        assert_line(
+            line,
+            r"run/checkpoints/step-00000012: was trained on another text \([0-9a-f]{12}, and the corpus is now "
+            r"[0-9a-f]{12}\), or with another share of it held out; give back the text, its order and data.heldout, "
+            r"or start a new run",
+        )
+    rewrite(lambda text: text)
+    Path("corpus/blank.txt").write_text(" ")
+    for folder in ("run", "straight"):
+        set_run(folder=folder, job=STEADY | {"steps": 16})
+        train_well()
+    assert saved_bits() == saved_bits("straight")
+    assert not events()
+
+
+def test_a_checkpoint_that_does_not_say_its_text_is_taken_up_with_a_word() -> None:
+    """As one is that an older version wrote."""
+    train_well()
+    newest = latest(Path("run/checkpoints"))
+    assert newest
+    old = read(newest)
+    values = old.replace(progress=old.progress.replace(facts={})).model_dump(mode="json")
+    (newest / MANIFEST).write_text(json.dumps({**values, "digest": _digest(values)}))
+    set_run(job={"steps": 16})
+    train_well()
+    said = f"{newest}: does not say on what text it was trained; taken to be this one"
+    assert [(line["step"], line["event"]) for line in events()] == [(12, said)]
+    assert "text" in read(Path("run/checkpoints/step-00000016")).progress.facts
