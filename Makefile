@@ -7,6 +7,8 @@
 # endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
 #         5,000 random command lines
 # thousands of drawn models, machines, layouts and jobs, planned
+# endure: 200 kills at random moments (ten minutes; it resumes); 300 short runs of changing layouts, each of which must end well, on
+# busy cores too (an hour; it resumes); a host that is cut off; a Slurm that takes the node away
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -45,6 +47,8 @@ parity: $(BIN)/fivefold
 
 endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.kills --kills 200
+	$(BIN)/python -m tests.endure.runs --runs 300
+	$(BIN)/python -m tests.endure.runs --runs 100 --load 4 --folder runs/endure-busy
 	$(BIN)/python -m tests.endure.hosts
 	$(BIN)/python -m tests.endure.slurm
 	$(BIN)/python -m tests.endure.rows

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.cli.settle import launcher, settle
 from fivefold.cli.words import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.record import Mistake
-from fivefold.train.ending import LAUNCHER, one_line
+from fivefold.train.ending import leave, one_line
 from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.step import Step
     from fivefold.train.run import Run
     from fivefold.train.shards import Index
 
@@ -62,11 +64,11 @@ def train(
         arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
         launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
-    _train_here(settings, chosen, model=model, machine=machine, json=json)
+    leave(settle(lambda: _train_here(settings, chosen, model=model, machine=machine, json=json)))
 
 
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:
-    """Train as one rank of ``layout``."""
+    """Train as one rank of ``layout``; the first prints what came of it."""
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
     with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.check.prove import prove
@@ -198,11 +200,6 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> No
         )
 
 
-def launcher() -> int | None:
-    """The process that started this one to be one of several; None if the user or torchrun did."""
-    return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
-
-
 def _prepare(run: Run, model: Model) -> Index:
     """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
     from fivefold.train.prepare import prepare, terminal_progress
@@ -227,7 +224,20 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
     say(f"finished {outcome.step} steps; saved {outcome.checkpoint}")
     if proof.text:
         say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
-    if proof.measured is None:
+    pair = (proof.predicted, proof.measured) if proof.measured else _earlier(run.folder / "step.json", proof.predicted)
+    if pair is None:
         say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
-    show((run.folder / "step.json").read_text() if json else table(compare(proof.predicted, proof.measured)))
+    show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
+
+
+def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
+    """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
+    from fivefold.show.compare import read_pair
+
+    try:
+        before, measured = read_pair(path)
+    except Mistake:
+        return None
+    same = all(getattr(before, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job"))
+    return (before, measured) if same else None

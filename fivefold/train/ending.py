@@ -1,4 +1,4 @@
-"""How a process ends before its time: by a signal, or because its launcher died. No torch here.
+"""How a process ends, and how before its time: by a signal, or because its launcher died. No torch here.
 
 A process on its own raises ``Stopped`` wherever it is. One of several, which may wait for another deep in a library,
 simply dies; its launcher says why. Only the training loop does better: it finishes the step and saves.
@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from fivefold.record import Fault, Mistake
 
@@ -63,6 +64,18 @@ def _die_with(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(0.1)
     os._exit(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, which has been one of a process group, when all is said and saved.
+
+    Not by way of the interpreter's own end: threads of gloo outlive their group, and one that lets go of a tensor of
+    the last collective while the interpreter is taken down aborts the process (pytorch/pytorch#38228, #179291).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def tell(line: str, *, to: Path) -> bool:

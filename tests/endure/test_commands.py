@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fivefold import cli
+from fivefold.cli.settle import settle
+from fivefold.record import Mistake
 from tests.endure.commands import alone, answer, judged, run
 
 INPUTS = 100
@@ -62,6 +63,8 @@ def test_what_is_a_bad_end(code: int, err: str, wrong: str) -> None:
 
 
 def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli._fail(f"layout 'dp{'1' * 5000}' is none", code=2)
+    def fail() -> None:
+        raise Mistake(f"layout 'dp{'1' * 5000}' is none")
+
+    assert settle(fail) == 2
     assert len(capsys.readouterr().err) < 300

@@ -322,6 +322,35 @@ def test_held_out_text_and_tokenizer_must_suffice(refused: Callable[..., str], c
     )
 
 
+# How it ends
+
+
+def test_who_has_trained_leaves_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not by the interpreter's end, in which a thread of gloo that holds a tensor still aborts; and with all said.
+
+    The second start has nothing left to do, and shows what the first has measured.
+    """
+    train_well()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        gc.freeze()
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        try:
+            sys.stdout = os.fdopen(1, "w")  # as behind a pipe: it is not written before it is flushed
+            sys.argv = ["fivefold", "train", "run.toml", "--json"]
+            cli.main()
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    out, error = capfd.readouterr()
+    assert set(json.loads(out)) == {"predicted", "measured"}
+    assert "finished 12 steps" in error
+    set_run(job={"steps": 14})  # another job: what was measured before is not of it
+    ended = train()
+    assert (ended.code, ended.error.splitlines()[-1].partition(";")[0]) == (0, "too few steps to measure one")
+
+
 # Checkpoints that cannot be resumed
 
 

@@ -1,0 +1,66 @@
+"""What a command comes to: its exit code, and where it fails in a way that was foreseen one line that says why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import typer
+
+from fivefold.cli.words import say
+from fivefold.record import Fault, Mistake, Remark, reworded
+from fivefold.train.ending import LAUNCHER, Stopped, tell
+
+LONG_WORD = 300  # in characters; of what a user typed, or has in a file
+_UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
+
+
+def settle(action: Callable[[], object]) -> int:
+    """The exit code of ``action``, once all that it printed is out. A user's mistake is 2, a fault of the system 1."""
+    try:
+        code = action()
+        sys.stdout.flush()
+    except SystemExit as done:
+        code = done.code
+    except _UsageError as error:
+        return _said(reworded(error.format_message()), code=2)
+    except Mistake as error:
+        return _said(str(error), code=2)
+    except Fault as error:
+        return _said(str(error), code=1)
+    except Stopped as stop:
+        return _said(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _said(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
+    return code if isinstance(code, int) else 0
+
+
+def _said(line: str, *, code: int) -> int:
+    """``code``, when the line is said; a process of ours says it to its launcher, which says one line for all."""
+    line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
+    if line and not (launcher() is not None and tell(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):
+        say(f"fivefold: {line}")
+    return code
+
+
+def remark(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Say our own warnings in one line, and once: the processes of a run leave it to who started them."""
+    if not issubclass(category, Remark):
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
+    elif launcher() is None:
+        say(f"fivefold: {message}")
+
+
+def launcher() -> int | None:
+    """The process that started this one to be one of several; None if the user or torchrun did."""
+    return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None
