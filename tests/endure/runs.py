@@ -30,13 +30,13 @@ from tests.train.test_faults import set_run
 
 LAYOUTS = (
     "dp1 mbs4", "dp1 mbs2 ac=full",
-    "dp2 zero0 mbs4", "dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "tp2 mbs2", "cp2 mbs4",
+    "dp2 zero0 mbs6", "dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "tp2 mbs2", "cp2 mbs4",
     "cp2 mbs2 cp=ulysses", "pp2 mbs1", "pp2 gpipe mbs2", "pp2 zb1p mbs1 ac=full",
     "dp3 zero3 mbs1", "dp3 zero1 mbs2",
     "dp4 zero2 mbs1", "dp2 tp2 zero3 mbs2", "dp2 pp2 zero1 mbs1", "cp2 tp2 mbs2", "dp2 cp2 zero2 mbs1",
 )  # fmt: skip
 PATIENCE_SECONDS = 600.0  # for one run
-NOISE = "PYTHONFAULTHANDLER"  # so that an abort leaves its stack
+STACKS = "PYTHONFAULTHANDLER"  # set, it lets an abort leave its stack
 
 
 class Told(NamedTuple):
@@ -72,9 +72,9 @@ def run(number: int, *, seed: int) -> Told:
     set_run(**changes)
     begin = time.monotonic()
     out, error, code = _said([sys.executable, "-m", "fivefold", "train", "run.toml", *words])
-    fault = _fault(out, error, code, json_asked=bool(words))
-    told = Told(number, str(changes["layout"]), code, round(time.monotonic() - begin, 1), fault)
-    if fault:
+    wrong = fault(out, error, code, json_asked=bool(words))
+    told = Told(number, str(changes["layout"]), code, round(time.monotonic() - begin, 1), wrong)
+    if wrong:
         kept = Path(f"bad-{number:03}")
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir()
@@ -89,7 +89,7 @@ def run(number: int, *, seed: int) -> Told:
 def _said(command: list[str]) -> tuple[str, str, int]:
     """What the command said on its two pipes, and its exit code; with its processes it is killed if it does not end."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, NOISE: "1"}
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, STACKS: "1"}
     )
     try:
         out, error = process.communicate(timeout=PATIENCE_SECONDS)
@@ -103,7 +103,7 @@ def _said(command: list[str]) -> tuple[str, str, int]:
     return out, error, process.returncode
 
 
-def _fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
+def fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
     """What is wrong with the end of a run."""
     if code:
         return f"exit code {code}"

@@ -1,0 +1,54 @@
+"""The short runs of ``make endure``: each that is drawn is legal, and none that ends badly passes for good."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from fivefold.layout.spec import Layout, refuse
+from fivefold.model.catalog import resolve
+from fivefold.train.run import Run
+from fivefold.train.supported import check_supported
+from tests.endure.runs import LAYOUTS, drawn, fault
+from tests.train.test_faults import MACHINE, RUN
+
+SAID = "step 0  held-out loss 5.5784\nfinished 16 steps; saved run/checkpoints/step-00000016\n"
+TABLE = (
+    "quantity      predicted    measured  difference\nstep time\ntokens/s per GPU     1.17 k      2.03 k      -42.7%\n"
+)
+PAIR = json.dumps({"predicted": {}, "measured": {}}, indent=2)
+AGAIN = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nfivefold: started again from run\n"
+
+
+def test_every_draw_is_legal() -> None:
+    model, machine, seen = resolve("nano"), MACHINE.replace(ranks=4, ranks_per_node=4), set()
+    for number in range(200):
+        changes, _ = drawn(random.Random(number))
+        values = {**RUN, **changes, "job": {**RUN["job"], **changes["job"]}}
+        run, layout = Run.read(values, origin="drawn"), Layout.parse(changes["layout"])
+        refuse(layout, model=model, job=run.job, machine=machine)
+        check_supported(layout, run.job, model=model)
+        seen.add(changes["layout"])
+    assert seen == set(LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "code", "found"),
+    [
+        (TABLE, SAID, 0, ""),
+        (PAIR, SAID, 0, ""),
+        (TABLE, SAID, 1, "exit code 1"),
+        (TABLE, SAID, -6, "exit code -6"),
+        ("", SAID + "too few steps to measure one\n", 0, "no closing table"),
+        (TABLE[: len(TABLE) // 2], SAID, 0, "no closing table"),
+        (PAIR[:-1], SAID, 0, "no JSON"),
+        (json.dumps({"predicted": {}}), SAID, 0, "no pair of steps"),
+        (TABLE, AGAIN + SAID, 0, "it was started again"),
+        (TABLE, SAID.partition("\n")[0], 0, "no word of its end"),
+        (TABLE, SAID + "Fatal Python error: Aborted\n", 0, "an account of an error"),
+    ],
+)
+def test_a_bad_end_is_seen(out: str, error: str, code: int, found: str) -> None:
+    assert fault(out, error, code, json_asked=out.startswith("{")) == found
