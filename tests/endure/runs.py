@@ -123,8 +123,9 @@ def fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that never rest."""
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    """So many processes that never rest, and do not outlive this one."""
+    spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(processes)]
     try:
         yield
     finally:
