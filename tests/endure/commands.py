@@ -166,7 +166,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
-    with alone():
+    with alone(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is told
         for number in numbers:
             if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
                 continue
