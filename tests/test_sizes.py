@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.machine.spec import Link, Machine
 from fivefold.model.catalog import named, names, resolve
-from fivefold.model.huggingface_config import Config
+from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.plan.predict import predict
 from fivefold.plan.questions import scaled

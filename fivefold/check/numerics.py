@@ -28,13 +28,13 @@ from fivefold.model.numerics import Compared, Kind, Numerics
 from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train.build import Built, build
+from fivefold.train.checkpoint.full_weights import lay_together
 from fivefold.train.engine import Engine
-from fivefold.train.experts import Experts
-from fivefold.train.float8.cast import Cast, widen
-from fivefold.train.linear import Linear
-from fivefold.train.scaling import START
-from fivefold.train.source import Source
-from fivefold.train.whole import lay_together
+from fivefold.train.generate.source import Source
+from fivefold.train.model.experts import Experts
+from fivefold.train.model.float8.cast import Cast, widen
+from fivefold.train.model.linear import Linear
+from fivefold.train.optimizers.loss_scaling import START
 
 MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that make no new number
 NOISE = 2.0**-20  # of the largest: a sum that is 0 but for the rounding of its parts in fp32 is below

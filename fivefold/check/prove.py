@@ -21,13 +21,13 @@ from fivefold.plan.predict import predict
 from fivefold.record import Fault, Mistake
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
-from fivefold.train.logs import Logs, NoLogs, Report
+from fivefold.train.generate.sample import sample_of
+from fivefold.train.logs.run_log import Logs, NoLogs, Report
 from fivefold.train.loop import Loop, Outcome
-from fivefold.train.measured import Measured
-from fivefold.train.metrics import resident_bytes
+from fivefold.train.measure.measured_step import Measured
+from fivefold.train.measure.meter import resident_bytes
 from fivefold.train.process import Process
 from fivefold.train.run import Run
-from fivefold.train.sample import sample_of
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,23 @@ import warnings
 
 import typer
 
-from fivefold.cli import doctor, exchange, generate, numerics, plan, rehearse, run
+from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run
 from fivefold.cli.settle import launcher, remark, settle
-from fivefold.train.ending import heed_signals
+from fivefold.train.faults.signals import heed_signals
 
 app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
     help="Plans, rehearses, trains and proves the training step of a large language model.",
 )  # fmt: skip
 COMMANDS = (
-    plan.predict, plan.search, plan.ask, plan.ratios, plan.published, rehearse.dryrun,
+    plan.predict, plan.search, plan.ask, plan.ratios, plan.published, dryrun.dryrun,
     doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 app.command("show")(run.show_run)
-app.command("import")(exchange.import_weights)
-app.command("export")(exchange.export_weights)
+app.command("import")(huggingface.import_weights)
+app.command("export")(huggingface.export_weights)
 
 
 def main() -> None:

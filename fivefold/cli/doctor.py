@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fivefold.cli.words import AsJson, show
+from fivefold.cli.options import AsJson, show
 from fivefold.record import Mistake
 from fivefold.units import GIB, KIB, MIB
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.cli.words import AsJson, say, show
+from fivefold.cli.options import AsJson, say, show
 
 if TYPE_CHECKING:
-    from fivefold.train.sample import Sample
+    from fivefold.train.generate.sample import Sample
 
 
 def generate(
@@ -32,9 +32,9 @@ def generate(
     json: AsJson = False,
 ) -> None:
     """Go on from prompts with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
-    from fivefold.train.generate import Drawing
-    from fivefold.train.sample import samples
-    from fivefold.train.source import Source
+    from fivefold.train.generate.decode import Drawing
+    from fivefold.train.generate.sample import samples
+    from fivefold.train.generate.source import Source
 
     how = Drawing.read({"temperature": temperature, "top_p": top_p, "seed": seed}, origin="generate")
     found = Source.find(source)

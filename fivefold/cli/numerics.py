@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli.options import AsJson, Precision, say, show
 from fivefold.cli.run import _prepare
-from fivefold.cli.words import AsJson, Precision, say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.model.spec import Model
+    from fivefold.train.generate.source import Source
     from fivefold.train.run import Run
-    from fivefold.train.source import Source
 
 
 def numerics(
@@ -34,8 +34,8 @@ def numerics(
     from fivefold.show import numerics as shown
     from fivefold.show.charts import save
     from fivefold.show.progress import bar
-    from fivefold.train.data import Loader
-    from fivefold.train.precision import check_chip
+    from fivefold.train.data.loader import Loader
+    from fivefold.train.model.precision import check_chip
     from fivefold.train.process import Process
     from fivefold.train.run import Run
 
@@ -70,8 +70,8 @@ def numerics(
 
 def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
     """Whose weights: those that are named, the newest of the run, those it starts from; else they are drawn."""
-    from fivefold.train.checkpoint_folder import latest
-    from fivefold.train.source import Source
+    from fivefold.train.checkpoint.checkpoint_folder import latest
+    from fivefold.train.generate.source import Source
 
     place = weights or latest(run.folder / "checkpoints") or run.start.weights
     if place is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.words import say, show
+from fivefold.cli.options import say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ TraceFile = Annotated[Path | None, typer.Option("--trace", help="Write the step 
 
 def draw(planner: Planner, layout: Layout, step: Step) -> None:
     """On the terminal."""
-    from fivefold.plan.price.levels import levels
+    from fivefold.plan.price.memory_over_time import levels
     from fivefold.plan.price.spans import spans
     from fivefold.show import memory, pipeline
     from fivefold.show.table import heading
@@ -42,7 +42,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
 
 def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
     """The pipeline and the fullest rank's memory, as pictures and as pages."""
-    from fivefold.plan.price.levels import levels
+    from fivefold.plan.price.memory_over_time import levels
     from fivefold.plan.price.spans import spans
     from fivefold.show import charts, memory, pipeline
 

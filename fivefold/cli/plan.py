@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
-from fivefold.cli.words import (
+from fivefold.cli.options import (
     AsJson,
     Attention,
     GlobalBatch,
@@ -26,6 +25,7 @@ from fivefold.cli.words import (
     say,
     show,
 )
+from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.record import Mistake
 from fivefold.units import show_bytes
 

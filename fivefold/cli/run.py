@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.cli.options import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.cli.settle import launcher, settle
-from fivefold.cli.words import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.record import Mistake
-from fivefold.train.ending import leave, one_line
+from fivefold.train.faults.signals import leave, one_line
 from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.step import Step
+    from fivefold.train.data.shards import Index
     from fivefold.train.run import Run
-    from fivefold.train.shards import Index
 
 
 def train(
@@ -33,9 +33,10 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
-    from fivefold.layout.spec import Layout, refuse
+    from fivefold.layout.legal import refuse
+    from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.train.precision import check_chip
+    from fivefold.train.model.precision import check_chip
     from fivefold.train.run import Run
     from fivefold.train.supported import check_supported
 
@@ -177,11 +178,11 @@ def _layout(run: Run, machine: Machine) -> str:
 def _must_be_there(run: Run, *, model: Model) -> None:
     """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here."""
     if run.logs.wandb:
-        from fivefold.train.wandb_board import package
+        from fivefold.train.logs.wandb_log import package
 
         package()
     if run.start.weights is not None:
-        from fivefold.train.huggingface import Folder
+        from fivefold.train.checkpoint.huggingface_import import Folder
 
         Folder.open(run.start.weights, model=model)
 
@@ -202,7 +203,7 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> No
 
 def _prepare(run: Run, model: Model) -> Index:
     """The run's corpus as shards, which are enough for one step and whose tokens ``model`` knows."""
-    from fivefold.train.prepare import prepare, terminal_progress
+    from fivefold.train.data.prepare import prepare, terminal_progress
 
     with terminal_progress() as progress:
         index = prepare(

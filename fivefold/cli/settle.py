@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 import typer
 
-from fivefold.cli.words import say
+from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake, Remark, reworded
-from fivefold.train.ending import LAUNCHER, Stopped, tell
+from fivefold.train.faults.signals import LAUNCHER, Stopped, tell
 
 LONG_WORD = 300  # in characters; of what a user typed, or has in a file
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click

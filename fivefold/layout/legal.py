@@ -1,6 +1,6 @@
 """What a model, a job or a machine cannot take of a layout: one line per reason, with numbers and the nearest mends.
 
-Planner and engine both ask ``spec.refuse``, which says the first of these; ``plan/space.py`` leaves out the same.
+Planner and engine both call ``refuse``, which raises the first of these; ``plan/search/space.py`` leaves out the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from fivefold.job import Job
 from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, Layout, MeshAxis, ScheduleName, divisor_below, divisors
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.record import Mistake
 from fivefold.sizes import PLAYED
 from fivefold.units import ceil_div
+
+
+def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
+    """Raise a ``Mistake`` of one line if this model, job or machine cannot take the layout."""
+    reason = next(reasons(layout, model=model, job=job, machine=machine), None)
+    if reason is not None:
+        raise Mistake(f"layout {str(layout)!r}: {reason}")
 
 
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:

@@ -17,8 +17,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.job import Job
-from fivefold.machine.spec import Machine
-from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RANKS, Degree, Layers, Sequences
 
@@ -193,15 +191,6 @@ class Layout(Record):
     def micro_batches(self, job: Job) -> int:
         """Micro-batches that each pipeline runs per optimizer step (m)."""
         return job.global_batch // (self.dp * self.mbs)
-
-
-def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
-    """Raise a ``Mistake`` of one line if this model, job or machine cannot take the layout."""
-    from fivefold.layout.legal import reasons
-
-    reason = next(reasons(layout, model=model, job=job, machine=machine), None)
-    if reason is not None:
-        raise Mistake(f"layout {str(layout)!r}: {reason}")
 
 
 _AC = re.compile(rf"none|selective|full(/[1-9]\d{{0,3}})?|({'|'.join(RECOMPUTABLE)})(\+({'|'.join(RECOMPUTABLE)}))*")

@@ -2,7 +2,7 @@
 
     offered = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 
-``plan/ratios.py`` fills them, ``show/ratios.py`` prints them; docs/how-a-step-costs/ratios.md explains them.
+``plan/ratios/__init__.py`` fills them, ``show/ratios.py`` prints them; docs/how-a-step-costs/ratios.md explains them.
 """
 
 from __future__ import annotations

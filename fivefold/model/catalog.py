@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.model.huggingface import from_config, remark
+from fivefold.model.huggingface.families import from_config, remark
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Remark, nearest, read_file
 

@@ -1,190 +1,22 @@
-"""The model as a record: every fact about its shape that planning or training needs, and nothing else.
-
-Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads``, K ``kv_heads``,
-H ``head_dim``, V ``vocab``, E ``moe.experts``.
-"""
+"""The model as a record: its shape (``shape.py``) with the parameters that follow from it (``weights.py``)."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, Self
 
-from pydantic import Field, model_validator
-
-from fivefold.record import Record
-from fivefold.sizes import (
-    PARAMETERS,
-    Experts,
-    Ffn,
-    HeadDim,
-    Heads,
-    Latent,
-    Layers,
-    Positive,
-    Scalar,
-    Tokens,
-    Vocab,
-    Width,
-)
+from fivefold.model.shape import ModelShape
+from fivefold.model.weights import count
 
 
-class MLA(Record):
-    """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key/value latent."""
-
-    q_rank: Latent | None
-    kv_rank: Latent
-    nope_dim: HeadDim
-    rope_dim: HeadDim
-    v_dim: HeadDim
-    norm_epsilon: Positive = 1e-6  # of the two norms on the latents
-
-
-class MoE(Record):
-    """A mixture of experts in place of the MLP, from layer ``dense_layers`` on."""
-
-    experts: Experts
-    topk: Experts
-    ffn: Ffn
-    shared_experts: int = Field(0, ge=0, le=2**10)
-    shared_ffn: Ffn | None = None  # of one shared expert; None: as a routed one
-    dense_layers: int = Field(0, ge=0, le=2**12)
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    balance: Literal["none", "aux", "free"] = "aux"
-    aux_coefficient: float = Field(0.01, ge=0, le=1e30)
-    capacity: Positive | None = None  # tokens per expert over the even share; None: dropless
-    normalized: bool = True  # top-k weights rescaled to sum to one
-    scaling: Scalar = 1.0
-    groups: Experts = 1  # ranked by their best expert (softmax) or their two best (sigmoid)
-    topk_groups: Experts = 1
-    router_bias: bool = False
-    expert_bias: bool = False
-
-    @model_validator(mode="after")
-    def _legal(self) -> Self:
-        if self.topk > self.experts:
-            raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
-        if self.experts % self.groups:
-            raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
-        if self.topk_groups > self.groups:
-            raise ValueError(f"topk_groups={self.topk_groups} is more than groups={self.groups}")
-        if self.topk > (within := self.topk_groups * (self.experts // self.groups)):
-            raise ValueError(f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}")
-        return self
-
-
-class RopeScaling(Record):
-    """How rotary frequencies are stretched beyond the length of pre-training."""
-
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-    factor: Positive = 1.0
-    original_positions: Tokens | None = None
-    low_frequency_factor: Positive = 1.0
-    high_frequency_factor: Positive = 4.0
-    beta_fast: Positive = 32.0
-    beta_slow: Positive = 1.0
-    attention_factor: Scalar | None = None
-    mscale: Scalar | None = None
-    mscale_all_dims: Scalar | None = None
-    truncate: bool = True
-    short_factors: tuple[Scalar, ...] = ()
-    long_factors: tuple[Scalar, ...] = ()
-
-
-class Model(Record):
-    """A decoder-only transformer. All counts are of the whole model, unsharded and unpadded."""
-
-    name: str
-    layers: Layers
-    width: Width
-    heads: Heads
-    kv_heads: Heads
-    head_dim: HeadDim
-    ffn: Ffn
-    vocab: Vocab
-    positions: Tokens = 4096  # the longest sequence it was made for
-
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_epsilon: Positive = 1e-5
-    norm_plus_one: bool = False  # the weight is stored less one (Gemma)
-    block: Literal["pre", "post", "sandwich", "parallel"] = "pre"
-    mlp: Literal["gated", "plain"] = "gated"
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
-    mlp_bias: bool = False
-
-    position: Literal["rope", "learned", "none"] = "rope"
-    rope_theta: Positive = 10_000.0
-    rope_theta_sliding: Positive | None = None  # of the sliding-window layers, which then have no rope_scaling
-    rope_fraction: float = Field(1.0, gt=0, le=1)  # of the head dim that is rotated
-    rope_scaling: RopeScaling | None = None
-
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
-    attention_sinks: bool = False
-    attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
-    attention_softcap: Positive | None = None
-    logit_softcap: Positive | None = None
-    window: Tokens | None = None
-    window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide if window
-    mla: MLA | None = None
-    moe: MoE | None = None
-
-    tied_embeddings: bool = False
-    embedding_scale: Scalar = 1.0
-    head_bias: bool = False
-    dropout: float = Field(0.0, ge=0, lt=1)
-    source: str = ""
-
-    @model_validator(mode="after")
-    def _legal(self) -> Self:
-        if (size := self._about()) > PARAMETERS:
-            raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make it smaller")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
-        if self.position == "rope" and self.rope_dim % 2:
-            raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
-        if self.window_pattern and self.window is None:
-            raise ValueError("window_pattern is given without window")
-        if self.moe is not None and self.moe.dense_layers > self.layers:
-            raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
-        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
-            lengths = {len(self.rope_scaling.short_factors), len(self.rope_scaling.long_factors)}
-            if lengths != {self.rope_dim // 2}:
-                raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
-        return self
-
-    def _about(self) -> int:
-        """Parameters, without the small ones and without counting them one by one."""
-        mla, moe = self.mla, self.moe
-        heads = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
-        ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
-        return self.layers * self.width * (heads + 2 * ffn) + self.vocab * self.width
-
-    @property
-    def rope_dim(self) -> int:
-        """How many of the head's dims are rotated."""
-        return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
-
-    def slides(self, layer: int) -> bool:
-        """Whether ``layer`` sees only the last ``window`` tokens."""
-        if self.window is None:
-            return False
-        return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
-
-    def is_moe(self, layer: int) -> bool:
-        """Whether ``layer`` routes its tokens to experts."""
-        return self.moe is not None and layer >= self.moe.dense_layers
+class Model(ModelShape):
+    """One transformer language model."""
 
     @cached_property
     def parameters(self) -> int:
         """Trainable parameters of the whole model."""
-        from fivefold.model.weights import count
-
         return count(self)
 
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token passes through: of the experts, only the top-k and the shared."""
-        from fivefold.model.weights import count
-
         return count(self, active=True)

@@ -1,7 +1,7 @@
 """Every weight of a model by name and shape: the one list that counting, sharding and training share.
 
 Linear weights are ``(out, in)`` as in ``torch.nn.Linear``; the weights of all experts of a layer are one tensor
-with the experts in front. Names follow the module tree of ``train/transformer.py``.
+with the experts in front. Names follow the module tree of ``train/model/transformer.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from fivefold.model.spec import Model
+from fivefold.model.shape import ModelShape
 
 Kind = Literal["embedding", "norm", "column", "row", "router", "expert_column", "expert_row", "head", "bias", "vector"]
 
@@ -38,7 +38,7 @@ class Weight(NamedTuple):
         return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row")
 
 
-def weights(model: Model) -> Iterator[Weight]:
+def weights(model: ModelShape) -> Iterator[Weight]:
     """All weights in module order: embedding, blocks, last norm, head."""
     yield from embedding_weights(model)
     for layer in range(model.layers):
@@ -47,14 +47,14 @@ def weights(model: Model) -> Iterator[Weight]:
     yield from head_weights(model)
 
 
-def embedding_weights(model: Model) -> Iterator[Weight]:
+def embedding_weights(model: ModelShape) -> Iterator[Weight]:
     """Token embedding, and position embedding where positions are learned."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
         yield Weight("embed.positions.weight", (model.positions, model.width), "embedding")
 
 
-def head_weights(model: Model) -> Iterator[Weight]:
+def head_weights(model: ModelShape) -> Iterator[Weight]:
     """Last norm and, unless tied to the embedding, the head."""
     yield from _norm(model, "head.norm", model.width)
     if not model.tied_embeddings:
@@ -63,7 +63,7 @@ def head_weights(model: Model) -> Iterator[Weight]:
         yield Weight("head.out.bias", (model.vocab,), "bias")
 
 
-def block_weights(model: Model, layer: int) -> Iterator[Weight]:
+def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """One block's weights, named within the block."""
     yield from _norm(model, "norm1", model.width)
     yield from _mla(model) if model.mla else _attention(model)
@@ -75,7 +75,7 @@ def block_weights(model: Model, layer: int) -> Iterator[Weight]:
         yield from _norm(model, "norm2_post", model.width)
 
 
-def _norm(model: Model, name: str, width: int) -> Iterator[Weight]:
+def _norm(model: ModelShape, name: str, width: int) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", (width,), "norm")
     if model.norm == "layernorm":
         yield Weight(f"{name}.bias", (width,), "norm")
@@ -87,7 +87,7 @@ def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, b
         yield Weight(f"{name}.bias", (out,), "bias")
 
 
-def _attention(model: Model) -> Iterator[Weight]:
+def _attention(model: ModelShape) -> Iterator[Weight]:
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
     yield from _linear("attention.q", wide, model.width, "column", bias=model.qkv_bias)
     yield from _linear("attention.k", narrow, model.width, "column", bias=model.qkv_bias)
@@ -101,7 +101,7 @@ def _attention(model: Model) -> Iterator[Weight]:
     yield from _linear("attention.out", model.width, wide, "row", bias=model.out_bias)
 
 
-def _mla(model: Model) -> Iterator[Weight]:
+def _mla(model: ModelShape) -> Iterator[Weight]:
     mla = model.mla
     assert mla is not None
     q_out = model.heads * (mla.nope_dim + mla.rope_dim)
@@ -117,14 +117,14 @@ def _mla(model: Model) -> Iterator[Weight]:
     yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
 
 
-def _mlp(model: Model, name: str, ffn: int) -> Iterator[Weight]:
+def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
     if model.mlp == "gated":
         yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
     yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
     yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
 
 
-def _experts(model: Model) -> Iterator[Weight]:
+def _experts(model: ModelShape) -> Iterator[Weight]:
     moe, width = model.moe, model.width
     assert moe is not None
     yield Weight("moe.router.weight", (moe.experts, width), "router")
@@ -142,7 +142,7 @@ def _experts(model: Model) -> Iterator[Weight]:
         yield from _mlp(model, "moe.shared", moe.shared_experts * (moe.shared_ffn or moe.ffn))
 
 
-def count(model: Model, *, active: bool = False) -> int:
+def count(model: ModelShape, *, active: bool = False) -> int:
     """Parameters of the whole model; ``active``: only what one token passes through."""
     return sum(
         weight.numel * model.moe.topk // model.moe.experts

@@ -12,14 +12,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.allocator import held, room_bytes
 from fivefold.plan.count.counts import Counts, run_part
-from fivefold.plan.count.memory import RankMemory, memory
-from fivefold.plan.count.part import part_of
-from fivefold.plan.count.tape import kept_bytes
+from fivefold.plan.count.memory.allocator import held, room_bytes
+from fivefold.plan.count.memory.liveness import kept_bytes
+from fivefold.plan.count.memory.rank_memory import RankMemory, memory
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
 from fivefold.plan.price.errors import expected_error

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from math import ceil
 
 from fivefold.job import Job, recipe
-from fivefold.layout.found import Answer, Batch, Change
-from fivefold.layout.spec import Layout, divisors, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.search_result import Answer, Batch, Change
+from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import fits_any, search
 from fivefold.record import Mistake

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.layout.found import Answer, Batch, Change, Found, Point, Ranked
+from fivefold.layout.search_result import Answer, Batch, Change, Found, Point, Ranked
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid

@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job
+from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
-from fivefold.train import optimizer
-from fivefold.train.linear import Later
-from fivefold.train.moe import Moe
+from fivefold.train.model.linear import Later
+from fivefold.train.model.moe import Moe
+from fivefold.train.model.transformer import Transformer
+from fivefold.train.optimizers import optimizer
+from fivefold.train.optimizers.loss_scaling import Scaler
 from fivefold.train.parallel.apply import apply
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
-from fivefold.train.scaling import Scaler
 from fivefold.train.supported import check_supported
-from fivefold.train.transformer import Transformer
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
-from fivefold.train import optimizer
 from fivefold.train.build import Built
-from fivefold.train.metrics import Watch
+from fivefold.train.measure.meter import Watch
+from fivefold.train.model.precision import Dtypes
+from fivefold.train.optimizers import optimizer
+from fivefold.train.optimizers.loss_scaling import LEAST
 from fivefold.train.parallel import expert
 from fivefold.train.parallel.pipeline import Pipeline
-from fivefold.train.precision import Dtypes
-from fivefold.train.scaling import LEAST
 
 
 class Done(NamedTuple):

@@ -23,24 +23,25 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake
-from fivefold.train import checkpoint, huggingface, optimizer
-from fivefold.train.ahead import Ahead
 from fivefold.train.build import Built
-from fivefold.train.data import Loader, heldout_batches
-from fivefold.train.ending import noted
+from fivefold.train.checkpoint import checkpoint, huggingface_import
+from fivefold.train.checkpoint.async_saver import Saver
+from fivefold.train.checkpoint.resume import set_aside, step_past
+from fivefold.train.data.loader import Loader, heldout_batches
+from fivefold.train.data.prefetch import Ahead
+from fivefold.train.data.shards import Shards
 from fivefold.train.engine import Done, Engine
-from fivefold.train.logs import NoLogs
-from fivefold.train.measured import Measured, living, measure
-from fivefold.train.metrics import Meter, resident_bytes
+from fivefold.train.faults.signals import noted
+from fivefold.train.faults.spikes import Guard, Trouble
+from fivefold.train.faults.watchdog import Watchdog
+from fivefold.train.generate.sample import sample_of
+from fivefold.train.logs.run_log import NoLogs
+from fivefold.train.measure.measured_step import Measured, living, measure
+from fivefold.train.measure.meter import Meter, resident_bytes
+from fivefold.train.optimizers import optimizer
+from fivefold.train.optimizers.loss_scaling import LEAST
 from fivefold.train.parallel.collectives import all_reduce
-from fivefold.train.resume import set_aside, step_past
 from fivefold.train.run import Run
-from fivefold.train.sample import sample_of
-from fivefold.train.saver import Saver
-from fivefold.train.scaling import LEAST
-from fivefold.train.shards import Shards
-from fivefold.train.spikes import Guard, Trouble
-from fivefold.train.watchdog import Watchdog
 
 METERED = 2  # steps after the start, or the first later whole batch: by then all buffers of the steady state exist
 
@@ -279,7 +280,7 @@ class Loop:
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
         if self.run.start.weights is not None:
-            huggingface.start(self.run.start.weights, built=self.built, model=self.model)
+            huggingface_import.start(self.run.start.weights, built=self.built, model=self.model)
         return 0, events
 
     def _load(self, path: Path) -> checkpoint.Progress:

@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from fivefold.record import Fault, Mistake
-from fivefold.train.checkpoint_folder import latest
-from fivefold.train.ending import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
+from fivefold.train.checkpoint.checkpoint_folder import latest
+from fivefold.train.faults.signals import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
 from fivefold.units import ceil_div
 
 # A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.

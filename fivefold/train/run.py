@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fivefold.job import Job
+from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.schedule.text import read_table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, read_file
-from fivefold.train.data import Loader
-from fivefold.train.shards import Shards
-from fivefold.train.spikes import Faults
+from fivefold.train.data.loader import Loader
+from fivefold.train.data.shards import Shards
+from fivefold.train.faults.spikes import Faults
 
 
 class Data(Record):

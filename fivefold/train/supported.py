@@ -6,7 +6,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
-from fivefold.train.precision import check_trainable
+from fivefold.train.model.precision import check_trainable
 
 # Facts of other people's software that the planner can count with, and the one value that is ours.
 OURS = {

@@ -15,17 +15,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import (
-    DEFAULT_ORDER,
-    FEWEST_ROUNDS,
-    RECOMPUTABLE,
-    SCHEDULES,
-    V_SHAPED,
-    Layout,
-    ScheduleName,
-    refuse,
-)
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, RECOMPUTABLE, SCHEDULES, V_SHAPED, Layout, ScheduleName
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.train.supported import check_supported
 from fivefold.update import LearningRate, Optimizer

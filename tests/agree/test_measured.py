@@ -13,17 +13,18 @@ from fivefold.check.prove import measured_step
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.plan.predict import predict
 from fivefold.show.compare import compare
 from fivefold.step import Step
 from fivefold.train.build import build
-from fivefold.train.logs import NoLogs
+from fivefold.train.data.prepare import prepare
+from fivefold.train.data.shards import Shards
+from fivefold.train.logs.run_log import NoLogs
 from fivefold.train.loop import Loop
-from fivefold.train.prepare import prepare
 from fivefold.train.process import Process
 from fivefold.train.run import Run
-from fivefold.train.shards import Shards
 from fivefold.update import LearningRate, Optimizer, Ramp
 
 MACHINE = Machine(

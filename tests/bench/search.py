@@ -19,7 +19,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
-from fivefold.plan.space import Space
+from fivefold.plan.search.space import Space
 from fivefold.show.grid import Grid
 
 RUNS = {  # model, machine, job, seconds that it may take

@@ -18,7 +18,8 @@ from torch import Tensor
 from fivefold.check.numerics import Tally, examine
 from fivefold.job import Job, recipe
 from fivefold.model.numerics import Compared, Numerics
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.show.numerics import error_map, headline, page
 from fivefold.train.build import initial

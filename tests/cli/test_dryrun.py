@@ -14,13 +14,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fivefold.check.dryrun import trace
+from fivefold.check.dryrun.time import trace
 from fivefold.cli import app
-from fivefold.cli.rehearse import WOULD_FAIL
+from fivefold.cli.dryrun import WOULD_FAIL
 from fivefold.record import Mistake
 from fivefold.step import Step
-from fivefold.train import mlp
-from fivefold.train.ending import Stopped
+from fivefold.train.faults.signals import Stopped
+from fivefold.train.model import mlp
 
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
 LARGE = ["dryrun", "qwen3-4b", "rtx3090:1", "dp1 mbs1", "--gbs", "1", "--seq", "64"]

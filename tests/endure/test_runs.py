@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.train.run import Run
 from fivefold.train.supported import check_supported

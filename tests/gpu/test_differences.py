@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.check.dryrun.allocator import opening
-from fivefold.check.dryrun.recorder import Recorder
+from fivefold.check.dryrun.memory.reserved import opening
+from fivefold.check.dryrun.record.recorder import Recorder
+from fivefold.check.dryrun.record.tape import ALLOC, Tape
 from fivefold.check.dryrun.rehearse import rehearse_rank
-from fivefold.check.dryrun.tape import ALLOC, Tape
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.train import flash, kernels
-from fivefold.train.flash import attend, attend_backward
+from fivefold.train.model import flash_attention, kernels
+from fivefold.train.model.flash_attention import attend, attend_backward
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2
@@ -79,7 +79,7 @@ def test_attention_by_blocks_is_padded_to_eights(
     dims: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The padding is cut off afterwards (``tests/train/test_flash.py``); the log-sum-exp has none."""
-    monkeypatch.setattr(flash, "_tokens", lambda x, dim=None: x)
+    monkeypatch.setattr(flash_attention, "_tokens", lambda x, dim=None: x)
     width, value_width = dims
 
     def heads(new: Callable[..., Tensor]) -> list[Tensor]:

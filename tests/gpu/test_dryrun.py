@@ -17,14 +17,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fivefold.check.dryrun.allocator import Reserved, reserved
+from fivefold.check.dryrun.memory.reserved import Reserved, reserved
 from fivefold.check.dryrun.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
-from fivefold.plan.count.allocator import CONTEXT_BYTES
+from fivefold.plan.count.memory.allocator import CONTEXT_BYTES
 from fivefold.train import build as building
 from fivefold.train.engine import Engine
 from fivefold.train.process import Process

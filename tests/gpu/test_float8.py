@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fivefold.job import recipe
-from fivefold.train.float8.matmul import Float8
-from fivefold.train.linear import Linear, fan
-from fivefold.train.precision import FIRST_FP8
+from fivefold.train.model.float8.matmul import Float8
+from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.precision import FIRST_FP8
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < FIRST_FP8, reason="needs fp8 units"

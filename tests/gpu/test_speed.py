@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import named
 from fivefold.plan.predict import predict

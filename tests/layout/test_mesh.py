@@ -8,12 +8,13 @@ from collections.abc import Callable, Hashable, Iterator
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import reasons
+from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.mesh import group, members
-from fivefold.layout.spec import DEFAULT_ORDER, Layout, refuse
-from fivefold.model.spec import Model, MoE
+from fivefold.layout.spec import DEFAULT_ORDER, Layout
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.states import local_parts
+from fivefold.plan.count.memory.states import local_parts
 from fivefold.plan.count.traffic import first_rank, messages
 from fivefold.record import Mistake
 

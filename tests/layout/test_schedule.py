@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from fivefold.layout.schedule import GENERATORS, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
-from fivefold.layout.schedule.mail import cues, links
+from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
+from fivefold.layout.schedule.p2p import cues, links
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
-from fivefold.layout.schedule.text import read_table, write_table
 from fivefold.layout.spec import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.record import Fault, Mistake
 

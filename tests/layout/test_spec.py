@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
 MODEL = Model(name="m", layers=8, width=64, heads=12, kv_heads=4, head_dim=16, ffn=96, vocab=256)

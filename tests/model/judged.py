@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from fivefold.model.huggingface import from_config
-from fivefold.model.huggingface_export import differs
+from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.families import from_config
 from fivefold.record import Mistake
 from tests.model.mutations import FAMILIES
 

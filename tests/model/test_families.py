@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fivefold.model.catalog import resolve
-from fivefold.model.huggingface import from_config, remark
+from fivefold.model.huggingface.families import from_config, remark
 from fivefold.record import Mistake, Remark
 from tests.model.judged import built, judge, quiet
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
@@ -176,7 +176,7 @@ def test_published_files_are_read_without_a_word(kind: str) -> None:
 
 
 def test_the_mutations_hold_every_key_that_is_read() -> None:
-    from fivefold.model.huggingface_keys import KEYS, REFUSED
+    from fivefold.model.huggingface.keys import KEYS, REFUSED
 
     known = {key for keys in (*KEYS.values(), *REFUSED.values()) for key in keys}
     assert known <= MUTATIONS.keys()

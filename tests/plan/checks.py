@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fivefold.plan import questions
-from fivefold.plan.count.allocator import room_bytes
-from fivefold.plan.count.memory import memory, over_time
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.rank_memory import memory, over_time
 from fivefold.plan.predict import planner, predict
-from fivefold.plan.price.levels import levels
+from fivefold.plan.price.memory_over_time import levels
 from fivefold.plan.price.spans import spans
 from fivefold.plan.ratios import ratios
 from fivefold.plan.search import search

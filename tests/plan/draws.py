@@ -14,12 +14,14 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 
 from fivefold.job import RECIPES, Job, Recipe
-from fivefold.layout.spec import DEFAULT_ORDER, RECOMPUTABLE, SCHEDULES, V_SHAPED, Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import DEFAULT_ORDER, RECOMPUTABLE, SCHEDULES, V_SHAPED, Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model import catalog as models
-from fivefold.model.spec import MLA, Model, MoE
-from fivefold.plan.space import divisors
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+from fivefold.plan.search.space import divisors
 from fivefold.record import Mistake, read_file
 from fivefold.update import Group, LearningRate, Optimizer, Ramp
 

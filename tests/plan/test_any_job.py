@@ -15,9 +15,9 @@ from fivefold.layout.spec import SCHEDULES, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory import RankMemory, memory
-from fivefold.plan.count.part import part_of
-from fivefold.plan.count.tape import Sums
+from fivefold.plan.count.memory.liveness import Sums
+from fivefold.plan.count.memory.rank_memory import RankMemory, memory
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import predict
 from fivefold.plan.questions import changes
 from fivefold.plan.ratios import ratios

@@ -11,12 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import V_SHAPED, Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
-from fivefold.plan.count.memory import RankMemory
+from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.count.traffic import per_step
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.record import Mistake

@@ -12,7 +12,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan import questions
-from fivefold.plan.count.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
 from fivefold.record import Mistake

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fivefold.layout.found import Batch, Change, Found, Miss, Point, Ranked, Reason
+from fivefold.layout.search_result import Batch, Change, Found, Miss, Point, Ranked, Reason
 from fivefold.record import Mistake
 from fivefold.show import search
 from fivefold.step import Step

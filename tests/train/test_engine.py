@@ -10,12 +10,13 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model, MoE
-from fivefold.train import checkpoint
-from fivefold.train.boxes import Boxes
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
+from fivefold.train.checkpoint import checkpoint
+from fivefold.train.checkpoint.reshard import Boxes
 from fivefold.train.engine import Done, Engine
-from fivefold.train.scaling import LEAST
+from fivefold.train.optimizers.loss_scaling import LEAST
 
 MODEL = Model(
     name="mixed", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83,

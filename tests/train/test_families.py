@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.huggingface_names import NAMES
+from fivefold.model.huggingface.names import NAMES
 from fivefold.record import Mistake
-from fivefold.train.huggingface import Folder
+from fivefold.train.checkpoint.huggingface_import import Folder
 from fivefold.train.supported import check_supported
 from tests.model.judged import quiet, reference, texts
 from tests.model.mutations import FAMILIES, mutations
-from tests.train.test_huggingface import decoder
+from tests.train.checkpoint.test_huggingface_import import decoder
 
 TRAINED = [kind for kind in FAMILIES if kind in NAMES]
 FULL = {"mistral": {"sliding_window": None}}  # where the small config of the family has what we do not train

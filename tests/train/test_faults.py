@@ -26,11 +26,11 @@ import pytest
 import fivefold.check.prove  # noqa: F401  torch once, before any fork
 from fivefold import cli
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.text import write_table
+from fivefold.layout.schedule.csv_file import write_table
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
-from fivefold.train.checkpoint_folder import latest, read
+from fivefold.train.checkpoint.checkpoint_folder import latest, read
 from fivefold.train.loop import Loop
 
 MACHINE = Machine(
@@ -481,9 +481,9 @@ def signal_before(monkeypatch: pytest.MonkeyPatch, place: str, number: int) -> N
     monkeypatch.setattr(holder, name, signalled)
 
 
-@pytest.mark.parametrize("place", ["fivefold.train.prepare._write", "fivefold.check.prove.build"])
+@pytest.mark.parametrize("place", ["fivefold.train.data.prepare._write", "fivefold.check.prove.build"])
 def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    import fivefold.train.prepare  # noqa: F401
+    import fivefold.train.data.prepare  # noqa: F401
 
     with monkeypatch.context() as patched:
         signal_before(patched, place, signal.SIGTERM)

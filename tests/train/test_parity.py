@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.train.build import build, initial
-from fivefold.train.optimizer import clip, sum_over_ranks
+from fivefold.train.optimizers.optimizer import clip, sum_over_ranks
 
 STEPS, BATCH, TOKENS = 3, 12, 24
 PLAIN = Model(name="plain", layers=3, width=48, heads=4, kv_heads=2, head_dim=12, ffn=100, vocab=251, rope_theta=500.0)

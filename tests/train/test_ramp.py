@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import Layout, refuse
-from fivefold.model.spec import Model, MoE
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.build import build
-from fivefold.train.checkpoint import Progress, latest, load, save
+from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.train.engine import Engine
 from fivefold.train.run import Run
 from fivefold.update import LearningRate, Ramp

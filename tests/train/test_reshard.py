@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
-from fivefold.train.checkpoint import Progress, latest, load, save
+from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.train.checkpoint.full_weights import lay_together
 from fivefold.train.engine import Engine
-from fivefold.train.whole import lay_together
 
 MODEL = Model(
     name="odd", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True,

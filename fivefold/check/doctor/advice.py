@@ -19,7 +19,7 @@ from torch import nn
 from fivefold.check.doctor.memory import Story, fullest
 from fivefold.check.doctor.rehearse import Seen
 from fivefold.check.doctor.watch import Call
-from fivefold.check.dryrun.tape import ALLOC, KERNEL, SCOPE
+from fivefold.check.dryrun.record.tape import ALLOC, KERNEL, SCOPE
 from fivefold.model.diagnosis import Advice, Fullest, like
 from fivefold.record import Mistake
 from fivefold.units import show_bytes

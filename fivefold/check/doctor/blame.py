@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from fivefold.check.doctor.watch import CUDA, HERE, short
-from fivefold.check.dryrun.places import OWN, TORCH
+from fivefold.check.dryrun.record.call_sites import OWN, TORCH
 from fivefold.record import Mistake
 
 LONGEST = 300  # of what a library says

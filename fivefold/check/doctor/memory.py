@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fivefold.check.doctor.watch import HERE, Role, short
-from fivefold.check.dryrun.places import ROOT
-from fivefold.check.dryrun.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
+from fivefold.check.dryrun.record.call_sites import ROOT
+from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
 from fivefold.model.diagnosis import CATEGORIES, Fullest, Holding, Part, like
 
 OURS = HERE.removeprefix(ROOT)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from fivefold.check.dryrun.recorder import SCALAR, Recorder
-from fivefold.check.dryrun.tape import KERNEL, Kernel, Scope, Site, Tape
+from fivefold.check.dryrun.record.recorder import SCALAR, Recorder
+from fivefold.check.dryrun.record.tape import KERNEL, Kernel, Scope, Site, Tape
 from fivefold.record import Mistake
-from fivefold.train.metrics import tensors
+from fivefold.train.measure.meter import tensors
 
 aten = torch.ops.aten
 HERE = str(Path(__file__).parent)

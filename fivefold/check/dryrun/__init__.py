@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fivefold.check.dryrun import match, report
-from fivefold.check.dryrun.failed import failed, quiet
-from fivefold.check.dryrun.play import play
+from fivefold.check.dryrun.failures import failed, quiet
+from fivefold.check.dryrun.fake.world import representatives
 from fivefold.check.dryrun.rehearse import RankTapes, assumed, rehearse_rank
 from fivefold.check.dryrun.report import Rehearsal, Share
-from fivefold.check.dryrun.world import representatives
+from fivefold.check.dryrun.time.play import play
 from fivefold.job import Job
+from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from fivefold.check.dryrun.streams import Meeting, Side, Streams
-from fivefold.check.dryrun.tape import SCOPE, Message, Tape
+from fivefold.check.dryrun.record.tape import SCOPE, Message, Tape
+from fivefold.check.dryrun.time.streams import Meeting, Side, Streams
 
 Part = tuple[int, int, Message]  # place among the tapes, event, message
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from fivefold.check.dryrun.blocks import play_like_blocks
-from fivefold.check.dryrun.recorder import Recorder
-from fivefold.check.dryrun.tape import Scope, Tape
-from fivefold.check.dryrun.world import even_experts, gpu_attention, groups_of, rank_of
+from fivefold.check.dryrun.fake.world import even_experts, gpu_attention, groups_of, rank_of
+from fivefold.check.dryrun.record.recorder import Recorder
+from fivefold.check.dryrun.record.replay import play_like_blocks
+from fivefold.check.dryrun.record.tape import Scope, Tape
 from fivefold.job import Job
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table

@@ -9,18 +9,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.check.dryrun.allocator import reserved
-from fivefold.check.dryrun.memory import Living, largest, stage_memory
-from fivefold.check.dryrun.play import Played
+from fivefold.check.dryrun.memory.breakdown import Living, largest, stage_memory
+from fivefold.check.dryrun.memory.reserved import reserved
+from fivefold.check.dryrun.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.check.dryrun.rehearse import RankTapes
-from fivefold.check.dryrun.tape import KERNEL, SCOPE, START, WAIT, Tape
+from fivefold.check.dryrun.time.play import Played
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.plan.count.allocator import room_bytes
+from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
 from fivefold.record import Mistake

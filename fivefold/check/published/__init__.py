@@ -60,7 +60,7 @@ def reader(source: str) -> Reader:
     """The reader of one source; a ``Mistake`` names the nearest where there is none."""
     if source not in SOURCES:
         raise nearest(source, list(SOURCES), kind="source")
-    cases: Reader = import_module(f"{__name__}.{source}").cases
+    cases: Reader = import_module(f"{__name__}.readers.{source}").cases
     return cases
 
 

@@ -16,7 +16,7 @@ from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory import RankMemory, memory
+from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 from fivefold.plan.price.timeline import Timeline
 from fivefold.plan.price.units import Units
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fivefold.layout.schedule.action import Action
-from fivefold.layout.schedule.alive import Count
+from fivefold.layout.schedule.live_micro_batches import Count
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.table import Table
 

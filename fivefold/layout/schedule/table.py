@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fivefold.layout.schedule.action import Part, named, parts
-from fivefold.layout.schedule.alive import Count, alive, highest
+from fivefold.layout.schedule.live_micro_batches import Count, alive, highest
 from fivefold.layout.schedule.order import Order, Row, order
 from fivefold.record import Mistake
 
@@ -58,7 +58,7 @@ class Table:
 
     @cached_property
     def alive(self) -> tuple[tuple[Count, ...], ...]:
-        """Micro-batches alive per rank and action, per stage held (see ``alive.py``)."""
+        """Micro-batches alive per rank and action, per stage held (see ``live_micro_batches.py``)."""
         return tuple(alive(row, held=held) for row, held in zip(self.rows, self.held, strict=True))
 
     @cached_property

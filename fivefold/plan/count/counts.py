@@ -15,13 +15,13 @@ from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
-from fivefold.plan.count.fan import fanned
-from fivefold.plan.count.layer import Kind, block_unit, embedding, head, kind_of
-from fivefold.plan.count.linear import sums_itself
-from fivefold.plan.count.part import Local, Part
-from fivefold.plan.count.recompute import Unit
-from fivefold.plan.count.states import UnitStates, unit_states
-from fivefold.plan.count.tape import Profile, Split, Sums, play, play_split
+from fivefold.plan.count.memory.liveness import Profile, Split, Sums, play, play_split
+from fivefold.plan.count.memory.states import UnitStates, unit_states
+from fivefold.plan.count.operations.fused_linears import fanned
+from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, head, kind_of
+from fivefold.plan.count.operations.linear import sums_itself
+from fivefold.plan.count.operations.part import Local, Part
+from fivefold.plan.count.operations.recompute import Unit
 
 Played = TypeVar("Played")
 Name = Kind | str  # a kind of block, or "embed" or "head"
@@ -57,7 +57,7 @@ class Counts:
         self._splits: dict[tuple[Part, Name, Sums], Split] = {}
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
-        self.chunks: dict[tuple[object, ...], object] = {}  # of chunk.py
+        self.chunks: dict[tuple[object, ...], object] = {}  # of stage.py
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)

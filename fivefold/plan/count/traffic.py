@@ -18,12 +18,12 @@ from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
-from fivefold.plan.count.layer import Kind
+from fivefold.plan.count.memory.states import gathered_bytes, local_parts
 from fivefold.plan.count.message import Message
-from fivefold.plan.count.ops import Message as Exchange
-from fivefold.plan.count.ops import Op
-from fivefold.plan.count.part import part_of
-from fivefold.plan.count.states import gathered_bytes, local_parts
+from fivefold.plan.count.operations.layer import Kind
+from fivefold.plan.count.operations.op import Message as Exchange
+from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import update_messages
 from fivefold.step import Traffic, sent_bytes
 from fivefold.units import ceil_div

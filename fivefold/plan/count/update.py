@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from fivefold.layout.pieces import padded_vocab
+from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import chunk_rows, local_weight
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout

@@ -14,8 +14,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, Name, run_part
-from fivefold.plan.count.ops import Op
-from fivefold.plan.count.part import Part, part_of
+from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.count.update import update_flops
 from fivefold.step import Work
 

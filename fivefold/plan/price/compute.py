@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
-from fivefold.plan.count.ops import Op
+from fivefold.plan.count.operations.op import Op
 from fivefold.plan.price import roofline
 from fivefold.plan.price.measured import Measured
 from fivefold.units import Dtype, ceil_div

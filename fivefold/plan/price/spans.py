@@ -16,7 +16,7 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spans import Span
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.memory import RankMemory, memory
+from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 
 if TYPE_CHECKING:
     from fivefold.plan.predict import Planner

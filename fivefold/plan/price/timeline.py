@@ -18,12 +18,12 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run
-from fivefold.plan.count.memory import RankMemory
-from fivefold.plan.count.part import part_of
-from fivefold.plan.count.states import moments_per_element
+from fivefold.plan.count.memory.rank_memory import RankMemory
+from fivefold.plan.count.memory.states import moments_per_element
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import stages_held, update_messages, update_products
-from fivefold.plan.price.continued import continued
-from fivefold.plan.price.parallel import Parallel
+from fivefold.plan.price.data_parallel import Parallel
+from fivefold.plan.price.steady_state import continued
 from fivefold.plan.price.units import AXES, CONTENTION, Units
 
 # Where each comes from: docs/how-a-step-costs/constants.md.

@@ -15,8 +15,8 @@ from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.counts import Counts, Run, run_part
-from fivefold.plan.count.ops import Op
-from fivefold.plan.count.part import part_of
+from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 

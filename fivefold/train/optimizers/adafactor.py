@@ -17,8 +17,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fivefold.layout.pieces import Piece
-from fivefold.train.optimizers.cut import Cut
+from fivefold.layout.local_weight import Piece
+from fivefold.train.optimizers.gather_matrices import Cut
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.shard import Held, Shard

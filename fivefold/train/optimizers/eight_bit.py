@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.layout.pieces import Piece
+from fivefold.layout.local_weight import Piece
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
-from fivefold.train.optimizers import wide
-from fivefold.train.optimizers.cut import Cut
+from fivefold.train.optimizers import fp32_update
+from fivefold.train.optimizers.gather_matrices import Cut
 from fivefold.train.parallel.shard import Held, Shard
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK, quantised
@@ -33,7 +33,7 @@ class AdamW8bit(torch.optim.Optimizer):
     """Over the weights of ``cuts``, in ``groups``."""
 
     def __init__(
-        self, groups: wide.Groups, cuts: list[Cut], *, lr: float, betas: tuple[float, float], eps: float
+        self, groups: fp32_update.Groups, cuts: list[Cut], *, lr: float, betas: tuple[float, float], eps: float
     ) -> None:  # fmt: skip
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.parts: dict[Tensor, dict[str, Shard]] = {}  # of which tensors the scales are this rank's part
@@ -70,18 +70,18 @@ class AdamW8bit(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
-        for weight, state, group in wide.counted(self):
+        for weight, state, group in fp32_update.counted(self):
             if weight in self.parts:
                 self._narrow(weight, state, group)
                 continue
-            for w, g, m, v in wide.blocks(weight, *(state[name] for name in NAMES)):
-                wide.adamw(w, g, m, v, step=state["step"], group=group)
+            for w, g, m, v in fp32_update.blocks(weight, *(state[name] for name in NAMES)):
+                fp32_update.adamw(w, g, m, v, step=state["step"], group=group)
 
     def _narrow(self, weight: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         """So many rows at once that what is fp32 is never large."""
         assert weight.grad is not None
         rows = len(weight)
-        size = max(1, wide.BLOCK * rows // weight.numel())
+        size = max(1, fp32_update.BLOCK * rows // weight.numel())
         kept = [state[name + end] for name in NAMES for end in ("", "_scale")]
         pieces = [tensor.view(rows, -1).split(size) for tensor in (weight, weight.grad, *kept)]
         for w, g, *codes in zip(*pieces, strict=True):
@@ -94,7 +94,7 @@ class AdamW8bit(torch.optim.Optimizer):
         first, second = self.codes
         m, v = first.read(m_codes, m_scale), second.read(v_codes, v_scale)
         moved = w.float()  # itself, where it is wide
-        wide.adamw(moved, g.float(), m, v, step=step, group=group)
+        fp32_update.adamw(moved, g.float(), m, v, step=step, group=group)
         first.write(m, m_codes, m_scale)
         second.write(v, v_codes, v_scale)
         if moved is not w:

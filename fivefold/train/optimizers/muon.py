@@ -4,7 +4,7 @@
 
 Jordan et al., kellerjordan.github.io/posts/muon; scale and decay: arXiv:2502.16982 §2.2, by which the rate is AdamW's.
 Newton-Schulz needs whole matrices and works in bf16, so they travel in bf16: as many at a time as there are ranks, one
-to each (``cut.py``). Replicas of a shard do the same work.
+to each (``gather_matrices.py``). Replicas of a shard do the same work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from fivefold.train.optimizers.cut import Cut, deal, home
+from fivefold.train.optimizers.gather_matrices import Cut, deal, home
 from fivefold.update import Rates
 
 COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch.optim.Muon

@@ -12,13 +12,13 @@ from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.train.float8.attach import attach as attach_float8
-from fivefold.train.linear import Later
+from fivefold.train.model.float8.attach import attach as attach_float8
+from fivefold.train.model.linear import Later
+from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.spread import Spread
+from fivefold.train.parallel.placement import Spread
 from fivefold.train.parallel.zero import ZeroUnit
-from fivefold.train.transformer import Transformer
 
 
 def apply(

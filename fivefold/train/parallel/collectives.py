@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.train.parallel.interleave import Turns
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.turns import Turns
 
 if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
     _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single

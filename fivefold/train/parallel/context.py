@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
-from fivefold.train.flash import Span, across, attend, attend_backward, within
+from fivefold.train.model.flash_attention import Span, across, attend, attend_backward, within
 from fivefold.train.parallel.collectives import all_to_all, exchange
 from fivefold.train.parallel.mesh import Axis
 

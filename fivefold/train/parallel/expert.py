@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.train.float8.cast import E4M3, TILES_OF_POWERS, Cast, widen
-from fivefold.train.linear import Work
-from fivefold.train.moe import Moe, Travel
+from fivefold.train.model.float8.cast import E4M3, TILES_OF_POWERS, Cast, widen
+from fivefold.train.model.linear import Work
+from fivefold.train.model.moe import Moe, Travel
+from fivefold.train.model.routing import Sequences
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from fivefold.train.parallel.mesh import Axis, Ranks
-from fivefold.train.routing import Sequences
 
 
 def attach(

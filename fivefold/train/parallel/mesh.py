@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fivefold.layout.mesh import Group, group, members
 from fivefold.layout.spec import Layout
-from fivefold.train.parallel.turns import Turns
+from fivefold.train.parallel.interleave import Turns
 
 ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, named
-from fivefold.layout.schedule.mail import Cue, cues, links, taker
+from fivefold.layout.schedule.p2p import Cue, cues, links, taker
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Mistake
-from fivefold.train.linear import Later, Work
+from fivefold.train.model.linear import Later, Work
 from fivefold.train.parallel.mesh import Axis, Ranks
 
 Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first stage), micro-batch → rows, or the loss

@@ -4,7 +4,7 @@
     backward   a note is read → the operation runs again, from inputs that were kept or are made again before
 
 Nothing is sharded. Messages inside of an operation are issued again with it; what nobody reads is not made again.
-Which tensors stay: ``plan/count/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
+Which tensors stay: ``plan/count/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fivefold.layout.spec import CHEAP, Layout
-from fivefold.train.again import Found, Function, Note, Operation, restore
-from fivefold.train.linear import Linear, fan, running_again
-from fivefold.train.operation import direct
+from fivefold.train.model.linear import Linear, fan, running_again
+from fivefold.train.model.operation import direct
+from fivefold.train.parallel.recomputed import Found, Function, Note, Operation, restore
 
 Compile = Callable[[Function], Function]
 

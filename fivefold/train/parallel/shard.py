@@ -1,6 +1,6 @@
 """One weight on one rank: which piece of the whole is computed with here, and which rows of it are updated here.
 
-whole weight ── layout/pieces.py ──> local piece ── ZeRO, by rows ──> shard
+whole weight ── layout/local_weight.py ──> local piece ── ZeRO, by rows ──> shard
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fivefold.layout.pieces import Piece
+from fivefold.layout.local_weight import Piece
 from fivefold.layout.sharding import chunk_rows
 from fivefold.model.weights import Weight
 from fivefold.train.parallel.mesh import Axis

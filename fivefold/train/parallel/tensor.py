@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.kernels import row_chunks
-from fivefold.train.linear import Around, Linear, Wait
+from fivefold.train.model.kernels import row_chunks
+from fivefold.train.model.linear import Around, Linear, Wait
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 

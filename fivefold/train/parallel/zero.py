@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.sharding import Policy
-from fivefold.train.linear import deliver
+from fivefold.train.model.linear import deliver
+from fivefold.train.model.precision import Dtypes
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, reduce_scatter
+from fivefold.train.parallel.fp8_gather import Payload
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.payload import Payload
 from fivefold.train.parallel.shard import Held, Shard
-from fivefold.train.precision import Dtypes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Sum:
 class ZeroUnit:
     """The weights of one unit: gathered for compute, summed in gradient, sharded for the optimizer.
 
-    ``deliveries``: how many gradients of each weight come in a step; ``spread.py`` knows.
+    ``deliveries``: how many gradients of each weight come in a step; ``placement.py`` knows.
     """
 
     def __init__(

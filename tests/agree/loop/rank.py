@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.record import read_lines
 from fivefold.train.build import build
-from fivefold.train.logs import Logs, NoLogs
+from fivefold.train.logs.run_log import Logs, NoLogs
 from fivefold.train.loop import Loop
 from fivefold.train.run import Run
 

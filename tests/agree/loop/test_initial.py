@@ -14,9 +14,10 @@ import torch
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.train.build import build
-from fivefold.train.whole import whole_weights
+from fivefold.train.checkpoint.full_weights import whole_weights
 from tests.agree.loop.mutate import Mutation, plant
 from tests.agree.parity.processes import forked
 

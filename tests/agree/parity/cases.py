@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 
 STEPS, TOKENS, VOCAB = 5, 24, 251
 METERED = 2  # the third step: by then every buffer of the steady state exists

@@ -11,7 +11,8 @@ import random
 from collections.abc import Mapping
 from functools import lru_cache
 
-from fivefold.layout.spec import SCHEDULES, Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import SCHEDULES, Layout
 from fivefold.record import Mistake
 from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, model_for, uneven
 

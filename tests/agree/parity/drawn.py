@@ -54,10 +54,12 @@ def control(case: Drawn) -> Verdict:
 
 def _small_chunks() -> None:
     """Of a process of its own: of engine and planner."""
-    import fivefold.plan.count.layer
-    import fivefold.train.chunked
+    import fivefold.plan.count.operations.layer
+    import fivefold.train.model.chunked_loss
 
-    fivefold.train.chunked.LOSS_CHUNK_ROWS = fivefold.plan.count.layer.LOSS_CHUNK_ROWS = CHUNK_ROWS
+    fivefold.train.model.chunked_loss.LOSS_CHUNK_ROWS = fivefold.plan.count.operations.layer.LOSS_CHUNK_ROWS = (
+        CHUNK_ROWS
+    )
 
 
 def _judged(case: Drawn, ranks: list[Told], like: Told) -> Verdict:

@@ -17,7 +17,7 @@ from fivefold.model.spec import Model
 from fivefold.step import Traffic
 from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
-from fivefold.train.metrics import ATTENTION_FORWARD, Meter
+from fivefold.train.measure.meter import ATTENTION_FORWARD, Meter
 from tests.agree.parity.cases import END, METERED, STEPS, rows
 
 Array = NDArray[np.float32]

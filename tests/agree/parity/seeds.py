@@ -23,13 +23,13 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.show.charts import save
 from fivefold.show.progress import bar
-from fivefold.train import optimizer
 from fivefold.train.build import build
-from fivefold.train.data import Loader
+from fivefold.train.data.loader import Loader
+from fivefold.train.data.prepare import prepare
+from fivefold.train.data.shards import Shards
 from fivefold.train.engine import Engine
-from fivefold.train.prepare import prepare
+from fivefold.train.optimizers import optimizer
 from fivefold.train.run import Run as RunFile
-from fivefold.train.shards import Shards
 from tests.agree.parity.processes import forked
 
 STEPS, LAST, SMOOTH = 300, 50, 10  # steps; those whose mean is compared; and over which curves are drawn

@@ -1,4 +1,4 @@
-"""A few random models under random layouts against one process; ``drawn.py`` has as many as are asked for."""
+"""A few random models under random layouts against one process; ``pictures.py`` has as many as are asked for."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def silenced(mutation: Mutation, sent: Callable[..., Any], calls: Iterator[int])
 def leave_out(mutation: Mutation) -> None:
     """Sabotage of this process: within ``place`` the name ``collective`` means what does not speak."""
     module_name, _, path = mutation.place.partition(":")
-    package = "fivefold.train" if module_name == "optimizer" else "fivefold.train.parallel"
+    package = "fivefold.train.optimizers" if module_name == "optimizer" else "fivefold.train.parallel"
     module = importlib.import_module(f"{package}.{module_name}")
     *outer, last = path.split(".")
     owner: Any = functools.reduce(getattr, outer, module)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fivefold.job import Job, recipe
-from fivefold.layout.spec import FEWEST_ROUNDS, SCHEDULES, V_SHAPED, Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import FEWEST_ROUNDS, SCHEDULES, V_SHAPED, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from fivefold.check.dryrun.memory import stage_memory
+from fivefold.check.dryrun.fake.world import representatives
+from fivefold.check.dryrun.memory.breakdown import stage_memory
+from fivefold.check.dryrun.record.tape import KERNEL, START, Tape
 from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
-from fivefold.check.dryrun.tape import KERNEL, START, Tape
-from fivefold.check.dryrun.world import representatives
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model

@@ -1,4 +1,4 @@
-"""Ranks meet under random layouts: a draw of ``drawn.py``, and layouts that once hung."""
+"""Ranks meet under random layouts: a draw of ``pictures.py``, and layouts that once hung."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import DEFAULT_ORDER, Layout
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn, drawn
 from tests.agree.rehearsal.drawn import unmet
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from fivefold.check.dryrun.memory import stage_memory
+from fivefold.check.dryrun.fake.world import representatives
+from fivefold.check.dryrun.memory.breakdown import stage_memory
+from fivefold.check.dryrun.record.tape import ALLOC, FREE, SCOPE, Tape
 from fivefold.check.dryrun.rehearse import rehearse_rank
-from fivefold.check.dryrun.tape import ALLOC, FREE, SCOPE, Tape
-from fivefold.check.dryrun.world import representatives
 from fivefold.plan.count.update import scratch_bytes
 from fivefold.plan.predict import Planner
 from fivefold.update import Optimizer

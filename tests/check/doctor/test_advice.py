@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fivefold.check.doctor import examine, recompute
-from fivefold.train.metrics import Meter
+from fivefold.train.measure.meter import Meter
 
 WIDTH, LAYERS, ROWS = 16, 3, 256
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fivefold.check.doctor import Diagnosis, examine
-from fivefold.train.metrics import Meter
+from fivefold.train.measure.meter import Meter
 
 VOCABULARY = 300
 

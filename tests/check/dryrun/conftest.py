@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
+from fivefold.check.dryrun.fake.world import representatives
+from fivefold.check.dryrun.record.tape import Tape
 from fivefold.check.dryrun.rehearse import rehearse_rank
-from fivefold.check.dryrun.tape import Tape
-from fivefold.check.dryrun.world import representatives
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named

@@ -9,9 +9,9 @@ import torch
 
 from fivefold.check import dryrun as page
 from fivefold.check.dryrun import Rehearsal, dryrun
+from fivefold.check.dryrun.record.tape import START, WAIT, Tape
 from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
 from fivefold.check.dryrun.report import moment
-from fivefold.check.dryrun.tape import START, WAIT, Tape
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -21,7 +21,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.predict import predict
 from fivefold.record import Fault, Mistake
 from fivefold.show.compare import compare
-from fivefold.train import mlp
+from fivefold.train.model import mlp
 
 H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
 TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)

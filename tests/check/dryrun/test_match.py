@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.check.dryrun.match import findings
-from fivefold.check.dryrun.tape import START, WAIT, Event, Message, Scope, Site, Tape
+from fivefold.check.dryrun.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
 from fivefold.model.catalog import resolve
 
 Rehearsed = Callable[..., list[Tape]]

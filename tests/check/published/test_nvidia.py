@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.check.published import (
+from fivefold.check.published import reader
+from fivefold.check.published.case import Case, Excluded, rows
+from fivefold.check.published.readers import (
     deepseek_v3,
     dgxc_benchmarking,
     megatron_bridge_memory,
     megatron_bridge_perf,
     nemo_perf,
-    reader,
 )
-from fivefold.check.published.case import Case, Excluded, rows
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.work import work
 

@@ -8,10 +8,11 @@ import pytest
 
 from fivefold.check.published import SOURCES, reader
 from fivefold.check.published.case import Case, Excluded, rows
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
 
-WRITTEN = [source for source in SOURCES if find_spec(f"fivefold.check.published.{source}")]
+WRITTEN = [source for source in SOURCES if find_spec(f"fivefold.check.published.readers.{source}")]
 
 
 @pytest.mark.parametrize("source", WRITTEN)

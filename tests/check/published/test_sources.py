@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.check.published import (
+from fivefold.check.published import reader
+from fivefold.check.published.case import Case, Excluded, rows
+from fivefold.check.published.readers import (
     bloom_prequel,
     korthikanti2022,
     llama3_table4,
     megascale,
     megatron2021,
-    reader,
     simumax_b200,
     vtrain,
     zero_bubble,
 )
-from fivefold.check.published.case import Case, Excluded, rows
 from fivefold.units import GIB
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.check.published import (
+from fivefold.check.published import reader
+from fivefold.check.published.case import Case, Excluded, rows
+from fivefold.check.published.readers import (
     finetune_memory,
     kempnerforge,
     llm_foundry,
     misc_throughput,
-    reader,
     torchtitan,
     ultrascale_playbook,
 )
-from fivefold.check.published.case import Case, Excluded, rows
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.work import work
 from fivefold.units import GIB

@@ -10,17 +10,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.layout.pieces import padded_vocab
+from fivefold.layout.legal import refuse
+from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
-from fivefold.layout.spec import V_SHAPED, Layout, refuse
+from fivefold.layout.spec import V_SHAPED, Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.catalog import named, names
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
 from fivefold.plan.count.counts import Counts, run_part
-from fivefold.plan.count.layer import Kind, kind_of
-from fivefold.plan.count.part import part_of
+from fivefold.plan.count.operations.layer import Kind, kind_of
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.work import work
 from fivefold.record import Mistake
 

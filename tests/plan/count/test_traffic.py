@@ -13,7 +13,8 @@ from fivefold.layout.mesh import group
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, ScheduleName
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import Message, first_rank, messages, per_step

@@ -9,7 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.ops import Op, matmul
+from fivefold.plan.count.operations.op import Op, matmul
 from fivefold.plan.price.compute import MOE_KERNELS, OpTime, Prices
 from fivefold.plan.price.units import Units, UnitTime
 

@@ -7,14 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
+from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.spec import Layout, refuse
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.plan.predict import Planner
-from fivefold.plan.price.continued import continued
+from fivefold.plan.price.steady_state import continued
 from fivefold.plan.price.units import AXES, CONTENTION
 from fivefold.record import Mistake
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.published.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt
+from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve

@@ -9,7 +9,7 @@ from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
-from fivefold.train.precision import check_chip
+from fivefold.train.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Told, play

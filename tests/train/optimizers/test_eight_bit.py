@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.build import build
-from fivefold.train.checkpoint import latest, load
+from fivefold.train.checkpoint.checkpoint import latest, load
 from fivefold.train.engine import Engine
-from fivefold.train.optimizers import wide
+from fivefold.train.optimizers import fp32_update
 from fivefold.train.optimizers.eight_bit import Codes
 from fivefold.update import LearningRate, Optimizer
 from tests.train.optimizers.test_optimizers import job, joined, play
@@ -107,7 +108,7 @@ def test_a_run_learns_as_with_fp32_moments(forked: Fork) -> None:
 
 def test_rows_may_be_updated_in_any_pieces(monkeypatch: pytest.MonkeyPatch, forked: Fork) -> None:
     ((_, whole),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"))
-    monkeypatch.setattr(wide, "BLOCK", 1000)
+    monkeypatch.setattr(fp32_update, "BLOCK", 1000)
     ((_, pieces),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"))
     for (name, *_, a), (_, *_, b) in zip(whole, pieces, strict=True):
         assert torch.equal(a, b), name

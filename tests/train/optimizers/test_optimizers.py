@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.record import Mistake
-from fivefold.train import optimizer
 from fivefold.train.build import Built, build, initial
-from fivefold.train.checkpoint import Progress, latest, load, save
-from fivefold.train.optimizers import wide
+from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.train.optimizers import fp32_update, optimizer
 from fivefold.update import Group, LearningRate, Optimizer
 
 Kind = Literal["sgd", "adafactor", "muon", "adamw", "adamw8bit"]
@@ -201,7 +201,7 @@ def test_moments_of_another_optimizer_are_refused(forked: Fork, tmp_path: Path) 
 def test_wide_adamw_is_torchs(decay: float) -> None:
     start = torch.randn(50, 7)
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
-    one = wide.AdamW([{"params": [ours], "weight_decay": decay}], lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    one = fp32_update.AdamW([{"params": [ours], "weight_decay": decay}], lr=0.01, betas=(0.9, 0.95), eps=1e-8)
     other = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), weight_decay=decay, fused=True)
     for _ in range(5):
         ours.grad = torch.randn(50, 7)
@@ -213,12 +213,12 @@ def test_wide_adamw_is_torchs(decay: float) -> None:
 
 def test_narrow_weights_are_updated_in_fp32_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step from fp32 of the same values, rounded once; a block may end anywhere."""
-    monkeypatch.setattr(wide, "BLOCK", 37)
+    monkeypatch.setattr(fp32_update, "BLOCK", 37)
     start = torch.randn(50, 7).bfloat16()
     narrow, plain = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.float())
     for parameter in (narrow, plain):
         parameter.grad = torch.linspace(-1, 1, 350).view(50, 7).bfloat16().to(parameter.dtype)
-        wide.AdamW([{"params": [parameter], "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.95), eps=1e-8).step()
+        fp32_update.AdamW([{"params": [parameter], "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.95), eps=1e-8).step()
     assert torch.equal(narrow, plain.bfloat16())
     assert not torch.equal(narrow, start)
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
-from fivefold.train.flash import flash_attention
-from fivefold.train.metrics import Meter
+from fivefold.train.measure.meter import Meter
+from fivefold.train.model.flash_attention import flash_attention
 from fivefold.train.parallel import context
 from fivefold.train.parallel.collectives import Pending
 from fivefold.train.parallel.context import Kind, Ring, Ulysses, attach, positions

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.plan.count.feedforward import experts as planned
-from fivefold.plan.count.part import Local, part_of
+from fivefold.plan.count.operations.feedforward import experts as planned
+from fivefold.plan.count.operations.part import Local, part_of
 from fivefold.step import sent_bytes
-from fivefold.train.metrics import Meter
-from fivefold.train.moe import Moe
+from fivefold.train.measure.meter import Meter
+from fivefold.train.model.moe import Moe
+from fivefold.train.model.routing import Sequences
 from fivefold.train.parallel import expert
 from fivefold.train.parallel.collectives import Pending
 from fivefold.train.parallel.mesh import Axis, Ranks, ranks
-from fivefold.train.routing import Sequences
 
 D, FFN, E, K, ROWS = 16, 16, 8, 2, 32
 SCALE = 1 / 50

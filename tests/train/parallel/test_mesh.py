@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.check.dryrun.world import rank_of
+from fivefold.check.dryrun.fake.world import rank_of
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
 from fivefold.train.parallel.mesh import Axis, ranks

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from fivefold.job import Job, recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
+from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.schedule.text import read_table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import messages
 from fivefold.record import Mistake
-from fivefold.train.linear import Later, Linear
-from fivefold.train.metrics import Meter
+from fivefold.train.measure.meter import Meter
+from fivefold.train.model.linear import Later, Linear
 from fivefold.train.parallel.mesh import ranks
 from fivefold.train.parallel.pipeline import Pipeline
 

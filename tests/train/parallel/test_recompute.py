@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import RECOMPUTABLE, Layout
-from fivefold.model.spec import MLA, Model, MoE
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.layer import kind_of
-from fivefold.plan.count.part import Part
-from fivefold.plan.count.recompute import groups as planned_groups
-from fivefold.train.again import Input
-from fivefold.train.attention import rotary_tables
-from fivefold.train.linear import Later, Linear
-from fivefold.train.metrics import Meter
+from fivefold.plan.count.operations.layer import kind_of
+from fivefold.plan.count.operations.part import Part
+from fivefold.plan.count.operations.recompute import groups as planned_groups
+from fivefold.train.measure.meter import Meter
+from fivefold.train.model.attention import rotary_tables
+from fivefold.train.model.linear import Later, Linear
+from fivefold.train.model.transformer import Block
 from fivefold.train.parallel import recompute, tensor
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.transformer import Block
+from fivefold.train.parallel.recomputed import Input
 
 SEQUENCES, TOKENS = 2, 16
 DENSE = Model(name="dense", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61)

@@ -10,12 +10,13 @@ import torch
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model, MoE
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
 from fivefold.step import Traffic
 from fivefold.train.build import build
 from fivefold.train.engine import Engine
-from fivefold.train.metrics import Meter
-from fivefold.train.parallel import spread
+from fivefold.train.measure.meter import Meter
+from fivefold.train.parallel import placement
 from fivefold.train.parallel.zero import ZeroUnit
 
 DENSE = Model(name="dense", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True)
@@ -26,7 +27,7 @@ Ran = tuple[list[float], tuple[Traffic, ...], list[str]]
 def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
     """Losses, what was said in the second step, and the units whose weights were underway when another was ready."""
     made = ZeroUnit
-    spread.ZeroUnit = lambda *args, **kwargs: made(*args, **{**kwargs, "ahead": ahead})  # type: ignore[assignment, misc]
+    placement.ZeroUnit = lambda *args, **kwargs: made(*args, **{**kwargs, "ahead": ahead})  # type: ignore[assignment, misc]
     job = Job(sequence=16, global_batch=8, precision=recipe(precision))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []

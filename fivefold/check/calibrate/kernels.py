@@ -1,0 +1,99 @@
+"""The memory-bound kernels that ``calibrate`` times: from a one-dimensional tensor to the work on it.
+
+Bytes moved are counted as ``plan/count/operations/op.py`` counts them, so that the planner divides like by like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fivefold.train.model import kernels
+
+WIDTH = 256  # of a row; the kernels' rates hardly depend on it
+
+
+class Work(NamedTuple):
+    """Something to time, and the bytes that it reads and writes."""
+
+    run: Callable[[], object]
+    moved_bytes: int
+
+
+def copy(x: Tensor) -> Work:
+    """Read x, write a copy into memory that is already there."""
+    target = torch.empty_like(x)
+    return Work(lambda: target.copy_(x), 2 * x.nbytes)
+
+
+def add(x: Tensor) -> Work:
+    """Read x and y, write the sum into new memory, as a residual connection does."""
+    y = torch.ones_like(x)
+    return Work(lambda: x + y, 3 * x.nbytes)
+
+
+def adamw(x: Tensor) -> Work:
+    """Read parameter, gradient and two moments; write all but the gradient."""
+    parameter = torch.nn.Parameter(x)
+    parameter.grad = torch.ones_like(x)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return Work(optimizer.step, 7 * x.nbytes)
+
+
+def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rows of ``WIDTH``."""
+    rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
+    return kernels.rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
+
+
+def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Sixty-four positions of four heads of 32."""
+    heads = x.view(-1, 64, 4, 32).requires_grad_()
+    table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
+    return kernels.rotate(heads, cos_TH=table, sin_TH=table), (heads,)
+
+
+def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Gate and up of one size."""
+    gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
+    return kernels.swiglu(gate, up), (gate, up)
+
+
+def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Logits of ``WIDTH`` words."""
+    logits = x.view(-1, WIDTH).requires_grad_()
+    targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
+    return kernels.cross_entropy(logits, targets, scale=1.0), (logits,)
+
+
+def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
+    return lambda x: Work(lambda: make(x.detach()), times * x.nbytes)
+
+
+def _backward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
+    def work(x: Tensor) -> Work:
+        # Cross entropy writes its gradient over its logits; without the hooks autograd refuses a second run.
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):
+            out, inputs = make(x.detach())
+        grad = torch.ones_like(out)
+        return Work(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), times * x.nbytes)
+
+    return work
+
+
+KERNELS: dict[str, Callable[[Tensor], Work]] = {
+    "copy": copy,
+    "add": add,
+    "adamw": adamw,
+    "rms_norm": _forward(rms_norm, 2),
+    "rms_norm_backward": _backward(rms_norm, 3),
+    "rope": _forward(rope, 2),
+    "rope_backward": _backward(rope, 2),
+    "swiglu": _forward(swiglu, 3),
+    "swiglu_backward": _backward(swiglu, 5),
+    "cross_entropy": _forward(cross_entropy, 1),
+    "cross_entropy_backward": _backward(cross_entropy, 2),
+}

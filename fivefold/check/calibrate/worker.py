@@ -1,0 +1,269 @@
+"""One worker of ``calibrate``: measures its points while its neighbours do the same, and prints them.
+
+    python -m fivefold.check.calibrate.worker '{"rank": 0, "ranks": 2, ...}'
+
+Every repeat begins at a barrier and runs long enough to time. Counted is the median of the repeats, of the slowest
+rank (a training step waits for it), of the best round (a disturbance only slows).
+Said, a line each: ``Facts``, ``Progress`` at every point, in the end every ``Measured``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.check.calibrate.kernels import KERNELS
+from fivefold.check.calibrate.points import AttentionShape, Facts, Kind, Measured, Order, Points, Progress, usual
+from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
+from fivefold.record import Mistake
+from fivefold.units import Dtype
+
+Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
+
+TORCH: dict[Dtype, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+class Site(NamedTuple):
+    """Where a worker stands: which of how many, on which device, with how much time for a point."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+    seconds: float
+
+    def clock(self, run: Callable[[], object]) -> float:
+        """Seconds of one ``run``: the median of repeats that each begin at a barrier, of the slowest rank."""
+        once = self.slowest(self._time(run, times=1))  # warm up
+        if once < 5e-3:
+            once = self.slowest(self._time(run, times=1))
+        times = min(1000, math.ceil(2e-3 / once))
+        repeats = max(1, min(15, int(self.seconds / (times * once))))
+        return self.slowest(statistics.median(self._time(run, times=times) for _ in range(repeats)))
+
+    def _time(self, run: Callable[[], object], *, times: int) -> float:
+        self.slowest(0.0)  # a barrier
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - start) / times
+
+    def slowest(self, seconds: float) -> float:
+        """The largest ``seconds`` of all ranks, known to each of them; a barrier as well."""
+        value = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+        return float(value)
+
+
+def noise(site: Site, *shape: int, dtype: Dtype) -> Tensor:
+    """Normal numbers, repeated with a prime period: drawing them all would take longer than the products."""
+    count = math.prod(shape)
+    few = torch.randn(8191, device=site.device).to(TORCH[dtype])
+    return few.repeat(count // 8191 + 1)[:count].view(shape).clone()
+
+
+def matmul(site: Site, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
+    """Time ``(m, k) @ (k, n)``."""
+    m, n, k = shape
+    a, b = noise(site, m, k, dtype=dtype), noise(site, k, n, dtype=dtype)
+    return MatmulPoint(dtype=dtype, ranks=site.ranks, m=m, n=n, k=k, seconds=site.clock(lambda: a @ b))
+
+
+def attention(site: Site, shape: AttentionShape, dtype: Dtype) -> AttentionPoint:
+    """Time causal attention on q, k, v of (sequences, heads, tokens, head_dim), forward and backward apart."""
+    size = (shape.sequences, shape.heads, shape.tokens, shape.head_dim)
+    q, k, v = (noise(site, *size, dtype=dtype).requires_grad_() for _ in range(3))
+    run = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    forward = site.clock(run)
+    out = run()
+    grad = torch.randn_like(out)
+    backward = site.clock(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    return AttentionPoint(
+        dtype=dtype,
+        ranks=site.ranks,
+        kv_heads=shape.heads,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        **shape.model_dump(),
+    )
+
+
+def kernel(site: Site, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
+    """Time one of ``KERNELS`` on a tensor of ``size_bytes``."""
+    x = torch.ones(size_bytes // TORCH[dtype].itemsize, dtype=TORCH[dtype], device=site.device)
+    work = KERNELS[name](x)
+    seconds = site.clock(work.run)
+    return KernelPoint(kernel=name, dtype=dtype, ranks=site.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
+
+
+# torch 2.13 renamed the two single-tensor collectives.
+all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def there_and_back(site: Site, x: Tensor) -> None:
+    """Rank 2i sends x to rank 2i + 1 and gets it back; the last of an odd number rests."""
+    other = site.rank ^ 1
+    if other >= site.ranks:
+        return
+    if site.rank < other:
+        dist.send(x, other)
+        dist.recv(x, other)
+    else:
+        dist.recv(x, other)
+        dist.send(x, other)
+
+
+def collective(site: Site, name: Collective, size_bytes: int) -> CollectivePoint:
+    """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares."""
+    share = torch.zeros(max(1, size_bytes // 4 // site.ranks), device=site.device)
+    full = torch.zeros(share.numel() * site.ranks, device=site.device)
+    other = torch.empty_like(full)
+    runs: dict[Collective, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full),
+        "all_gather": lambda: all_gather(full, share),
+        "reduce_scatter": lambda: reduce_scatter(share, full),
+        "all_to_all": lambda: dist.all_to_all_single(other, full),
+        "p2p": lambda: there_and_back(site, full),
+    }
+    seconds = site.clock(runs[name]) / (2 if name == "p2p" else 1)
+    return CollectivePoint(collective=name, ranks=site.ranks, bytes=full.nbytes, seconds=seconds)
+
+
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+KINDS: dict[type[Point], Kind] = {
+    MatmulPoint: "matmuls",
+    AttentionPoint: "attentions",
+    KernelPoint: "kernels",
+    CollectivePoint: "collectives",
+}
+
+
+def jobs(site: Site, points: Points) -> Iterator[Callable[[], Point]]:
+    """Every measurement, in the same order on every rank; first the ones that a disturbance harms most."""
+    for operation in COLLECTIVES if site.ranks > 1 else ():
+        for size in points.collective_bytes:
+            yield partial(collective, site, operation, size)
+    for dtype in points.dtypes:
+        for matrices in points.matmuls:
+            yield partial(matmul, site, matrices, dtype)
+        for shape in points.attentions:
+            yield partial(attention, site, shape, dtype)
+        for name in KERNELS:
+            for size in points.kernel_bytes:
+                yield partial(kernel, site, name, size, dtype)
+
+
+def seconds(point: Point) -> float:
+    """What a point took in all."""
+    return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
+
+
+def best_of(todo: list[Callable[[], Point]], *, site: Site, points: Points) -> list[Point]:
+    """All measurements at least once, then further rounds while there is time, and the fastest of each."""
+    start = time.perf_counter()
+    best: dict[int, Point] = {}
+    for step in range(points.rounds * len(todo)):
+        if step >= len(todo) and site.slowest(time.perf_counter() - start) > points.budget_seconds:
+            break
+        index = step % len(todo)
+        point = todo[index]()
+        best[index] = min(best.get(index, point), point, key=seconds)
+        say(Progress(kind=KINDS[type(point)], done=step + 1, total=points.rounds * len(todo)), site.rank)
+    return [best[index] for index in range(len(todo))]
+
+
+def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
+    """The GPU of this rank where there are GPUs, else the CPU."""
+    if torch.cuda.is_available():
+        if ranks > torch.cuda.device_count():
+            raise Mistake(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
+        torch.cuda.set_device(rank)
+        name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]
+        return torch.device("cuda", rank), Facts(
+            device=name, backend="nccl", memory_bytes=memory, torch=torch.__version__
+        )
+    return torch.device("cpu"), Facts(
+        device=processor_name(), backend="gloo", memory_bytes=memory_bytes(), torch=torch.__version__
+    )
+
+
+def memory_bytes() -> int:
+    """RAM of this computer, or what its control group may use of it."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(allowed)) if allowed.isdigit() else total
+
+
+def processor_name() -> str:
+    """The processor's model where the system tells it."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def say(message: Facts | Progress | Measured, rank: int) -> None:
+    """Print a message as one line, on the first rank only."""
+    if rank == 0:
+        print(message.model_dump_json(), flush=True)
+
+
+def main(order: Order) -> None:
+    """Measure all points of ``order``; rank 0 prints them."""
+    torch.set_num_threads(order.threads)
+    device, facts = find_device(order.rank, order.ranks)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if facts.backend == "nccl" else "gloo",
+        init_method=f"file://{order.meeting}",
+        rank=order.rank,
+        world_size=order.ranks,
+        timeout=timedelta(seconds=order.silence_seconds),
+    )
+    points = order.points or usual(facts.backend, quick=order.quick)
+    site = Site(order.rank, order.ranks, device, points.seconds_per_point)
+    say(facts, order.rank)
+    best = best_of(list(jobs(site, points)), site=site, points=points)
+    for point in best:
+        say(Measured(kind=KINDS[type(point)], point=point.model_dump()), order.rank)
+    dist.destroy_process_group()
+
+
+def run(words: list[str]) -> NoReturn:
+    """Carry out the order in ``words`` and end the process: a failure is one line on standard error.
+
+    Without the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
+    without an active exception").
+    """
+    code = 0
+    try:
+        main(Order.model_validate_json(words[0]))
+    except BaseException as error:  # Ctrl-C as well
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        code = 1
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

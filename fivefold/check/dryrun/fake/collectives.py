@@ -1,0 +1,74 @@
+"""Collectives that send nothing: each returns at once, with a handle that tells when it is waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.distributed import ProcessGroup
+
+from fivefold.check.dryrun.record.tape import Message
+from fivefold.train.measure.meter import COLLECTIVES, is_group, tensors
+
+c10d = torch.ops.c10d
+
+
+class Group(NamedTuple):
+    """What is to be known of a process group: the mesh axis whose traffic it is, and its ranks of the world."""
+
+    axis: str
+    members: tuple[int, ...]
+
+
+class Handle(Work):
+    """A message on its way; to wait for it is an event."""
+
+    def __init__(self, waited: Callable[[], None]) -> None:
+        super().__init__()
+        self._waited: Callable[[], None] | None = waited
+
+    def wait(self, timeout: object = None) -> bool:
+        """At once: nothing is sent."""
+        if self._waited is not None:
+            self._waited()
+            self._waited = None
+        return True
+
+
+def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
+    """A collective of c10d, and the tensor that it carries or fills."""
+    group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+    known = groups(group.group_name)
+    received = func is c10d.recv_.default
+    collective, full = COLLECTIVES[c10d.send.default if received else func]
+    whole = list(tensors(args[full]))
+    message = Message(
+        known.axis, group.group_name, known.members, collective, str(whole[0].dtype)[6:],
+        sum(tensor.numel() for tensor in whole), sum(tensor.nbytes for tensor in whole),
+        known.members[args[2]] if collective == "p2p" else -1, received, site,
+        collective == "p2p" and _joins(whole[0]),
+    )  # fmt: skip
+    return message, whole[0]
+
+
+def _joins(tensor: Tensor) -> bool:
+    """Whether it is sent or received in one go with another, by a batch that does not begin with it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "batch_isend_irecv":
+            return frame.f_locals["p2p_op_list"][0].tensor is not tensor
+        frame = frame.f_back
+    return False
+
+
+def returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:
+    """What torch expects of a collective."""
+    if func in (c10d.allreduce_.default, c10d.broadcast_.default, c10d._allgather_base_.default,
+                c10d._reduce_scatter_base_.default):  # fmt: skip
+        return args[0], work
+    return work

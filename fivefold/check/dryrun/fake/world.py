@@ -1,0 +1,104 @@
+"""One rank of a world of any size in this process: a process group that sends nothing, tensors that hold nothing.
+
+    with rank_of(layout, rank=3): …build, Engine.step…      every collective returns at once, every tensor is its shape
+
+What depends on values is even: each expert gets as many rows as every other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fivefold.check.dryrun.fake.collectives import Group
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout
+from fivefold.train.model.attention import LatentAttention
+from fivefold.train.model.flash_attention import Flash
+from fivefold.train.model.moe import Moe
+from fivefold.train.parallel.expert import Abroad, Voyage
+from fivefold.train.parallel.mesh import Ranks
+
+
+@contextmanager
+def rank_of(layout: Layout, *, rank: int) -> Iterator[None]:
+    """Be ``rank`` of the layout's world, with fake tensors on the CPU."""
+    if dist.is_initialized():
+        raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
+    hook = sys.excepthook  # torch puts its own before it, and leaves it there
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def representatives(layout: Layout) -> tuple[int, ...]:
+    """A rank of each pipeline rank, the first of all that hold the same stages: its shards are the largest."""
+    pp = group(layout, "pp")
+    return tuple(place * pp.stride for place in range(pp.ranks))
+
+
+def even_experts(module: nn.Module) -> None:
+    """Every expert of ``module`` gets as many rows as any other."""
+    for layer in (part for part in module.modules() if isinstance(part, Moe)):
+        layer.experts.ends = even_ends
+        if isinstance(layer.travel, Abroad):
+            layer.travel = travel = Evenly(layer.travel.ep, layer.travel.etp, narrow=layer.travel.narrow)
+            layer.experts.meanwhile = travel.meanwhile
+
+
+def even_ends(offsets: Tensor, rows: int) -> list[int]:
+    """Without asking the tensor."""
+    return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
+
+
+class Evenly(Abroad):
+    """Who sends knows how many rows will come."""
+
+    def announce(self, counts: Tensor) -> Voyage:
+        """Start to tell the others, as always."""
+        return EvenVoyage(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+
+
+class EvenVoyage(Voyage):
+    """Rows for each rank as even as whole rows can be; all ranks have as many."""
+
+    def read(self, numbers: Tensor, copies: int) -> list[int]:
+        """Without asking the tensor."""
+        shares = [copies // self.ep.size + (place < copies % self.ep.size) for place in range(self.ep.size)]
+        return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
+
+
+def gpu_attention(module: nn.Module) -> None:
+    """On GPUs PyTorch's attention takes values narrower than keys as they are; on CPU they are padded."""
+    for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
+        if isinstance(layer.core, Flash):
+            layer.core = Narrow(scale=layer.core.scale)
+
+
+class Narrow(Flash):
+    """As ``scaled_dot_product_attention`` on GPUs, where the kernel for values of their own dim is this."""
+
+    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """→ [B, T, N, H of v]."""
+        heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True, 0.0, True, scale=self.scale)
+        out_BNTH: Tensor = found[0]
+        return out_BNTH.transpose(1, 2)
+
+
+def groups_of(ranks: Ranks) -> Callable[[str], Group]:
+    """What the recorder wants to know of the process groups of ``ranks``, by name."""
+    members: dict[str, tuple[int, ...]] = {}
+    members |= {axis.group.group_name: axis.ranks for axis in ranks.axes.values() if axis.group is not None}
+    return lambda name: Group(ranks.axis(name), members[name])

@@ -1,0 +1,238 @@
+"""Memory over time from a tape: what lives at every event by category, the fullest moment and what caused it.
+
+    ALLOC, FREE → lives (birth, death, bytes, category) → levels → peak
+
+What no site names is judged by how long it lives: what a forward or a split backward makes and a later action lets go
+is an activation, all else is temporary. What a neighbour sends is a buffer until it has come, then judged as if born.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.check.dryrun.record.tape import ALLOC, FREE, SCOPE, START, WAIT, Scope, Site, Tape
+from fivefold.layout.spans import Level
+from fivefold.step import StageMemory
+
+Ints = NDArray[np.int64]
+
+# in the order of a Level's fields, but that states are three
+PARAMETERS, OPTIMIZER, INPUTS, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(8)
+CATEGORIES = ("parameters", "optimizer", "inputs", "gradients", "activations", "gathers", "logits", "temporary")
+NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
+BY_LIFE = -1
+PASSES = ("forward", "backward", "pair")  # phases in which activations are born
+MOST_LEVELS = 20_000
+
+
+class Living(NamedTuple):
+    """A storage that lives at the peak."""
+
+    bytes: int
+    category: str  # one of CATEGORIES
+    site: Site
+    scope: Scope  # in which it was born
+
+
+class _Lives(NamedTuple):
+    """All storages of a tape, one row each; one that was received has two, before it came and after."""
+
+    birth: Ints  # place of the event
+    death: Ints  # that of the event which ended it, or the number of events
+    size: Ints
+    site: Ints
+    category: Ints
+
+
+def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = None) -> list[Level]:
+    """What lives after each event that changes it, or at most some 20,000 of them with the peak.
+
+    ``seconds`` of each event; by default an event's place stands for its time.
+    """
+    events, lives = _events(tape), _lives(tape)
+    living = _living(lives, len(events))
+    total = living.sum(axis=0)
+    changed = np.flatnonzero(np.diff(total, prepend=-1))
+    changed = changed[changed >= _begin(events)]
+    chosen = _thinned(changed, total)
+    at = chosen if seconds is None else np.asarray(seconds)[chosen]
+    states = living[PARAMETERS] + living[OPTIMIZER] + living[INPUTS]
+    rows = np.stack([states, *living[GRADIENTS:]])[:, chosen].T.tolist()
+    causes = _causes(tape, events, chosen)
+    return [Level._make((when, *row, cause)) for when, row, cause in zip(at.tolist(), rows, causes, strict=True)]
+
+
+def stage_memory(tape: Tape, stage: int) -> StageMemory:
+    """One pipeline rank's fullest moment. ``activations_bytes`` as the planner counts them: the most that is kept at
+    once between two actions, of all micro-batches in flight.
+    """
+    events, lives = _events(tape), _lives(tape)
+    living = _living(lives, len(events))
+    total, begin = living.sum(axis=0), _begin(events)
+    peak = begin + int(np.argmax(total[begin:]))
+    ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
+    gradients = int(living[GRADIENTS, ends[_update(tape, events) - 1]])
+    parameters, optimizer = int(living[PARAMETERS, begin]), int(living[OPTIMIZER, ends[-1]])
+    activations = int((living[ACTIVATIONS] + living[LOGITS])[np.append(ends, _within_pairs(tape, events))].max())
+    rest = int(total[peak]) - parameters - optimizer - gradients - activations
+    (cause,) = _causes(tape, events, np.array([peak]))
+    return StageMemory(
+        stage=stage, parameters_bytes=parameters, gradients_bytes=gradients, optimizer_bytes=optimizer,
+        activations_bytes=activations, temporary_bytes=max(0, rest), peak_bytes=int(total[peak]), peak_cause=cause,
+    )  # fmt: skip
+
+
+def largest(tape: Tape, n: int) -> list[Living]:
+    """The largest storages that live at the peak."""
+    events, lives = _events(tape), _lives(tape)
+    begin = _begin(events)
+    peak = begin + int(np.argmax(_living(lives, len(events)).sum(axis=0)[begin:]))
+    alive = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
+    chosen = alive[np.argsort(-lives.size[alive], kind="stable")[:n]]
+    scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
+    return [
+        Living(int(lives.size[row]), CATEGORIES[lives.category[row]], tape.sites[lives.site[row]], tape.scopes[scope])
+        for row, scope in zip(chosen, scopes, strict=True)
+    ]
+
+
+# Lives
+
+
+def _events(tape: Tape) -> Ints:
+    return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
+
+
+def _lives(tape: Tape) -> _Lives:
+    events = _events(tape)
+    found = _paired(events)
+    category = _named(tape)[found.site]
+    found = _received(tape, events, found._replace(category=category))
+    return found._replace(category=_judged(tape, events, found))
+
+
+def _paired(events: Ints) -> _Lives:
+    """Every birth with its death: the next event of the same storage."""
+    places = np.flatnonzero(events[:, 0] <= FREE)
+    places = places[np.lexsort((places, events[places, 1]))]
+    births = np.flatnonzero(events[places, 0] == ALLOC)
+    after = np.minimum(births + 1, len(places) - 1)
+    ends = (events[places[after], 0] == FREE) & (events[places[after], 1] == events[places[births], 1])
+    birth = places[births]
+    death = np.where(ends, places[after], len(events))
+    return _Lives(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
+
+
+def _named(tape: Tape) -> Ints:
+    """Category of each site, by name."""
+    return np.array([NAMED.get(site.category, BY_LIFE) for site in tape.sites] or [BY_LIFE], dtype=np.int64)
+
+
+def _received(tape: Tape, events: Ints, lives: _Lives) -> _Lives:
+    """Payloads of messages between stages are buffers; what was received is born once more when it has come."""
+    hops = np.array([each.collective == "p2p" and each.axis == "pp" for each in tape.messages] or [False])
+    starts = np.flatnonzero(events[:, 0] == START)
+    starts = starts[hops[events[starts, 2]] & (events[starts, 3] >= 0)]
+    if not len(starts):
+        return lives
+    order = np.lexsort((lives.birth, events[lives.birth, 1]))  # by storage
+    keys = events[lives.birth[order], 1] * len(events) + lives.birth[order]
+    rows = order[np.searchsorted(keys, events[starts, 3] * len(events) + starts) - 1]
+    category, death = lives.category.copy(), lives.death.copy()
+    category[rows] = TEMPORARY
+    receives = np.array([message.receives for message in tape.messages])[events[starts, 2]]
+    handles = dict(zip(events[starts[receives], 1].tolist(), rows[receives].tolist(), strict=True))
+    waits = np.flatnonzero(events[:, 0] == WAIT).tolist()
+    known = [(at, handles[handle]) for at, handle in zip(waits, events[waits, 1].tolist(), strict=True)
+             if handle in handles]  # fmt: skip
+    came, again = np.array(known, dtype=np.int64).reshape(-1, 2).T
+    death[again] = came
+    anew = (came, lives.death[again], lives.size[again], lives.site[again], np.full_like(again, BY_LIFE))
+    before = lives._replace(category=category, death=death)
+    return _Lives._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
+
+
+def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
+    """The category of what has none: by the phases in which it is born and dies."""
+    first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
+    phase = np.array([scope.phase for scope in tape.scopes] or [""])
+    named = events[_scope_events(events), 1]
+    born, dies = phase[named[first]], phase[named[last]]
+    logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
+    passes = np.isin(born, PASSES) & (last > first) & (dies != "update") & (lives.death < len(events))
+    by_life = np.where(passes, np.where(logits, LOGITS, ACTIVATIONS), TEMPORARY)
+    by_life = np.where(logits & np.isin(born, ("forward", "pair")), LOGITS, by_life)
+    by_life = np.where(born == "start", INPUTS, by_life)
+    return np.where(lives.category == BY_LIFE, by_life, lives.category)
+
+
+def _is_logits(site: Site) -> bool:
+    """The product with the vocabulary."""
+    product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
+    gradient = site.line.endswith(("backward", "Products.into", "Products.weight"))
+    return product and site.module.startswith("head") and not gradient
+
+
+# Places
+
+
+def _scope_events(events: Ints) -> Ints:
+    return np.flatnonzero(events[:, 0] == SCOPE)
+
+
+def _scopes(events: Ints, places: Ints) -> Ints:
+    """In which scope each event lies, by place among the tape's scope events; a tape begins with one."""
+    return np.searchsorted(_scope_events(events), places, side="right") - 1
+
+
+def _update(tape: Tape, events: Ints) -> int:
+    """The scope in which the optimizer runs, or one after the last."""
+    named = events[_scope_events(events), 1].tolist()
+    return next((at for at, scope in enumerate(named) if tape.scopes[scope].phase == "update"), len(named))
+
+
+def _within_pairs(tape: Tape, events: Ints) -> Ints:
+    """Events of two passes in one action, between which most is kept."""
+    pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
+    return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
+
+
+def _begin(events: Ints) -> int:
+    """The last of the births with which a tape says what lives already."""
+    others = np.flatnonzero(events[1:, 0] != ALLOC)
+    return int(others[0]) if len(others) else len(events) - 1
+
+
+def _living(lives: _Lives, count: int) -> Ints:
+    """Bytes of each category after each event, [categories, events]."""
+    change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
+    np.add.at(change, (lives.category, lives.birth), lives.size)
+    np.subtract.at(change, (lives.category, lives.death), lives.size)
+    return change[:, :count].cumsum(axis=1)
+
+
+def _thinned(changed: Ints, total: Ints) -> Ints:
+    """Of many events the fullest and the emptiest of each stretch, and the last."""
+    if len(changed) <= MOST_LEVELS:
+        return changed
+    stretches = np.array_split(changed, MOST_LEVELS // 2)
+    ends = {int(pick(total[each])) + at for at, each in _offsets(stretches) for pick in (np.argmax, np.argmin)}
+    return changed[sorted(ends | {0, len(changed) - 1})]
+
+
+def _offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
+    starts = np.cumsum([0, *(len(each) for each in stretches[:-1])])
+    return list(zip(starts.tolist(), stretches, strict=True))
+
+
+def _causes(tape: Tape, events: Ints, places: Ints) -> list[str]:
+    """What each event is: "phase of micro-batch, module operation (file:line)"; of a death the phase alone."""
+    named = events[_scope_events(events), 1][_scopes(events, places)].tolist()
+    scopes = [str(scope) for scope in tape.scopes]
+    sites = [str(site) for site in tape.sites]
+    births = zip(events[places, 0].tolist(), events[places, 3].tolist(), named, strict=True)
+    return [f"{scopes[scope]}, {sites[site]}" if kind == ALLOC else scopes[scope] for kind, site, scope in births]

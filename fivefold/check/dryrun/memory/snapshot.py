@@ -1,0 +1,140 @@
+"""Tapes as a memory snapshot that https://pytorch.org/memory_viz opens, as if a GPU had run the steps.
+
+    tapes → blocks in segments (``caching_allocator.py``) → {"segments": at the end, "device_traces": events}, pickled
+
+The format is that of ``torch.cuda.memory._snapshot()``. Two ways of the viewer (pytorch/pytorch@0006736:
+torch/utils/viz/MemoryViz.js) are heeded: it reads pickles up to protocol 4, and fails where there are categories but
+none is "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fivefold.check.dryrun.memory.caching_allocator import Allocator, Block
+from fivefold.check.dryrun.memory.reserved import changes, opening
+from fivefold.check.dryrun.record.tape import Site, Tape
+from fivefold.record import Fault
+
+PROTOCOL = 4
+UNKNOWN = "unknown"  # the viewer's word for what has no category
+Frames = list[dict[str, Any]]
+
+
+def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
+    """Write the snapshot of one rank's ``tapes`` to ``path``, whole or not at all; raises ``Fault``."""
+    found = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            pickle.dump(found, file, protocol=PROTOCOL)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise Fault(
+            f"{path}: cannot write the snapshot: {error.strerror}; free some space or name another path"
+        ) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
+    """As ``torch.cuda.memory._snapshot()`` returns it. Beyond the capacity it ends with the allocation that fails."""
+    trace = _Trace()
+    allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
+    blocks: dict[int, tuple[Block, int, Site]] = {}
+    frames: dict[Site, Frames] = {}
+    # a later tape may know what a storage is: the optimizer's moments, once they are there
+    named = {storage: tape.sites[site].category for tape in tapes for storage, site in opening(tape)}
+    for place, _, storage, size, number in changes(tapes):
+        if not size:
+            block, size, site = blocks.pop(storage)
+            for action in ("free_requested", "free_completed"):
+                trace.add(action, block.address, size, frames=frames[site])
+            allocator.free(block)
+            continue
+        site = tapes[place].sites[number]
+        trace.frames = frames.setdefault(site, _frames(site))  # those of segments, too, that it needs
+        made = allocator.allocate(size)
+        if made is None:
+            trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
+            break
+        trace.add("alloc", made.address, size, category=site.category or named.get(storage) or UNKNOWN)
+        blocks[storage] = made, size, site
+    used = {block.address: (size, frames[site]) for block, size, site in blocks.values()}
+    segments = [_segment(run, used, expandable=expandable) for run in allocator.segments()]
+    return {
+        "segments": segments,
+        "device_traces": [trace.entries],
+        "allocator_settings": {"expandable_segments": expandable},
+        "external_annotations": [],
+    }
+
+
+class _Trace:
+    """What happened, in order; an entry's number stands for its time."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.frames: Frames = []
+
+    def add(
+        self, action: str, address: int, size: int, *, frames: Frames | None = None, category: str | None = None
+    ) -> None:  # fmt: skip
+        """``frames``: other than the present ones."""
+        entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
+        entry["frames"] = self.frames if frames is None else frames
+        if category is not None:
+            entry["category"] = category
+        self.entries.append(entry)
+
+    def out_of_memory(self, size: int, free: int) -> None:
+        """The last entry."""
+        entry = {"action": "oom", "device_free": free, "size": size, "stream": 0, "time_us": len(self.entries)}
+        self.entries.append(entry | {"frames": self.frames})
+
+
+def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandable: bool) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    for block in run:
+        requested, frames = used.get(block.address, (0, []))
+        blocks.append({
+            "address": block.address,
+            "size": block.size,
+            "requested_size": requested,
+            "state": "active_allocated" if block.address in used else "inactive",
+            "frames": frames,
+        })  # fmt: skip
+    allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+    return {
+        "device": 0,
+        "address": run[0].address,
+        "total_size": sum(block.size for block in run),
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block["requested_size"] for block in blocks),
+        "stream": 0,
+        "segment_type": "small" if run[0].pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _frames(site: Site) -> Frames:
+    """Innermost first: the operation, the line, the module."""
+    found: Frames = []
+    if site.operation:
+        found.append({"filename": "torch", "line": 0, "name": site.operation})
+    if site.line:
+        place, _, function = site.line.partition(" ")
+        file, _, line = place.rpartition(":")
+        found.append({"filename": file, "line": int(line), "name": function})
+    if site.module or not found:
+        found.append({"filename": "module", "line": 0, "name": site.module or site.category or UNKNOWN})
+    return found

@@ -1,0 +1,276 @@
+"""Watches operations below autograd and writes them to a tape: storages, kernels, messages, with where in the code.
+
+operation of torch → storages that are born and freed · a kernel · a message and who waits for it
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fivefold.check.dryrun.fake.collectives import Group, Handle, message_of, returned
+from fivefold.check.dryrun.record.call_sites import Places
+from fivefold.check.dryrun.record.kernels import GROUPED, NO_WORK, Fused, by_group, kind_of
+from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
+from fivefold.train.measure.meter import operation_flops, tensors
+
+SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
+HIDDEN = -1  # id of a storage of which nothing is written
+NOWHERE = Site("", "", "")
+
+
+class Recorder(TorchDispatchMode):
+    """Writes ``tape`` while it is entered, on top of a ``FakeTensorMode`` or of real tensors without process groups.
+
+    ``groups``: what is known of a process group, by its name. ``categories`` of what is born in a function, by its
+    qualified name. ``through``: files of which not they are the site but who calls them. Messages are not sent: each
+    returns at once, and numbers asked of tensors are 0.
+    """
+
+    def __init__(
+        self, *, rank: int, groups: Callable[[str], Group] | None = None, categories: Mapping[str, str] = {},
+        through: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rank, self.groups = rank, groups
+        self.places = Places(categories=categories, through=through)
+        self.tape = Tape(rank)
+        self._ids: dict[int, int] = {}  # storages that live, by address
+        self._born: dict[int, tuple[int, Site]] = {}  # bytes and site, by id
+        self._next = 0
+        self._handles = 0
+        self._kept: list[object] = []  # works, which C++ holds without their Python half
+        self._fused: Fused | None = None
+        self.live_bytes = 0
+        self._hides = False
+        self.silent = False
+
+    # The tape
+
+    def cut(self) -> Tape:
+        """The tape so far; a new one begins with what lives."""
+        self._flush()
+        done, self.tape = self.tape, Tape(self.rank)
+        self._kept.clear()
+        self.tape.add(SCOPE, self.tape.scope(Scope("start")))
+        for storage, (size, site) in self._born.items():
+            self.tape.add(ALLOC, storage, size, self.tape.site(site))
+        return done
+
+    def name(self, living: Iterable[Tensor], category: str) -> None:
+        """What ``living`` are, from the next tape on; what is not known yet is born."""
+        for tensor in living:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._ids:
+                if storage.nbytes():
+                    self._birth(storage, Site("", "", "", category))
+                continue
+            key = self._ids[storage._cdata]
+            size, site = self._born[key]
+            self._born[key] = size, site._replace(category=category)
+
+    def enter_scope(self, scope: Scope) -> None:
+        """From here on."""
+        self._flush()
+        self.tape.add(SCOPE, self.tape.scope(scope))
+
+    @property
+    def phase(self) -> str:
+        """What the engine says that it does; forward and backward are known from the schedule."""
+        return ""
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        if phase == "optimizer":
+            self.enter_scope(Scope("update"))
+
+    # For those who write to the tape what they have seen before
+
+    @contextmanager
+    def aside(self) -> Iterator[Tape]:
+        """What happens within is written to another tape."""
+        self._flush()
+        (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
+        try:
+            yield self.tape
+        finally:
+            self._flush()
+            self.tape, self.live_bytes = outer, live
+            self.places.enter_again()
+
+    def place(self) -> int:
+        """How many events there are."""
+        self._flush()
+        return len(self.tape)
+
+    def id_of(self, tensor: Tensor) -> int:
+        """Of its storage."""
+        return self._ids[tensor.untyped_storage()._cdata]
+
+    def site_here(self) -> Site:
+        """Of the module that runs."""
+        return Site(self.places.where(), "", "")
+
+    def reserve_ids(self, count: int) -> int:
+        """The first of so many ids of storages."""
+        first, self._next = self._next, self._next + count
+        return first
+
+    def reserve_handles(self, count: int) -> int:
+        """The first of so many handles of messages."""
+        first, self._handles = self._handles, self._handles + count
+        return first
+
+    def play(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
+        """Write ``events`` [n, 4], of which so many more bytes live."""
+        self._flush()
+        self.tape.events.frombytes(events.tobytes())
+        self.live_bytes += live_bytes
+
+    @contextmanager
+    def hiding(self) -> Iterator[None]:
+        """What is born within is not written, nor when it dies."""
+        self._hides, former = True, self._hides
+        try:
+            yield
+        finally:
+            self._hides = former
+
+    def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
+        """A tensor that is born at a site of the tape."""
+        self._flush()
+        with self.hiding():
+            made = tensor()
+        storage = made.untyped_storage()
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), self.tape.sites[site])
+        return made
+
+    def free_early(self, tensor: Tensor) -> None:
+        """Now, though somebody still holds it."""
+        address = tensor.untyped_storage()._cdata
+        self._flush()
+        self._death(address)
+        self._ids[address] = HIDDEN
+
+    # Operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run or stand in for the operation, and write down what it does."""
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            return self._message(func, args)
+        if func is SCALAR:
+            dtype = args[0].dtype
+            return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+        if func is RESIZE:
+            self._resize(args[0], args[1])
+            return None
+        fake = func in GROUPED and isinstance(args[0], FakeTensor)
+        out = by_group(*args) if fake else func(*args, **(kwargs or {}))
+        if self._hides:
+            for tensor in tensors(out):
+                if tensor.untyped_storage()._cdata not in self._ids:
+                    self._birth(tensor.untyped_storage(), NOWHERE)
+            return out
+        if self.silent:
+            return out
+        frame = self.places.frame()
+        if self._fused is not None and not func.is_view and not self._fused.goes_on(frame):
+            self._flush()
+        made = list(tensors(out))
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._ids and storage.nbytes():
+                self._birth(storage, self.places.site(func, frame))
+        if not func.is_view and func._opname not in NO_WORK:
+            self._kernel(func, args, out, made, frame)
+        return out
+
+    def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
+        kind, shape = kind_of(func, args, out)
+        if kind == "moving":
+            if self._fused is None:
+                self._fused = Fused(frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else "")
+            self._fused.last = frame.f_lasti
+            self._fused.add(func, args, made, ids=self._ids)
+            return
+        self._flush()
+        moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
+        site = self.tape.site(self.places.site(func, frame))
+        flops = operation_flops(func, args, out)
+        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved, 1, site)
+        self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _flush(self) -> None:
+        """The elementwise operations so far were one kernel."""
+        fused, self._fused = self._fused, None
+        if fused is not None and not self.silent:
+            moved = fused.moved(self._born)
+            kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, self.tape.site(fused.site))
+            self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _message(self, func: Any, args: Any) -> Any:
+        self._flush()
+        assert self.groups is not None
+        site = self.tape.site(self.places.site(func, self.places.frame()))
+        message, tensor = message_of(func, args, self.groups, site=site)
+        handle = self.reserve_handles(1)
+        carried = self._ids.get(tensor.untyped_storage()._cdata, -1)
+        self.tape.add(START, handle, self.tape.message(message), carried)
+        work = Handle(lambda: self._waited(handle))
+        boxed: torch.ScriptObject = work.boxed()
+        self._kept.append((work, boxed))
+        return returned(func, args, boxed)
+
+    def _waited(self, handle: int) -> None:
+        self._flush()
+        self.tape.add(WAIT, handle)
+
+    # Storages
+
+    def _birth(self, storage: torch.UntypedStorage, site: Site) -> None:
+        weakref.finalize(storage, self._death, storage._cdata)
+        if self._hides:
+            self._ids[storage._cdata] = HIDDEN
+            return
+        self._ids[storage._cdata] = key = self.reserve_ids(1)
+        self._register(key, storage.nbytes(), site)
+
+    def _register(self, key: int, size: int, site: Site) -> None:
+        self._born[key] = size, site
+        self.live_bytes += size
+        if not self.silent:
+            self.tape.add(ALLOC, key, size, self.tape.site(site))
+
+    def _death(self, address: int) -> None:
+        key = self._ids.pop(address, None)
+        if key is not None and key != HIDDEN:
+            self.live_bytes -= self._born.pop(key)[0]
+            if not self.silent:
+                self.tape.add(FREE, key)
+
+    def _resize(self, tensor: Tensor, size: int) -> None:
+        """To nothing is death, from nothing is birth; the finalizer of the first birth stays."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._ids:
+            self._death(address)
+            known = True
+        else:
+            known = storage.nbytes() == 0
+        storage.resize_(size)
+        if size and known:
+            self._ids[address] = key = self.reserve_ids(1)
+            self._register(key, size, self.places.site(RESIZE, self.places.frame()))

@@ -1,0 +1,184 @@
+"""What a block did once, to be played again: events whose storages, messages and sites are named anew.
+
+    recorded    ALLOC 1 · KERNEL 0 · FREE 1        played    ALLOC 5001 · KERNEL 17 · FREE 5001, of layer 12
+
+Between chunks of events lie steps that are really done: a gradient is delivered, a product put off, a tensor made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, START, WAIT, Tape
+
+Events = NDArray[np.int64]  # [n, 4]
+DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # in recordings: a weight's gradient is there; a product is put off
+X, G = 0, 1  # ids of what enters forward and backward; those of what is made inside follow
+
+
+class Unlike(Exception):
+    """A block does something that cannot be played: it must run."""
+
+
+class Shape(NamedTuple):
+    """Of a tensor that is made as the events say."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        """Of this one."""
+        return cls(tensor.size(), tensor.stride(), tensor.dtype)
+
+    def empty(self) -> Tensor:
+        """One like it."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
+
+
+Made = tuple[int, Shape]  # id and shape of a tensor that leaves
+
+
+class Recording(NamedTuple):
+    """One forward and backward of a block. Events have ids from ``G`` + 1 on, and places in the lists of ``tape``."""
+
+    tape: Tape
+    forward: Events
+    backward: Events
+    works: tuple[Events, ...]  # put off
+    end: Events
+    ids: int
+    handles: int
+    y: Made
+    dx: Made
+    gradients: tuple[tuple[str, Shape], ...]  # as delivered
+
+
+def recording_of(
+    tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
+    gradients: tuple[tuple[str, Shape], ...],
+) -> Recording:  # fmt: skip
+    """The spans of ``tape`` with ids of their own. ``Unlike`` where something that was there before is freed."""
+    events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
+    handles: dict[int, int] = {}
+    parts = [events[start:stop].copy() for start, stop in spans]
+    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # also what only the recording made
+    freed = set[int]()
+    for part in parts:
+        for event in part:
+            kind = event[0]
+            if kind == ALLOC:
+                event[1] = ids.setdefault(int(event[1]), len(ids))
+            elif kind == FREE and int(event[1]) in ids:
+                event[1] = ids[int(event[1])]
+                freed.add(int(event[1]))
+            elif kind == FREE:
+                if int(event[1]) not in ours:
+                    raise Unlike
+                event[0] = NOTHING
+            elif kind == START:
+                event[1] = handles.setdefault(int(event[1]), len(handles))
+                event[3] = ids.get(int(event[3]), -1)
+            elif kind == WAIT:
+                if int(event[1]) not in handles:
+                    raise Unlike
+                event[1] = handles[int(event[1])]
+    if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
+        raise Unlike
+    forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
+    return Recording(tape, forward, backward, tuple(works), end, len(ids) - 2, len(handles),
+                     (ids[y[0]], y[1]), (ids[dx[0]], dx[1]), gradients)  # fmt: skip
+
+
+class Chunk:
+    """Events in a row, with sites and all else of the tape they are written to; ids and handles are still their own."""
+
+    def __init__(self, events: Events) -> None:
+        kinds = events[:, 0]
+        self.events = events
+        self.ids = np.isin(kinds, (ALLOC, FREE))
+        self.handles = np.isin(kinds, (START, WAIT))
+        self.carrying = (kinds == START) & (events[:, 3] > G)
+        self.entering = np.flatnonzero((kinds == START) & (events[:, 3] == X))
+        self.sizes: dict[int, int] = {}
+        self.live_bytes = 0
+
+    def laid(self, *, first_id: int, first_handle: int) -> Events:
+        """With those of one micro-batch."""
+        out = self.events.copy()
+        out[self.ids, 1] += first_id - G - 1
+        out[self.handles, 1] += first_handle
+        out[self.carrying, 3] += first_id - G - 1
+        out[self.entering, 3] = -1
+        return out
+
+
+def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
+    """Chunks for ``layer``, and between them steps: kind, argument, path of the module."""
+    lists, sizes = _lists(recording, tape=tape, layer=layer), _sizes(recording)
+    special = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
+    chunk: list[list[int]] = []
+    live = 0
+
+    def done() -> Iterator[Chunk]:
+        nonlocal live
+        if chunk:
+            found = Chunk(np.array(chunk, dtype=np.int64))
+            found.live_bytes, live = live, 0
+            chunk.clear()
+            yield found
+
+    for kind, first, second, third in events.tolist():
+        apart = kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special) or (kind == FREE and first <= G)
+        if apart:
+            yield from done()
+            path = tape.sites[lists.sites[second]].module if kind == DELIVER else ""
+            yield kind, lists.sites[third] if kind == ALLOC else first, path
+        elif kind == FREE and first in (recording.y[0], recording.dx[0]):
+            continue  # a tensor: it is freed when it dies
+        elif kind == ALLOC:
+            chunk.append([kind, first, second, lists.sites[third]])
+            live += second
+        elif kind == FREE:
+            chunk.append([kind, first, 0, 0])
+            live -= sizes[first]
+        elif kind == KERNEL:
+            chunk.append([kind, lists.kernels[first], 0, 0])
+        elif kind == START:
+            chunk.append([kind, first, lists.messages[second], third])
+        else:
+            chunk.append([kind, first, second, third])
+    yield from done()
+
+
+class _Lists(NamedTuple):
+    """Where sites, kernels and messages of a recording are on another tape."""
+
+    sites: list[int]
+    kernels: list[int]
+    messages: list[int]
+
+
+def _lists(recording: Recording, *, tape: Tape, layer: int) -> _Lists:
+    sites = []
+    for site in recording.tape.sites:
+        first, dot, rest = site.module.partition(".")
+        if first == "blocks":
+            _, dot, rest = rest.partition(".")
+            site = site._replace(module=f"blocks.{layer}{dot}{rest}")
+        sites.append(tape.site(site))
+    kernels = [tape.kernel(kernel._replace(site=sites[kernel.site])) for kernel in recording.tape.kernels]
+    messages = [tape.message(message._replace(site=sites[message.site])) for message in recording.tape.messages]
+    return _Lists(sites, kernels, messages)
+
+
+def _sizes(recording: Recording) -> dict[int, int]:
+    parts = (recording.forward, recording.backward, recording.end, *recording.works)
+    return {first: second for part in parts for kind, first, second, _ in part.tolist() if kind == ALLOC}

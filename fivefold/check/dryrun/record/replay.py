@@ -1,0 +1,273 @@
+"""Like blocks are rehearsed once: one is run with tensors and recorded, the others play the recording.
+
+    forward    events … y is made                        backward   events · gradient of a weight is delivered · … dx
+    W          events of one put-off product              end        what lives as long as the graph
+
+Only what happens inside of a block is played: weights are gathered, gradients collected and messages of the pipeline
+sent by the code that does so in a run. What comes in and goes out are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.check.dryrun.record.recorder import Recorder
+from fivefold.check.dryrun.record.recording import (
+    DELIVER,
+    PUT_OFF,
+    Chunk,
+    G,
+    Made,
+    Recording,
+    Shape,
+    Unlike,
+    X,
+    recording_of,
+    steps_of,
+)
+from fivefold.check.dryrun.record.tape import ALLOC, Tape
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.train.build import Built
+from fivefold.train.model.linear import Later, Work
+from fivefold.train.model.transformer import Head
+from fivefold.train.parallel.pipeline import exit_of, run_back
+
+
+def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
+    """Make every block of this rank play the recording of one like it, made when the first of them runs.
+
+    The head plays what it did for the first micro-batch.
+    """
+    split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
+    known: dict[Hashable, dict[bool, Recording] | None] = {}
+    for layer, block in enumerate(built.module.blocks):
+        kind = model.is_moe(layer), layer % layout.recompute_every == 0
+        block.forward = Player(
+            block, layer=layer, kind=kind, known=known, split=split, later=built.later, recorder=recorder
+        ).forward
+    head = built.module.head
+    head.forward = Player(  # type: ignore[method-assign,assignment]
+        head, layer=-1, kind="head", known=known, split=split, later=built.later, recorder=recorder
+    ).forward
+
+
+class Player:
+    """Stands for the forward of one block."""
+
+    def __init__(
+        self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
+        split: bool, later: Later, recorder: Recorder,
+    ) -> None:  # fmt: skip
+        self.block, self.inner, self.layer, self.kind, self.known = block, block.forward, layer, kind, known
+        self.split, self.later, self.recorder = split, later, recorder
+        self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
+        self.ends = isinstance(block, Head)
+        self.keeps = isinstance(block, Head) and block.chunked  # targets too
+        if isinstance(block, Head):
+            self.weights["out"] = block.out.matrix  # which may be the embedding's
+        self._laid: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
+        self._dummies: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """The block's."""
+        if self.kind not in self.known:
+            try:
+                ways = {way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))}
+                self.known[self.kind] = ways
+            except Unlike:
+                self.known[self.kind] = None
+        recordings = self.known[self.kind]
+        if recordings is None:
+            y: Tensor = self.inner(x, *rest)
+        else:
+            y = _Played.apply(x, self, recordings, rest if self.keeps else ())  # type: ignore[no-untyped-call]
+        return y
+
+    # Recording
+
+    def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
+        """Forward and backward of this block beside the step, which knows nothing of it."""
+        with self.recorder.aside() as tape, torch.enable_grad(), self._spied(tape) as gradients:
+            spans, ids, y, dx = self._tried(like, rest, split=split)
+        return recording_of(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
+
+    def _tried(
+        self, like: Tensor, rest: Sequence[Any], *, split: bool
+    ) -> tuple[list[tuple[int, int]], dict[int, int], Made, Made]:
+        """Places between which lie the forward, the backward, the end and the works; ids of what enters; y and dx."""
+        recorder, spans, found = self.recorder, list[tuple[int, int]](), dict[str, Any]()
+        leaf = torch.empty_like(like).requires_grad_()
+        x: Tensor = _Stop.apply(leaf, partial(_note, found, recorder))  # type: ignore[no-untyped-call]
+        x_id, start = recorder.id_of(x), recorder.place()
+        y = self.inner(x, *rest)
+        spans.append((start, recorder.place()))
+        made = recorder.id_of(y), Shape.of(y)
+        inbox = [torch.empty_like(y)]
+        g_id = recorder.id_of(inbox[0])
+        end = exit_of(y, inbox)
+        del x, y
+        seed = torch.ones_like(end)
+        self.later.deferring, start = split, recorder.place()
+        with recorder.places.inside(""):
+            run_back(end, seed)
+        self.later.deferring = False
+        spans.append((start, found["place"]))
+        start = recorder.place()
+        del end
+        spans.append((start, recorder.place()))
+        works = self.later.take()[::-1]
+        while works:
+            start = recorder.place()
+            with recorder.places.inside(""):
+                works.pop()()
+            spans.append((start, recorder.place()))
+        return spans, {x_id: X, g_id: G}, made, found["dx"]
+
+    @contextmanager
+    def _spied(self, tape: Tape) -> Iterator[list[tuple[str, Shape]]]:
+        """Gradients of this block's weights go nowhere; where they are delivered, and products put off, is marked."""
+        gradients: list[tuple[str, Shape]] = []
+        former = {name: weight.collect for name, weight in self.weights.items()}
+        put_off = count()
+
+        def spy(name: str, gradient: Tensor) -> None:
+            self.recorder.place()
+            tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
+            gradients.append((name, Shape.of(gradient)))
+
+        def do(work: Work) -> None:
+            if self.later.deferring:
+                tape.add(PUT_OFF, next(put_off))
+            Later.do(self.later, work)
+
+        self.later.do = do  # type: ignore[method-assign]
+        for name, weight in self.weights.items():
+            weight.collect = partial(spy, name)
+        try:
+            yield gradients
+        finally:
+            del self.later.do
+            for name, weight in self.weights.items():
+                weight.collect = former[name]
+
+    # Playing
+
+    def play(self, played: Played, part: int) -> None:
+        """One part of the recording: 0 forward, 1 backward, 2 the end, then the works."""
+        for step in self._steps(played.recording, part):
+            if isinstance(step, Chunk):
+                self.recorder.play(
+                    step.laid(first_id=played.first_id, first_handle=played.first_handle), live_bytes=step.live_bytes
+                )
+                continue
+            kind, argument, path = step
+            if kind == DELIVER:
+                name, shape = played.recording.gradients[argument]
+                with self.recorder.places.inside(path):
+                    self.weights[name].collect(self._dummy(name, shape))
+            elif kind == PUT_OFF:
+                self.later.do(partial(self.play, played, 3 + argument))
+            elif kind == ALLOC:
+                played.made = self.recorder.make(
+                    (played.recording.y if part == 0 else played.recording.dx)[1].empty, site=argument
+                )
+            elif argument == X:
+                played.x = None
+            elif played.g is not None:
+                self.recorder.free_early(played.g)
+                played.g = None
+
+    def _dummy(self, name: str, shape: Shape) -> Tensor:
+        if name not in self._dummies:
+            with self.recorder.hiding():
+                self._dummies[name] = shape.empty()
+        return self._dummies[name]
+
+    def _steps(self, recording: Recording, part: int) -> list[Any]:
+        """The events of a part in chunks, with what is done between them, for the tape that is written now."""
+        tape, key = self.recorder.tape, (id(recording), part)
+        laid = self._laid.get(key)
+        if laid is None or laid[0] is not tape:
+            events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
+            laid = self._laid[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
+        return laid[1]
+
+
+class Played:
+    """One micro-batch through a block that plays.
+
+    Recordings begin alike: only in the backward is it known whether products are put off.
+    """
+
+    def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
+        self.recording = recordings[False]
+        self.x: Tensor | None = x
+        self.g: Tensor | None = None
+        self.made: Tensor | None = None
+        self.first_id = recorder.reserve_ids(max(each.ids for each in recordings.values()))
+        self.first_handle = recorder.reserve_handles(max(each.handles for each in recordings.values()))
+
+    def take(self) -> Tensor:
+        """What was made."""
+        made, self.made = self.made, None
+        assert made is not None
+        return made
+
+
+class _End:
+    """Dies with the graph."""
+
+    def __init__(self, player: Player, played: Played) -> None:
+        self.player, self.played = player, played
+
+    def __del__(self) -> None:
+        self.player.play(self.played, 2)
+
+
+class _Played(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]
+    ) -> Tensor:  # fmt: skip
+        ctx.player, ctx.recordings, ctx.kept = player, recordings, kept
+        ctx.played = played = Played(recordings, x, player.recorder)
+        player.play(played, 0)
+        return played.take()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        player, played = ctx.player, ctx.played
+        played.recording = recording = ctx.recordings[player.later.deferring]
+        played.g = None if player.ends else gradient  # the last one is held by who began the backward
+        ctx.end = _End(player, played)
+        player.play(played, 1)
+        ctx.played = None
+        if recording.dx[0] == G:
+            return gradient, None, None, None
+        return played.take(), None, None, None
+
+
+class _Stop(torch.autograd.Function):
+    """The edge of a recording: a tensor of its own forward; backward tells ``arrived`` of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        ctx.arrived = arrived
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        ctx.arrived(gradient)
+        return None, None
+
+
+def _note(found: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
+    found["place"], found["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.of(gradient))

@@ -1,0 +1,71 @@
+"""A played rehearsal as the pictures want it: what a rank does when, and what lives on it meanwhile.
+
+scopes and waits → Span        births and deaths at their seconds → Level
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from fivefold.check.dryrun.memory.breakdown import levels as all_levels
+from fivefold.check.dryrun.record.tape import SCOPE, WAIT, Tape
+from fivefold.check.dryrun.time.play import Played, TimedSpan
+from fivefold.layout.schedule.order import Row
+from fivefold.layout.spans import Level, Span
+
+LEVELS = 1200  # stretches of time, of which each shows its fullest and its emptiest moment
+MOMENT = 1e-9  # seconds between two events that follow at once
+
+
+def levels(played: Played, tape: Tape) -> list[Level]:
+    """What lives on the tape's rank over time; of long steps so many moments as can be seen. Causes leave out the line
+    of code, for which there is no room.
+    """
+    whole = all_levels(tape, played.seconds_at(tape.rank))
+    each = played.step_seconds / LEVELS or 1.0
+    found: list[Level] = []
+    for _, stretch in groupby(whole, key=lambda level: int(level.seconds / each)):
+        together = list(stretch)
+        ends = {id(pick(together, key=lambda level: level.live_bytes)) for pick in (max, min)}
+        if found and together[0].seconds - found[-1].seconds > each:  # nothing changed: no slope
+            found.append(found[-1]._replace(seconds=together[0].seconds, cause=""))
+        found += [level._replace(cause=level.cause.partition(" (")[0]) for level in together if id(level) in ends]
+    return [*found, found[-1]._replace(seconds=played.step_seconds, cause="")]
+
+
+def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
+    """The actions of its ``row`` that a rank has played, each with its messages that nothing hides, and the update."""
+    found: list[Span] = []
+    waits: list[TimedSpan] = []
+    actions = iter(row)
+    for span in played.spans(tape.rank):
+        if span.kind == WAIT:
+            waits.append(span)
+        elif span.kind == SCOPE:
+            phase = tape.scopes[span.place].phase
+            if phase == "update":  # begins when all ranks have told their norms
+                start = max((wait.end for wait in waits), default=span.start)
+                found.append(Span("update", "update", start, span.end))
+            elif phase != "start":
+                action = next(actions)
+                found.append(Span(action.kind, str(action), *_worked(span, waits, tape), *action[1:]))
+            waits = []
+    return tuple(found)
+
+
+def _worked(span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape) -> tuple[float, float, float, tuple[str, ...]]:
+    """Start and end of a scope's work, without its waits for neighbours before and after; seconds of waits within,
+    and their axes.
+    """
+    start, end, seconds, axes = span.start, span.end, 0.0, dict[str, None]()
+    hops = [wait for wait in waits if tape.messages[wait.place].axis == "pp"]
+    for wait in hops:
+        start = wait.end if wait.start <= start + MOMENT else start
+    for wait in reversed(hops):
+        end = wait.start if wait.end >= end - MOMENT and wait.start >= start else end
+    for wait in waits:
+        if wait.start >= start and wait.end <= end:
+            seconds += wait.end - wait.start
+            axes[tape.messages[wait.place].axis] = None
+    return start, end, min(seconds, end - start), tuple(axes)

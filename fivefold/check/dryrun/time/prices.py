@@ -1,0 +1,105 @@
+"""Seconds of what a tape lists, by the prices of the planner: its kernels on the chip, its messages on the network.
+
+matmul (rows, columns, inner, number)  →  plan/price/compute.py      attention: half of the square where it is causal
+moving: bytes ÷ bandwidth              →  the same                   message: plan/price/network.py, where ranks lie
+launch: the host's seconds per kernel and message, as in plan/price/units.py
+"""
+
+from __future__ import annotations
+
+from fivefold.check.dryrun.record.tape import Kernel, Message, Tape
+from fivefold.check.dryrun.time.streams import Costs
+from fivefold.job import Job
+from fivefold.layout.mesh import Group
+from fivefold.machine.spec import Machine
+from fivefold.plan.price import roofline
+from fivefold.plan.price.compute import Prices
+from fivefold.plan.price.network import Network
+from fivefold.plan.price.units import COMPILED_HOST, CONTENTION
+from fivefold.units import Dtype
+
+# Which curve of a calibrated machine prices the elementwise operations of a function of ours; else that of a copy.
+CURVES = {
+    "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
+    "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
+    "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
+    "Block.forward": "add", "Engine.step": "adamw",
+}  # fmt: skip
+DTYPES: dict[str, Dtype] = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}  # fmt: skip
+INTEGERS = ("int64", "int32", "uint8")  # ranks tell one another numbers for their hosts to read
+
+
+class Pricer:
+    """What kernels and messages of a job cost on a machine while ``world`` ranks work side by side."""
+
+    def __init__(self, *, machine: Machine, job: Job, world: int) -> None:
+        self.machine, self.job = machine, job
+        self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job)
+        self.network = Network(machine)
+        self.nccl = machine.backend == "nccl"
+        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.compile else 1) if self.nccl else 0.0
+        if job.graphs == "full":
+            self.host = 0.0
+
+    def costs(self, tape: Tape) -> Costs:
+        """Of everything that the tape lists."""
+        drags = self.nccl and not self.job.blocking
+        return Costs(
+            kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
+            launches=[self.host * (kernel.launches if self.prices.plain else 1) for kernel in tape.kernels],
+            messages=[self.message(message, rank=tape.rank) for message in tape.messages],
+            drag=[CONTENTION * (drags and _drags(message)) for message in tape.messages],
+            reads=[message.dtype in INTEGERS for message in tape.messages],
+            launch=self.host,
+            blocking=self.job.blocking and self.nccl,
+        )
+
+    def kernel(self, kernel: Kernel, *, line: str = "") -> float:
+        """On the device; ``line``: whose it is."""
+        if kernel.kind == "matmul":
+            rows, columns, inner, number = kernel.shape
+            return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=number)
+        if kernel.kind.startswith("attention"):
+            return self._attention(kernel)
+        curve = CURVES.get(line.rpartition(" ")[2], "copy")
+        return self.prices.moving(kernel.moved_bytes, kernel=curve)
+
+    def _dtype(self, kernel: Kernel) -> Dtype:
+        """Of the matrix units: fp32 is what the job computes it in."""
+        dtype = DTYPES[kernel.dtype]
+        return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
+
+    def _attention(self, kernel: Kernel) -> float:
+        """As many queries as keys are causal: others are blocks of a ring, of which all is seen."""
+        sequences, queries, keys, dim = kernel.shape
+        back = kernel.kind == "attention_backward"
+        seen = kernel.flops // (2 if back else 1) // (2 if queries == keys else 1)
+        measured = self.prices.measured
+        if measured is not None and measured.attentions[0]:
+            return measured.attention(seen, shape=(sequences, queries, dim), heads=1)[back]
+        return roofline.attention(
+            self.machine.chip, flops=seen, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
+            kind="flash" if self.job.attention == "unfused" else self.job.attention, backward=back,
+        )  # fmt: skip
+
+    def message(self, message: Message, *, rank: int) -> float:
+        """On the links between its ranks."""
+        members = message.members
+        if len(members) == 1:
+            return 0.0
+        place = Group(len(members), members[1] - members[0])
+        if message.collective == "p2p" and not self.machine.calibration:
+            span = self.machine.links[0].span
+            apart, near = abs(message.peer - rank), message.peer // span == rank // span
+            place = Group(2, apart if near else max(apart, span))
+        return self.network.seconds(message.collective, message.payload, place)
+
+
+def _drags(message: Message) -> bool:
+    """Whether it slows the compute beside it, as the planner says: a pipeline's do not, and what is sent goes with what
+    is received.
+    """
+    return message.axis != "pp" and (message.collective != "p2p" or message.receives)

@@ -1,0 +1,134 @@
+"""KempnerForge on nodes of 4 H200: tokens/s and peak allocated GiB of torch FSDP2 and tensor parallelism.
+
+KempnerInstitute/KempnerForge@01b461a: kempnerforge/distributed/{parallel,tensor_parallel}.py, training/grad.py,
+scripts/train.py. Weights and both moments are bf16 without a master; with FSDP, gradients of all micro-batches are
+summed whole in fp32 and reduced with the last (set_requires_gradient_sync); the loss is PyTorch's, attention cuDNN's
+(benchmarks/profiling: aten::_cudnn_attention_backward); checkpoints stop early, as PyTorch's do since 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    Row,
+    head_dim,
+    needed,
+    number,
+    number_format,
+    recomputed,
+    sharding,
+    where,
+    whole,
+)
+from fivefold.check.published.convert import in_nodes, read, seconds_of_tokens, spread
+from fivefold.job import Job, Recipe, recipe
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.units import GIB
+
+SOURCE = "kempnerforge"
+NO_STEP = "the source prints no time and no memory of a step"
+NO_WIDTH = "the source does not print the feed-forward width"
+WHOLE_EXPERTS = "every tensor-parallel rank computes all experts on the same tokens"
+ONE_BY_ONE = "experts run one after another in a Python loop, which a planner of kernels does not price"
+WHOLE_LOGITS = "with tp each rank holds the whole embedding and, for the loss, whole logits"
+BESIDE_SUMS = "without FSDP torch.compile hands out all gradients of a micro-batch at once, beside their sums"
+SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-parallel ranks"
+
+# On 24 GPUs their own trace shows 205 reductions of a 13B block's gradients: 338 MB over 6 nodes in 14.4 ms, 20 GB/s.
+NIC_GIGABITS, NIC_SOURCE = 165.0, "KempnerForge@a7f8346:benchmarks/profiling/13b_24gpu_profiling.md"
+STATES: Recipe = recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2))
+SUMMED: Recipe = STATES.replace(name="bf16-all-sum32", accumulated_bytes=4)
+
+
+def _rule(row: Row) -> str:
+    if not number(row, "step_s") and not number(row, "peak_allocated_gib"):
+        return NO_STEP
+    if not whole(row, "ffn"):
+        return NO_WIDTH
+    if whole(row, "experts") and whole(row, "tp") > 1:
+        return WHOLE_EXPERTS
+    return SAME_TOKENS if whole(row, "ep") > 1 else ""
+
+
+def _model(row: Row) -> Model:
+    experts = whole(row, "experts")
+    return Model(
+        name=row["model"],
+        layers=needed(row, "layers"),
+        width=needed(row, "hidden"),
+        heads=needed(row, "heads"),
+        kv_heads=needed(row, "kv_heads"),
+        head_dim=head_dim(row),
+        ffn=needed(row, "ffn"),
+        vocab=needed(row, "vocab"),
+        rope_theta=500_000.0,
+        moe=MoE(experts=experts, topk=needed(row, "topk"), ffn=needed(row, "moe_ffn")) if experts else None,
+    )
+
+
+def _machine(row: Row) -> Machine:
+    found = where(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
+    ranks = whole(row, "gpus_per_node") or 4
+    if ranks >= found.ranks_per_node:
+        return found
+    found = in_nodes(found, ranks)
+    near = found.links[0].replace(direct=True, reduction_bandwidth=None)  # an HGX board of four has no switch
+    return found.replace(links=(near, *found.links[1:]))
+
+
+def _left_out(row: Row, layout: Layout, model: Model) -> dict[str, str]:
+    """What a row measured that is not scored, with the rule."""
+    found = {"time": ONE_BY_ONE} if model.moe and number(row, "tokens_per_s") else {}
+    if number(row, "peak_allocated_gib") and (layout.dp == 1 or layout.tp > 1):
+        found["peak"] = WHOLE_LOGITS if layout.tp > 1 else BESIDE_SUMS
+    return found
+
+
+def _case(row: Row) -> Case:
+    model, machines = _model(row), _machine(row)
+    if number_format(row["precision"]) != "bf16":
+        raise Mistake(f"precision {row['precision']!r}, of which the source's recipe was not read")
+    zero = sharding(row, silent=3)
+    layout = spread(row, zero=0, ac=recomputed(row))
+    layout = layout.replace(zero=zero if layout.dp > 1 else 0)
+    # The mixture runs print no batch: 48521 and 50972 tokens/s for 2.7 and 2.57 s are 32 sequences.
+    batch = whole(row, "gbs") or layout.dp * layout.mbs
+    compiled = row["torch_compile"] == "true"
+    job = Job(
+        linears="apart",
+        sequence=needed(row, "seq"),
+        global_batch=batch,
+        precision=SUMMED if layout.dp > 1 else STATES,
+        loss="narrow",
+        attention="flash",
+        early_stop=True,
+        kernels="fused" if compiled else "plain",
+        compile=compiled,
+        overlap=("dp",),
+    )
+    seconds = seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1)
+    left_out = _left_out(row, layout, model)
+    return Case(
+        source=SOURCE,
+        row=row["row_id"],
+        regime=regime("torch", model, machines, layout),
+        model=model,
+        machine=machines,
+        layout=layout,
+        job=job,
+        step_seconds=None if "time" in left_out else seconds,
+        memory_bytes=None if "peak" in left_out else number(row, "peak_allocated_gib") * GIB,
+        left_out=tuple(left_out.items()),
+        rivals=f"{model.name} on {machines.ranks}, batch {batch}",
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read(SOURCE, rule=_rule, case=_case)

@@ -1,0 +1,63 @@
+"""Narayanan et al. 2021, arXiv:2104.04473, table 2: PTD-P against DeepSpeed ZeRO-3 on 384 to 2240 A100.
+
+Printed is TFLOP/s per GPU, of hardware FLOPs with the repeated forward: 96·B·s·l·h²·(1 + s/6h + V/16lh).
+Model-parallel size 96 is tp8 pp12, 280 is tp8 pp35 (§5.1: tp8 and the layers of 105/35). Table 1 prints no micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, needed, number, precision, recomputed, sharding, where, whole
+from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.record import Mistake
+
+SOURCE = "megatron2021"
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Table 2; rivals share model, GPUs and batch."""
+    return read(SOURCE, rule=_rule, case=_case)
+
+
+def _rule(row: Row) -> str:
+    if not row["layers"]:
+        return "a remark in the text, not a step"
+    return "" if row["mbs"] else "the micro-batch size is not printed"
+
+
+def hardware_flops(row: Row) -> float:
+    """FLOPs of one iteration as the paper counts them: full attention, the layers' forward twice, the head's once."""
+    batch, s, layers, h, vocab = (needed(row, key) for key in ("gbs", "seq", "layers", "hidden", "vocab"))
+    return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+
+
+def _case(row: Row) -> Case:
+    zero = sharding(row, silent=0)
+    tp = whole(row, "tp") or (1 if zero == 3 else 8)
+    size = needed(row, "model_parallel_size")
+    if size % tp:
+        raise Mistake(f"model-parallel size {size} is not divisible by tp{tp}")
+    degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
+    layout = spread(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
+    model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
+    job = PLAIN_MEGATRON.replace(
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision(row["precision"], sums="narrow"),
+        reduce="micro_batch" if zero == 3 else "step",
+    )
+    rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
+    return Case(
+        SOURCE,
+        row["row_id"],
+        regime("deepspeed" if zero == 3 else "megatron", model, machines, layout),
+        model,
+        machines,
+        layout,
+        job,
+        step_seconds=hardware_flops(row) / rate if rate else None,
+        rivals=f"{SOURCE} {model.name} {machines.ranks} {row['gbs']}",
+    )

@@ -1,0 +1,146 @@
+"""Megatron-Bridge's recompute studies and model cards: milliseconds and peak allocated memory.
+
+NVIDIA-NeMo/Megatron-Bridge@067f987: skills/nemo-mbridge-perf-*/SKILL.md, examples/model_verification_cards. Its "GB"
+are 1e9 bytes. Moonlight's recipe (src/megatron/bridge/recipes/moonlight/moonlight_16b.py@08de997) reduces gradients
+and keeps both moments in 16 bits, hides no expert or tensor messages; the rest is as in ``megatron_bridge_perf``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import (
+    NO_STAGES,
+    RECOMPUTED,
+    Row,
+    chip,
+    degree,
+    named_model,
+    needed,
+    number,
+    number_format,
+    precision,
+    printed,
+    recomputed,
+    whole,
+)
+from fivefold.check.published.convert import (
+    ADAPTERS,
+    PACKED,
+    TRANSFORMER_ENGINE,
+    batch,
+    cluster,
+    megatron_overlap,
+    read,
+    spread,
+)
+from fivefold.check.published.readers.megatron_bridge_perf import HYBRID, PREDICTS_MORE, job_of, recomputed_by_recipe
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import resolve
+from fivefold.model.spec import Model
+from fivefold.units import GIB
+
+SOURCE = "megatron_bridge_memory"
+NOT_TUNED = "a functional run of a model card, whose recomputation and precision are not stated"
+NO_SETUP = "the study prints neither GPUs nor batch"
+
+# moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
+MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
+MODULES = RECOMPUTED | {
+    "selective: [] (none)": "none",
+    "selective: core_attn": "selective",
+    "selective: core_attn + expandable_segments": "selective",
+    "selective: mlp": "mlp",
+    "selective: moe_act": "act",
+    "selective: mla_up_proj, mlp": "up+rope+mlp",
+}
+
+
+def _rule(row: Row) -> str:
+    name, table = row["model"], row["table"]
+    if table.startswith("model card"):
+        return _card_rule(name, row)
+    if "Nemotron" in name:
+        return HYBRID
+    if "LoRA" in name:
+        return ADAPTERS
+    if name == "not named":
+        return NO_SETUP
+    if name == "Qwen3-30B-A3B SFT":
+        return PACKED
+    return ""
+
+
+def _card_rule(name: str, row: Row) -> str:
+    if not row["table"].endswith("pretrain_performance"):
+        return NOT_TUNED
+    if name == "deepseek_v3":
+        return PREDICTS_MORE
+    named_model(name)
+    if not row["gbs"]:
+        return NO_SETUP
+    return NO_STAGES if degree(row, "pp") > 1 and not whole(row, "vp") else ""
+
+
+def _case(row: Row) -> Case:
+    name = row["model"]
+    if name.startswith("Moonlight"):
+        return _moonlight(row)
+    if name.startswith("Llama3-70B"):
+        return _llama(row)
+    model = printed(named_model(name), row)
+    on = chip(row["hardware"])
+    silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
+    layout = spread(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
+    sequence = whole(row, "seq") or 4096  # the length of all its performance recipes
+    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
+    return _made(row, model=model, layout=layout, job=job)
+
+
+def _moonlight(row: Row) -> Case:
+    model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
+    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    narrow = precision(row["precision"], sums="narrow")
+    half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
+    job = TRANSFORMER_ENGINE.replace(
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=half,
+        overlap=megatron_overlap(layout),
+    )
+    return _made(row, model=model, layout=layout, job=job)._replace(rivals="moonlight recomputation")
+
+
+def _llama(row: Row) -> Case:
+    # Packed samples shorten attention and so the time, but no tensor that is kept.
+    model = printed(resolve("llama3-70b"), row)
+    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    sequence, on = needed(row, "seq"), chip(row["hardware"])
+    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
+    made = _made(row, model=model, layout=layout, job=job)
+    left_out = (("time", PACKED),) if made.step_seconds else ()
+    return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")
+
+
+def _made(row: Row, *, model: Model, layout: Layout, job: Job) -> Case:
+    where = cluster(row)
+    allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
+    milliseconds = number(row, "iteration_ms")
+    return Case(
+        source=SOURCE,
+        row=row["row_id"],
+        regime=regime("megatron", model, where, layout),
+        model=model,
+        machine=where,
+        layout=layout,
+        job=job,
+        step_seconds=milliseconds / 1e3 if milliseconds else None,
+        memory_bytes=allocated or number(row, "peak_gb") * 1e9,
+    )
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """One per measured row."""
+    return read(SOURCE, rule=_rule, case=_case)

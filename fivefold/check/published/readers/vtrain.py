@@ -1,0 +1,49 @@
+"""vTrain (Bang et al. 2024, arXiv:2312.12391): Megatron-DeepSpeed on A100, one node and 64 to 512 GPUs.
+
+Facts of VIA-Research/vTrain@f8dda84: GPT with 50257 words, dropout 0.1, fp16 (src/predictor.py), 1F1B and full
+recomputation (config/validation), 800 Gbit/s per node of 8 (inter_node_bandwidth); gradients are reduced after the
+last micro-batch, in one go (use_gradient_bucket false). No ZeRO appears anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.cells import Row, needed, number, precision, recomputed, where
+from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+
+SOURCE = "vtrain"
+NETWORK = "800 Gbit/s per node: VIA-Research/vTrain@f8dda84:config/validation; latency as in the catalog"
+EITHER = "fp16 or bf16 (not stated in the repository)"  # of the runs; its predictor is for fp16
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Every measured iteration; rivals share model, GPUs and batch."""
+    return read(SOURCE, rule=lambda row: "", case=_case)
+
+
+def _case(row: Row) -> Case:
+    model, machines = gpt_of(row, vocab=50257), where(row, nic_gigabits=100, source=NETWORK)
+    layout = spread(row, zero=0, ac=recomputed(row), sp=row["tp"] == "1")
+    if layout.schedule == "1f1b" and layout.pp > needed(row, "microbatches"):
+        # With fewer micro-batches than stages, 1F1B and GPipe both take (m + pp − 1)(F + B); memory is not asked.
+        layout = layout.replace(schedule="gpipe")
+    job = PLAIN_MEGATRON.replace(
+        sequence=needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=precision("fp16" if row["precision"] == EITHER else row["precision"], sums="narrow"),
+        vocab_multiple=128,
+    )
+    return Case(
+        SOURCE,
+        row["row_id"],
+        regime("megatron-deepspeed", model, machines, layout),
+        model,
+        machines,
+        layout,
+        job,
+        step_seconds=number(row, "iteration_ms") / 1e3,
+        rivals=f"{SOURCE} {model.name} {machines.ranks} {job.global_batch}",
+    )

@@ -1,0 +1,232 @@
+"""The command dryrun: whole steps of the real training code on one CPU, for any number of ranks, without a GPU.
+
+A job that would fail is shown with what would go wrong first, and ends with exit code 3.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.options import (
+    AsJson,
+    Attention,
+    GlobalBatch,
+    JobFile,
+    LayoutText,
+    MachineName,
+    ModelName,
+    Precision,
+    Sequence,
+    Settings,
+    load_job,
+    load_machine,
+    say,
+    show,
+    whole_numbers,
+)
+from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fivefold.check.dryrun import Rehearsal
+    from fivefold.layout.spans import Level, Span
+    from fivefold.machine.spec import Machine
+    from fivefold.step import Step
+
+WOULD_FAIL = 3  # exit code
+
+OwnSchedule = Annotated[Path | None, typer.Option("--schedule", help="A pipeline schedule of one's own (.csv).")]
+EveryRank = Annotated[bool, typer.Option("--every-rank", help="Rehearse all ranks, not one of each pipeline rank.")]
+EveryLayer = Annotated[bool, typer.Option("--every-layer", help="Run every layer, not one of those that are alike.")]
+Ranks = Annotated[str | None, typer.Option("--ranks", help="Ranks for --trace and --snapshot, such as 0,3.")]
+Snapshot = Annotated[
+    Path | None, typer.Option("--snapshot", help="Write the memory for https://pytorch.org/memory_viz (.pickle).")
+]
+
+
+def dryrun(
+    model: ModelName,
+    machine: MachineName,
+    layout: LayoutText,
+    job: JobFile = None,
+    seq: Sequence = None,
+    gbs: GlobalBatch = None,
+    precision: Precision = None,
+    attention: Attention = None,
+    settings: Settings = None,
+    schedule: OwnSchedule = None,
+    every_rank: EveryRank = False,
+    every_layer: EveryLayer = False,
+    ranks: Ranks = None,
+    over_time: OverTime = False,
+    charts: ChartFolder = None,
+    trace: TraceFile = None,
+    snapshot: Snapshot = None,
+    json: AsJson = False,
+) -> None:
+    """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
+    from fivefold.layout.legal import refuse
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import predict
+    from fivefold.show.progress import bar
+    from fivefold.train.run import Run
+
+    chosen, spec, chips, asked = Layout.parse(layout), resolve(model), load_machine(machine), _ranks(ranks)
+    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
+    refuse(chosen, model=spec, job=task, machine=chips)
+    table = Run(schedule=schedule, job=task).table(chosen)
+    with bar("rehearsing") as progress:
+        from fivefold.check.dryrun import dryrun as run
+
+        found = run(
+            model=spec, machine=chips, layout=chosen, job=task, table=table, every_rank=every_rank,
+            replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
+        )  # fmt: skip
+        known = found.step is not None and table is None  # the planner has the layout's own schedules
+        predicted = predict(model=spec, machine=chips, layout=chosen, job=task) if known else None
+    show(json_module.dumps(_data(found, predicted), indent=2) if json else _page(found, predicted))
+    if found.step is not None:
+        if over_time and not json:
+            _draw(found, chips)
+        _save(found, chips, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=task.expandable_segments)
+    if found.findings:
+        raise SystemExit(WOULD_FAIL)
+
+
+def _ranks(text: str | None) -> tuple[int, ...]:
+    return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
+
+
+def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
+    """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
+    if found.step is None:
+        return {"findings": found.findings}
+    from fivefold.check.dryrun.report import moment
+
+    full = moment(found.tapes[found.fullest.rank])
+    return {
+        "predicted": predicted.model_dump(mode="json") if predicted else None,
+        "rehearsed": found.step.model_dump(mode="json"),
+        "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.ranks],
+        "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
+        "findings": found.findings,
+        "assumed": found.assumed,
+    }
+
+
+def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
+    from fivefold.show.rehearsal import failures, page
+
+    if found.step is None:
+        return failures(found.findings)
+    from fivefold.check.dryrun.report import moment
+
+    full = found.fullest
+    at_peak = moment(found.tapes[full.rank])
+    return page(
+        found.step, findings=found.findings, assumed=found.assumed, moment=at_peak, first=full.first,
+        predicted=predicted,
+    )  # fmt: skip
+
+
+def _draw(found: Rehearsal, machine: Machine) -> None:
+    """The pipeline and the fullest rank's memory, on the terminal."""
+    from fivefold.show import memory, pipeline
+    from fivefold.show.table import heading
+
+    assert found.step is not None
+    rows, lives, rank = _pictured(found)
+    title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
+    show(heading(title, pipeline.finding(found.step.time)))
+    show(pipeline.Picture(rows))
+    show(heading(f"Memory over time of rank {rank}"))
+    show(memory.Picture(lives, rank=rank, capacity_bytes=machine.chip.memory_bytes))
+
+
+def _save(
+    found: Rehearsal, machine: Machine, asked: tuple[int, ...], *, charts: Path | None, trace: Path | None,
+    snapshot: Path | None, expandable: bool,
+) -> None:  # fmt: skip
+    """The files; unless ranks are named, the trace of all at hand and the snapshot of the fullest."""
+    if charts:
+        _save_charts(found, machine, folder=charts)
+    if trace:
+        _save_trace(found, asked or tuple(found.tapes), path=trace)
+    for rank in asked or (found.fullest.rank,):
+        if snapshot:
+            path = snapshot.with_stem(f"{snapshot.stem}-rank{rank}") if len(asked) > 1 else snapshot
+            _save_snapshot(found, rank, path=path, expandable=expandable)
+
+
+def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
+    """The same as pictures and as pages."""
+    from fivefold.show import charts, memory, pipeline
+
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    assert found.step is not None
+    rows, lives, rank = _pictured(found)
+    pictures = {
+        "pipeline": pipeline.chart(rows, step=found.step, drawn="priced, not measured"),
+        "memory": memory.chart(lives, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        for suffix in (".svg", ".html"):
+            with _whole(folder / f"{name}{suffix}") as partial:
+                charts.save(picture, partial)
+    say(f"wrote pipeline and memory as .svg and .html to {folder}")
+
+
+def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+    """Spans of every pipeline rank; memory over time of the fullest rank, and which that is."""
+    from fivefold.check.dryrun.time.pictures import levels, spans
+
+    assert found.played is not None
+    assert found.table is not None
+    steady = found.steady
+    rows = [spans(found.played, steady[rank], row) for rank, row in zip(found.ranks, found.table.rows, strict=True)]
+    rank = found.fullest.rank
+    return rows, levels(found.played, steady[rank]), rank
+
+
+def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
+    from fivefold.check.dryrun.memory.snapshot import save
+
+    tapes = found.tapes[rank]
+    save((tapes.first, tapes.steady), path, expandable=expandable)
+    say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
+
+
+def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
+    from fivefold.check.dryrun.time.trace import save
+
+    assert found.played is not None
+    assert found.step is not None
+    step = found.step
+    about = {"model": step.model, "machine": step.machine, "layout": step.layout, "step_seconds":
+             f"{step.time.step_seconds:.6g}", "drawn": "rehearsed, priced and not measured"}  # fmt: skip
+    with _whole(path) as partial:
+        save(found.played, partial, ranks=ranks, about=about)
+    say(f"wrote {path}; open it at https://ui.perfetto.dev")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at ``path`` once it is whole; of what is interrupted nothing stays."""
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

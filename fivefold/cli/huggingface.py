@@ -1,0 +1,102 @@
+"""The commands that exchange weights with Hugging Face: import looks at a folder, export writes one.
+
+Nothing is converted on the way in: a run file names the folder, and each rank reads its rows from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fivefold.cli.doctor import parse_bytes
+from fivefold.cli.options import AsJson, say, show
+from fivefold.record import Mistake, read_file
+from fivefold.units import show_bytes, show_count
+
+if TYPE_CHECKING:
+    from fivefold.train.checkpoint.huggingface_import import Folder
+
+LONGEST = 4096  # tokens of a sequence in a run file that is written here, if the model was made for as many
+
+
+def import_weights(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder: config.json and safetensors.")],
+    to: Annotated[Path | None, typer.Option("--to", help="Write a run file that starts from these weights.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Check that weights can be trained: family, every name and shape. With --to, write a run that starts from them."""
+    from fivefold.model.huggingface.families import remark
+    from fivefold.train.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
+
+    opened = Folder.open(folder)
+    if said := remark(read_file(folder / CONFIG), name=opened.model.name):
+        say(f"fivefold: {said}")
+    model, stored = opened.model, opened.dtypes()
+    stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
+    if to is not None:
+        _write_run(to, opened)
+    facts = {
+        "folder": str(folder),
+        "family": opened.family,
+        "parameters": model.parameters,
+        "tensors": len(opened.tensors) - len(opened.ignored),
+        "bytes": stored_bytes,
+        "dtypes": sorted(stored),
+        "ignored": list(opened.ignored),
+        "run": None if to is None else str(to),
+    }
+    if json:
+        import json as json_module
+
+        show(json_module.dumps(facts, indent=2))
+        return
+    show(f"{model.name}: {opened.family}, {show_count(model.parameters)} parameters in {facts['tensors']} tensors, "
+         f"{show_bytes(stored_bytes)} of {', '.join(sorted(stored))}")  # fmt: skip
+    if opened.ignored:
+        say(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
+    if to is not None:
+        say(f"wrote {to}; start with: fivefold train {to}")
+
+
+def export_weights(
+    source: Annotated[Path, typer.Argument(help="The folder of a run (its newest checkpoint) or of a checkpoint.")],
+    to: Annotated[Path, typer.Option("--to", help="The Hugging Face folder to write.")],
+    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Of the weights.")] = "bf16",
+    file_size: Annotated[str, typer.Option(help="Largest size of one file.")] = "5GB",
+    json: AsJson = False,
+) -> None:
+    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers loads."""
+    file_bytes = parse_bytes(file_size, option="--file-size")
+    from fivefold.show.progress import bar
+    from fivefold.train.checkpoint.huggingface_export import export, find
+
+    with bar("exporting") as report:
+        done = export(find(source), to, dtype=dtype, file_bytes=file_bytes, report=report)
+    if json:
+        show(done.model_dump_json(indent=2))
+        return
+    show(f"{done.folder}: {done.family} after step {done.step}, {done.tensors} tensors in {done.files} files, "
+         f"{show_bytes(done.bytes)} of {done.dtype}")  # fmt: skip
+
+
+def _write_run(path: Path, opened: Folder) -> None:
+    """A run file with the folder as its model, its weights and, if it has one, its tokenizer; the rest as always."""
+    from fivefold.machine.toml import emit
+
+    tokenizer = opened.path / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise Mistake(f"{opened.path}: has no tokenizer.json, without which its tokens mean nothing; put it there")
+    values: dict[str, Any] = {
+        "model": str(opened.path),
+        "folder": f"runs/{opened.model.name}",
+        "start": {"weights": str(opened.path)},
+        "job": {"sequence": min(opened.model.positions, LONGEST)},
+        "data": {"tokenizer": str(tokenizer)},
+    }
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(emit(values))
+    except FileExistsError:
+        raise Mistake(f"{path}: is there already; remove it or give another file") from None

@@ -1,0 +1,194 @@
+"""A Hugging Face ``config.json`` read into one checked record, and what several families read from it alike.
+
+Keys that mean the same under several names are one field; which family reads which is in ``keys.py``.
+Source: configuration and modelling code of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from fivefold.model.huggingface.defaults import DEFAULTS
+from fivefold.model.huggingface.keys import fields
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record
+from fivefold.sizes import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
+
+
+Layer = Annotated[int, Field(ge=0, le=2**12)]
+IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Config(Record):
+    """The keys of all families under one name each; a key that a family lacks keeps the neutral value below."""
+
+    model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
+
+    name: str
+    vocab_size: Vocab
+    hidden_size: Width
+    intermediate_size: Ffn | None
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads | None = None
+    head_dim: HeadDim | None = None
+    hidden_act: str
+    max_position_embeddings: Tokens = Field(gt=1)
+    norm_epsilon: Positive
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attention_dropout: Scalar = 0.0
+    hidden_dropout: Scalar = 0.0
+    embedding_dropout: Scalar | None = None
+    scale_attn_weights: bool = True
+    use_parallel_residual: bool = False
+
+    rope_theta: Positive = 10_000.0
+    rope_local_base_freq: Positive | None = None
+    partial_rotary_factor: Scalar = 1.0
+    unread_rotary_factor: Scalar = 1.0  # as given to a family that rotates the whole head
+    rope_interleave: bool | None = True
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: Tokens | None = Field(None, gt=1)
+
+    use_sliding_window: bool = True
+    sliding_window: Tokens | None = None
+    max_window_layers: int = Field(0, ge=-(2**30), le=2**30)
+    layer_types: tuple[str, ...] | None = None
+    sliding_window_pattern: Layers = 1
+    query_pre_attn_scalar: Positive = 1.0
+    attn_logit_softcapping: Scalar | None = None
+    final_logit_softcapping: Scalar | None = None
+
+    num_experts: Experts | None = None
+    num_experts_per_tok: Experts | None = None
+    moe_intermediate_size: Ffn | None = None
+    router_aux_loss_coef: Scalar = 0.0
+    aux_loss_alpha: Scalar | None = None
+    norm_topk_prob: bool = True
+    mlp_only_layers: tuple[Layer, ...] | None = None
+    first_k_dense_replace: Layer = 0
+    n_shared_experts: Layer | None = None
+    routed_scaling_factor: Scalar = 1.0
+    n_group: Experts | None = None
+    topk_group: Experts | None = None
+    topk_method: str | None = None
+    scoring_func: str | None = None
+    q_lora_rank: Latent | None = None
+    kv_lora_rank: Latent = 1
+    qk_nope_head_dim: HeadDim = 1
+    qk_rope_head_dim: HeadDim = 1
+    v_head_dim: HeadDim = 1
+
+    def mistake(self, what: str) -> Mistake:
+        """The one line for a feature or value that cannot be represented."""
+        return Mistake(f"{self.name}: {what}")
+
+
+def read_config(values: dict[str, Any], *, family: str, name: str) -> Config:
+    """What the ``family`` reads of ``values``, over its defaults; a ``Mistake`` names the key that we cannot hold."""
+    found = fields(values, family=family, name=name)
+    if found.get("rope_parameters", {}) is None:  # none given: the family's own
+        del found["rope_parameters"]
+    return Config.read({**DEFAULTS[family], **found, "name": name}, origin=name)
+
+
+def activation(config: Config) -> str:
+    """Our name of the activation function."""
+    if config.hidden_act not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise config.mistake(f"activation {config.hidden_act!r} is not supported; supported: {known}")
+    return ACTIVATIONS[config.hidden_act]
+
+
+def head_dim(config: Config) -> int:
+    """As given, or the width over the heads."""
+    if config.head_dim is not None:
+        return config.head_dim
+    if config.hidden_size % config.num_attention_heads:
+        raise config.mistake(
+            f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "
+            "and no head_dim is given"
+        )
+    return config.hidden_size // config.num_attention_heads
+
+
+def dropout(config: Config) -> float:
+    """The one rate of attention, residual and embedding dropout."""
+    rates = {"attention": config.attention_dropout, "residual": config.hidden_dropout}
+    if config.embedding_dropout is not None:
+        rates["embedding"] = config.embedding_dropout
+    if len(set(rates.values())) > 1:
+        listed = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
+        raise config.mistake(f"dropout rates that differ ({listed}) are not supported; make them equal, e.g. 0")
+    return config.attention_dropout
+
+
+def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
+    """``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
+    slides = default if config.layer_types is None else _slides(config.layer_types, config)
+    if config.sliding_window is None or not config.use_sliding_window:
+        if any(slides):
+            raise config.mistake(
+                "layers slide, but there is no sliding_window; give one, or layer_types of full_attention alone"
+            )
+        return {}
+    if slides and not any(slides):
+        return {}
+    return {"window": config.sliding_window, "window_pattern": () if all(slides) else _period(slides)}
+
+
+def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
+    known = {"sliding_attention": True, "full_attention": False, "attention": False}  # the last is an old name
+    if unknown := sorted(set(layer_types) - set(known)):
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: sliding and full attention")
+    if len(layer_types) != config.num_hidden_layers:
+        raise config.mistake(
+            f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
+        )
+    return tuple(known[kind] for kind in layer_types)
+
+
+def _period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
+    size = next(n for n in range(1, len(slides) + 1) if all(s == slides[i % n] for i, s in enumerate(slides)))
+    return slides[:size]
+
+
+def attention_bias(config: Config) -> dict[str, bool]:
+    """Of queries, keys and values, and of the way out, under one key."""
+    return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
+
+
+def model(config: Config, **of_family: Any) -> Model:
+    """What all families share, with the fields ``of_family`` over it."""
+    shared = {
+        "name": config.name,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "ffn": config.intermediate_size,
+        "vocab": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "norm_epsilon": config.norm_epsilon,
+        "activation": activation(config),
+        "dropout": dropout(config),
+        "tied_embeddings": config.tie_word_embeddings,
+    }
+    if "head_dim" not in of_family:
+        shared["head_dim"] = head_dim(config)
+    return Model.read({**shared, **of_family}, origin=config.name)

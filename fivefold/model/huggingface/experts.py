@@ -1,0 +1,127 @@
+"""The families of experts: ``config.json`` -> ``Model``, as in ``families.py``.
+
+Source: configuration and modelling code of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface.config import Config, attention_bias, model, windows
+from fivefold.model.huggingface.rope import rope, yarn_mscale
+from fivefold.model.spec import Model
+
+
+def mixtral(config: Config) -> Model:
+    """Experts in every layer, as wide as its MLP would be."""
+    # The softmax over the chosen logits is the softmax over all of them, rescaled to sum to one.
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.intermediate_size,
+        "aux_coefficient": config.router_aux_loss_coef,
+    }
+    return model(config, **rope(config), **windows(config), moe=moe)
+
+
+def qwen3_moe(config: Config) -> Model:
+    """Experts after the first layers, norms on queries and keys."""
+    dense = sorted(config.mlp_only_layers or ())
+    if dense != list(range(len(dense))):
+        raise config.mistake(f"mlp_only_layers={dense} needs dense layers after experts, which is not supported")
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "dense_layers": len(dense),
+        "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+    }
+    return model(config, **rope(config), **windows(config), **attention_bias(config), qk_norm="head", moe=moe)
+
+
+def _deepseek(config: Config, *, score: str, method: tuple[str, ...], moe: dict[str, Any]) -> Model:
+    if config.scoring_func not in (None, score):
+        raise config.mistake(f"scoring_func={config.scoring_func!r} is not supported in this family; only {score!r}")
+    if config.topk_method not in (None, *method):
+        raise config.mistake(f"topk_method={config.topk_method!r} is not supported; supported: {', '.join(method)}")
+    experts = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "dense_layers": config.first_k_dense_replace,
+        "score": score,
+        "scaling": config.routed_scaling_factor,
+    }
+    mla = {
+        "q_rank": config.q_lora_rank,
+        "kv_rank": config.kv_lora_rank,
+        "nope_dim": config.qk_nope_head_dim,
+        "rope_dim": config.qk_rope_head_dim,
+        "v_dim": config.v_head_dim,
+    }
+    qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    rotary = rope(config)
+    scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
+    weight = scaling["mscale_all_dims"]
+    sharper = yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
+    return model(
+        config,
+        **rotary,
+        **attention_bias(config),
+        mlp_bias=config.mlp_bias,
+        kv_heads=config.num_attention_heads,
+        head_dim=qk_dim,
+        attention_scale=sharper**2 / qk_dim**0.5,
+        mla=mla,
+        moe=experts | moe,
+    )
+
+
+def deepseek_v2(config: Config) -> Model:
+    """Latent attention, experts chosen by softmax, perhaps within groups."""
+    if config.norm_topk_prob:
+        raise config.mistake("norm_topk_prob=true differs between codes of DeepSeek-V2 and is not supported")
+    grouped = config.topk_method == "group_limited_greedy"
+    moe = {
+        "aux_coefficient": config.aux_loss_alpha or 0.0,
+        "normalized": False,
+        "groups": config.n_group if grouped else 1,
+        "topk_groups": config.topk_group if grouped else 1,
+    }
+    return _deepseek(config, score="softmax", method=("greedy", "group_limited_greedy"), moe=moe)
+
+
+def deepseek_v3(config: Config) -> Model:
+    """Latent attention, experts chosen by sigmoid and a bias, within groups."""
+    # The balancing bias e_score_correction_bias is no weight: a buffer in transformers 5.23, moved by the load and
+    # not by gradients. We do not count it, nor the multi-token-prediction module, which the reference leaves out.
+    # Rotary dims interleave in the file and are halves with us: an order of rows, not another operation.
+    if config.head_dim not in (None, config.qk_rope_head_dim):
+        raise config.mistake(
+            f"head_dim={config.head_dim} is not qk_rope_head_dim={config.qk_rope_head_dim}: the family's code would "
+            "make rotary angles for the one and fail on the other; remove it"
+        )
+    moe = {
+        "balance": "free",
+        "aux_coefficient": config.aux_loss_alpha or 0.0,
+        "normalized": config.norm_topk_prob,
+        "groups": config.n_group or 1,
+        "topk_groups": config.topk_group or 1,
+    }
+    return _deepseek(config, score="sigmoid", method=("noaux_tc",), moe=moe)
+
+
+def gpt_oss(config: Config) -> Model:
+    """Experts with biases, attention sinks, every other layer slides."""
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.intermediate_size,
+        "aux_coefficient": config.router_aux_loss_coef,
+        "router_bias": True,
+        "expert_bias": True,
+    }
+    fields = {"activation": "clamped_swiglu", "attention_sinks": True, "moe": moe}
+    return model(config, **rope(config), **windows(config, default=(True, False)), **attention_bias(config), **fields)

@@ -1,0 +1,133 @@
+"""``Model`` -> Hugging Face ``config.json``: the way back of ``families.py``, which must read the same model again.
+
+Keys are those that transformers 4 and 5 both read. A model that no family holds is refused with the first field.
+"""
+
+from __future__ import annotations
+
+from math import isclose
+from typing import Any
+
+from fivefold.model.huggingface.families import FAMILIES, from_config
+from fivefold.model.shape import MoE, RopeScaling
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, difference
+
+
+def to_config(model: Model) -> dict[str, Any]:
+    """The ``config.json`` of ``model`` in the family that computes what it computes; a ``Mistake`` if none does."""
+    family = _family(model)
+    config = {
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.width,
+        "intermediate_size": model.ffn,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.positions,
+        "hidden_act": "silu",  # of all these families
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tied_embeddings,
+        "attention_bias": model.out_bias,
+        **({"rope_scaling": _scaling(model.rope_scaling)} if model.rope_scaling else {}),
+        **({"mlp_bias": model.mlp_bias} if family in ("llama", "deepseek_v2") else {}),
+        **(_experts(model.moe, family=family) if model.moe else {}),
+        **(_latent(model) if model.mla else {}),
+    }
+    if found := differs(from_config(config, name=model.name), model):
+        raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it; the nearest, {family}, has {found}")
+    return config
+
+
+def differs(there: Model, here: Model) -> str | None:
+    """The first field in which two models compute differently, with both values.
+
+    What only training knows (auxiliary loss, capacity, dropout) does not count, nor do names and the longest text.
+    """
+    there, here = _computed(there), _computed(here)
+    if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
+        there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
+    return difference(there, here)
+
+
+def _computed(model: Model) -> Model:
+    """``model`` with neutral values where they change no logits."""
+    plain = model.head_dim**-0.5
+    if model.mla is not None:
+        plain = (model.mla.nope_dim + model.mla.rope_dim) ** -0.5
+        model = model.replace(kv_heads=1, head_dim=1)  # of latent attention neither is used
+    scale = model.attention_scale
+    moe = model.moe and model.moe.replace(
+        aux_coefficient=0.0, capacity=None, shared_ffn=model.moe.shared_ffn or model.moe.ffn
+    )
+    return model.replace(
+        name="", source="", positions=1, dropout=0.0, moe=moe,
+        attention_scale=None if scale is None or isclose(scale, plain, rel_tol=1e-12) else scale,
+    )  # fmt: skip
+
+
+def _family(model: Model) -> str:
+    """The one of those that we train whose operations are the model's, if any is."""
+    if model.mla is not None:
+        return "deepseek_v2" if model.moe and model.moe.score == "softmax" else "deepseek_v3"
+    if model.moe is not None:
+        return "qwen3_moe" if model.qk_norm == "head" else "mixtral"
+    if model.qk_norm == "head":
+        return "qwen3"
+    return "qwen2" if model.qkv_bias and not model.out_bias else "llama"
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, Any]:
+    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.original_positions:
+        values["original_max_position_embeddings"] = scaling.original_positions
+    if scaling.kind == "llama3":
+        values |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
+    if scaling.kind == "yarn":
+        values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}
+        if scaling.mscale and scaling.mscale_all_dims:  # which fix the factor
+            return values | weights
+        given = {name: weight for name, weight in weights.items() if weight is not None}
+        return values | given | {"attention_factor": scaling.attention_factor}
+    return values
+
+
+def _experts(moe: MoE, *, family: str) -> dict[str, Any]:
+    values: dict[str, Any] = {"num_experts_per_tok": moe.topk}
+    if family == "mixtral":
+        return values | {"num_local_experts": moe.experts, "router_aux_loss_coef": moe.aux_coefficient}
+    values |= {"moe_intermediate_size": moe.ffn, "norm_topk_prob": moe.normalized}
+    if family == "qwen3_moe":
+        dense = {"mlp_only_layers": list(range(moe.dense_layers)), "decoder_sparse_step": 1}
+        return values | dense | {"num_experts": moe.experts, "router_aux_loss_coef": moe.aux_coefficient}
+    grouped = "group_limited_greedy" if moe.groups > 1 else "greedy"
+    return values | {
+        "n_routed_experts": moe.experts,
+        "n_shared_experts": moe.shared_experts,
+        "first_k_dense_replace": moe.dense_layers,
+        "routed_scaling_factor": moe.scaling,
+        "n_group": moe.groups,
+        "topk_group": moe.topk_groups,
+        "scoring_func": moe.score,
+        "topk_method": "noaux_tc" if family == "deepseek_v3" else grouped,
+        "aux_loss_alpha": moe.aux_coefficient,
+    }
+
+
+def _latent(model: Model) -> dict[str, Any]:
+    assert model.mla is not None
+    return {
+        "q_lora_rank": model.mla.q_rank,
+        "kv_lora_rank": model.mla.kv_rank,
+        "qk_nope_head_dim": model.mla.nope_dim,
+        "qk_rope_head_dim": model.mla.rope_dim,
+        "v_head_dim": model.mla.v_dim,
+        "num_key_value_heads": model.heads,
+        "head_dim": model.mla.rope_dim,  # as transformers has it; others do not read it
+        "rope_interleave": True,
+    }

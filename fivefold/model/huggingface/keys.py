@@ -1,0 +1,183 @@
+"""Which keys of a Hugging Face ``config.json`` a family reads, under which names, and what becomes of the others.
+
+    read by the family's code and by us     its field of ``Config``        KEYS
+    read by it, and not held by ``Model``   refused by name                REFUSED
+    not read by it                          left out, and said in one line unless known to change no model   HARMLESS
+
+Source: configuration and modelling code of transformers 5.23, against which ``tests/model/test_families.py`` holds
+every key of every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fivefold.model.huggingface.defaults import DEFAULTS
+from fivefold.record import Mistake
+
+
+def _same(text: str) -> dict[str, str]:
+    return {key: key for key in text.split()}
+
+
+_SIZES = _same(
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
+    "tie_word_embeddings attention_dropout"
+)
+_ROTARY = _same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+# Kept with the rotary parameters of every family, and applied by those that rotate a part of the head.
+_UNREAD = "unread_rotary_factor"
+_WHOLE = {"partial_rotary_factor": _UNREAD}
+_GROUPED = _SIZES | _ROTARY | _WHOLE | _same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
+_DECODER = _GROUPED | _same("hidden_act")
+_GEMMA = (
+    _GROUPED
+    | {"hidden_activation": "hidden_act"}
+    | _same(
+        "attention_bias query_pre_attn_scalar sliding_window layer_types attn_logit_softcapping final_logit_softcapping"
+    )
+)
+_EXPERTS = _same("num_experts num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
+_LATE_WINDOWS = _same("use_sliding_window sliding_window max_window_layers layer_types")
+_DEEPSEEK = _DECODER | _same(
+    "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_experts_per_tok "
+    "moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor n_group topk_group "
+    "topk_method scoring_func norm_topk_prob aux_loss_alpha rope_interleave"
+)
+_DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
+
+# family: {its key: the field of ``Config``}; keys of one field are one key under several names
+KEYS: dict[str, dict[str, str]] = {
+    "llama": _DECODER | _same("attention_bias mlp_bias"),
+    "mistral": _DECODER | _same("sliding_window"),
+    "mixtral": _DECODER | _EXPERTS | _same("sliding_window"),
+    "qwen2": _DECODER | _LATE_WINDOWS,
+    "qwen3": _DECODER | _LATE_WINDOWS | _same("attention_bias"),
+    "qwen3_moe": _DECODER
+    | _EXPERTS
+    | _same("attention_bias use_sliding_window sliding_window moe_intermediate_size norm_topk_prob mlp_only_layers"),
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA | _same("rope_local_base_freq sliding_window_pattern"),
+    "gemma3": _GEMMA | _same("rope_local_base_freq sliding_window_pattern"),
+    "phi3": _DECODER | _same("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
+    "gpt2": {key: field for key, field in _SIZES.items() if key not in ("intermediate_size", "attention_dropout")}
+    | {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "norm_epsilon",
+        "attn_pdrop": "attention_dropout",
+        "resid_pdrop": "hidden_dropout",
+        "embd_pdrop": "embedding_dropout",
+    }
+    | _same("scale_attn_weights"),
+    "gpt_neox": _SIZES
+    | {key: field for key, field in _ROTARY.items() if key != "rope_theta"}
+    | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
+    | _same("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
+    "nemotron": {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
+    | {"norm_eps": "norm_epsilon"}
+    | _same("partial_rotary_factor attention_bias mlp_bias"),
+    "deepseek_v2": _DEEPSEEK | {"n_routed_experts": "num_experts", "num_experts": "num_experts"} | _same("mlp_bias"),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
+    "olmo2": _DECODER | _same("attention_bias"),
+    "gpt_oss": _GROUPED | _EXPERTS | _same("attention_bias sliding_window layer_types"),
+}
+
+
+class Only(NamedTuple):
+    """The values of a key that we hold, and what any other would need."""
+
+    values: tuple[Any, ...]
+    operation: str
+
+
+_LAYER_FREQUENCY = Only((1,), "experts in every n-th layer only")
+_GEMMA_REFUSED = {"use_bidirectional_attention": Only((False, None), "attention that is not causal")}
+_DEEPSEEK_REFUSED = {"moe_layer_freq": _LAYER_FREQUENCY}  # which the published code of the family reads
+# family, or "" for all: {key: what is held}
+REFUSED: dict[str, dict[str, Only]] = {
+    "": {
+        "is_causal": Only((True,), "attention that is not causal"),
+        "per_layer_config": Only((None, {}), "layers that differ from each other"),
+    },
+    "mixtral": {"router_jitter_noise": Only((0,), "noise on the router's input")},
+    "qwen3_moe": {"decoder_sparse_step": _LAYER_FREQUENCY},
+    "gemma2": _GEMMA_REFUSED,
+    "gemma3_text": _GEMMA_REFUSED,
+    "gemma3": _GEMMA_REFUSED,
+    "gpt2": {
+        "add_cross_attention": Only((False,), "cross-attention"),
+        "scale_attn_by_inverse_layer_idx": Only((False,), "an attention scale per layer"),
+    },
+    "deepseek_v2": _DEEPSEEK_REFUSED | {"rope_interleave": Only((True,), "rotary pairs that lie half a head apart")},
+    "deepseek_v3": _DEEPSEEK_REFUSED,
+    "kimi_k2": _DEEPSEEK_REFUSED,
+    "gpt_oss": {
+        "swiglu_alpha": Only((1.702,), "another gain of the clamped SwiGLU"),
+        "swiglu_limit": Only((7.0,), "another limit of the clamped SwiGLU"),
+    },
+}
+
+# Keys of published files that change no logits: what a file says of itself and of others' software, tokens,
+# generation, heads for classes, initial weights (ours are drawn by our own rule), storage, modules that are left out
+# (multi-token prediction), and what a file says twice.
+HARMLESS = _same(
+    "architectures model_type transformers_version auto_map tokenizer_class name torch_dtype dtype torchscript "
+    "use_bfloat16 quantization_config attn_implementation cache_implementation use_cache gradient_checkpointing "
+    "return_dict output_attentions output_hidden_states output_router_logits problem_type id2label label2id num_labels "
+    "classifier_dropout task_specific_params pruned_heads is_decoder is_encoder_decoder tie_encoder_decoder "
+    "chunk_size_feed_forward pretraining_tp reorder_and_upcast_attn initializer_range vision_config "
+    "ep_size seq_aux num_nextn_predict_layers num_mtp_layers qk_head_dim max_length min_length temperature top_k top_p "
+    "do_sample num_beams repetition_penalty bad_words_ids suppress_tokens initial_context_length experts_per_token "
+    "n_ctx max_window_layers is_llama_config transformers.js_config"
+).keys()
+_ENDS = ("_token_id", "_token_ids", "_token_index", "_token")
+_STARTS = ("_", "summary_", "unsloth_")
+
+
+def fields(values: dict[str, Any], *, family: str, name: str) -> dict[str, Any]:
+    """``values`` under the names of ``Config``, without what the family does not read; a ``Mistake`` for REFUSED."""
+    for key, only in (REFUSED[""] | REFUSED.get(family, {})).items():
+        if key in values and not any(values[key] == held for held in only.values):
+            raise Mistake(
+                f"{name}: {key}={values[key]!r} needs {only.operation}, which is not supported; "
+                f"remove it or give {key}={only.values[0]!r}"
+            )
+    found: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for key, field in KEYS[family].items():
+        if key not in values:
+            continue
+        if field in found and found[field] != values[key]:
+            raise Mistake(
+                f"{name}: {said[field]}={found[field]!r} and {key}={values[key]!r} are one key of {family}; give one"
+            )
+        found[field], said[field] = values[key], key
+    return found
+
+
+def unread(values: dict[str, Any], *, family: str) -> Iterator[str]:
+    """The keys that look as if they changed the model, and that the family's code does not read.
+
+    A value that says no (none, false, 0, 1, empty), or says again what the family takes anyhow, is none of them.
+    """
+    read = KEYS[family] | {key: key for key in REFUSED[""] | REFUSED.get(family, {})}
+    meant = {name: field for keys in KEYS.values() for name, field in keys.items()}
+    given = {field: values[key] for key, field in KEYS[family].items() if key in values and field != _UNREAD}
+    own = DEFAULTS[family] | given
+    for key, value in values.items():
+        if (key in read and read[key] != _UNREAD) or _harmless(key):
+            continue
+        empty = value is None or value is False or (value is not True and value in (0, 1, "", [], {}))
+        if not empty and (meant.get(key) not in own or own[meant[key]] != value):
+            yield key
+
+
+def _harmless(key: str) -> bool:
+    return key in HARMLESS or key.endswith(_ENDS) or key.startswith(_STARTS)

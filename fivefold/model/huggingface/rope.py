@@ -1,0 +1,162 @@
+"""What a Hugging Face ``config.json`` says of rotary positions: base, part of the head, and scaling.
+
+Both the old keys (``rope_theta``, ``rope_scaling``) and those of transformers 5 (``rope_parameters``) are read.
+Source: ``modeling_rope_utils.py`` of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from math import log, sqrt
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from fivefold.model.huggingface.config import IGNORE_OTHERS, Config
+from fivefold.record import Record
+from fivefold.sizes import Positive, Scalar, Tokens
+
+KINDS = {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
+LAYERS = ("full_attention", "sliding_attention")
+
+
+class Rotary(Record):
+    """What ``rope_scaling`` or ``rope_parameters`` says of one kind of layers."""
+
+    model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
+
+    rope_type: str | None = None
+    type: str | None = None  # the old name of rope_type
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Scalar | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Tokens | None = Field(None, gt=1)
+    attention_factor: Positive | None = None
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    beta_fast: Scalar | None = None
+    beta_slow: Scalar | None = None
+    mscale: Scalar | None = None
+    mscale_all_dim: Scalar | None = None
+    truncate: bool = True
+    short_factor: tuple[Scalar, ...] = ()
+    long_factor: tuple[Scalar, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """``default`` is no scaling."""
+        return self.rope_type or self.type or "default"
+
+
+def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
+    """The rotary fields of ``Model``, alike in all layers.
+
+    ``partly``: the family applies ``partial_rotary_factor``; any other ignores it, or fails where rotary is scaled.
+    ``kinds``: the scalings that the family has, under the names that it stores.
+    """
+    given = config.rope_scaling or config.rope_parameters or {}
+    if nested := [layers for layers in LAYERS if layers in given]:
+        raise config.mistake(f"rotary parameters of {nested[0]} alone are not read in this family; give one for all")
+    rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
+    scaling = _scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
+    if not partly:
+        return {"rope_theta": rotary.rope_theta or config.rope_theta, **_whole(config, rotary, scaling)}
+    fraction = rotary.partial_rotary_factor
+    return {
+        "rope_theta": rotary.rope_theta or config.rope_theta,
+        "rope_fraction": config.partial_rotary_factor if fraction is None else fraction,
+        "rope_scaling": scaling,
+    }
+
+
+def rope_by_layers(config: Config) -> dict[str, Any]:
+    """Gemma 3: a base of its own in sliding layers; ``rope_scaling`` is of the others."""
+    given, scaled = config.rope_parameters or {}, config.rope_scaling or {}
+    for key, values in (("rope_parameters", given), ("rope_scaling", scaled)):
+        if values and any(layers in values for layers in LAYERS) is not (key == "rope_parameters"):
+            wanted = "for full_attention and sliding_attention" if key == "rope_parameters" else "for all full layers"
+            raise config.mistake(f"{key} gives {', '.join(values)}, which this family does not read; give it {wanted}")
+    if "type" in scaled and "rope_type" not in scaled:
+        raise config.mistake("rope_scaling gives type, which this family does not read; call it rope_type")
+    of_full, of_sliding = (given.get(layers) or {} for layers in LAYERS)
+    if not isinstance(of_full, dict) or not isinstance(of_sliding, dict):
+        raise config.mistake("rope_parameters gives no table for full_attention and sliding_attention")
+    flat = of_full | scaled | {"truncate": given.get("truncate", True)}
+    full = Rotary.read(flat, origin=f"{config.name}: rope_scaling")
+    sliding = Rotary.read(of_sliding, origin=f"{config.name}: sliding_attention")
+    if sliding.kind != "default":
+        raise config.mistake(f"rope scaling {sliding.kind!r} of the sliding layers is not supported")
+    theta = full.rope_theta or config.rope_theta
+    local_theta = sliding.rope_theta or config.rope_local_base_freq
+    scaling = _scaling(config, full, kinds=KINDS, original=None)
+    return {
+        "rope_theta": theta,
+        "rope_theta_sliding": None if scaling is None and local_theta == theta else local_theta,
+        **_whole(config, full, scaling),
+    }
+
+
+def _whole(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
+    """All of the head is rotated, whatever ``partial_rotary_factor`` says where nothing is scaled."""
+    fraction = given.partial_rotary_factor
+    fraction = config.unread_rotary_factor if fraction is None else fraction
+    if scaling is not None and fraction != 1:
+        raise config.mistake(
+            f"partial_rotary_factor={fraction:g} with rope scaling {scaling['kind']!r}: the family's code rotates "
+            "whole heads and fails; remove it"
+        )
+    return {"rope_fraction": 1.0, "rope_scaling": scaling}
+
+
+def _scaling(
+    config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None
+) -> dict[str, Any] | None:  # fmt: skip
+    """``original``: the length of pre-training that stands beside the rotary parameters, and counts before theirs."""
+    if given.kind == "default":
+        return None
+    if given.kind not in kinds:
+        raise config.mistake(f"rope scaling {given.kind!r} is not supported; supported: {', '.join(kinds)}")
+    kind = kinds[given.kind]
+    original = original or given.original_max_position_embeddings
+    if original is None or kind == "dynamic":
+        original = config.max_position_embeddings
+    factor = given.factor
+    if factor is None:
+        if kind not in ("yarn", "longrope"):
+            raise config.mistake(f"rope scaling {kind!r} without its factor")
+        factor = config.max_position_embeddings / original
+    if kind == "llama3" and given.low_freq_factor >= given.high_freq_factor:
+        low, high = given.low_freq_factor, given.high_freq_factor
+        raise config.mistake(f"low_freq_factor={low:g} must be less than high_freq_factor={high:g}")
+    return {
+        "kind": kind,
+        "factor": factor,
+        "original_positions": None if kind == "linear" else original,
+        "low_frequency_factor": given.low_freq_factor,
+        "high_frequency_factor": given.high_freq_factor,
+        "beta_fast": given.beta_fast or 32.0,
+        "beta_slow": given.beta_slow or 1.0,
+        "attention_factor": _attention_factor(given, kind=kind, factor=factor, original=original),
+        "mscale": given.mscale,
+        "mscale_all_dims": given.mscale_all_dim,
+        "truncate": given.truncate,
+        "short_factors": given.short_factor,
+        "long_factors": given.long_factor,
+    }
+
+
+def yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
+    """YaRN's ``0.1·weight·ln factor + 1``: how much sharper attention must be at ``factor`` times the length."""
+    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
+    """What cos and sin are multiplied by, of the kinds that have it: as given, or as the rest of the scaling fixes."""
+    if kind not in ("yarn", "longrope"):
+        return None
+    if given.attention_factor is not None:
+        return given.attention_factor
+    if kind == "longrope":
+        return sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
+    if given.mscale and given.mscale_all_dim:
+        return yarn_mscale(factor, weight=given.mscale) / yarn_mscale(factor, weight=given.mscale_all_dim)
+    return yarn_mscale(factor)

@@ -1,0 +1,127 @@
+"""What a GPU's driver has given away at the peak: PyTorch's cache, the CUDA context, NCCL's buffers.
+
+    reserved = peak + what lies free but split       driver = reserved + context + buffers of each communicator
+
+PyTorch's allocator takes the smallest free block that fits and splits it; a tensor larger than every free block gets
+a segment of its own. The two largest that come and go find the cache split by smaller ones when they come, and what an
+update joins to one tensor finds it split by activations. With expandable segments nothing is split for good. Source:
+pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from typing import NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.plan.count.counts import Counts, Run, run_part
+from fivefold.plan.count.memory.rank_memory import RankMemory, table_of
+from fivefold.plan.count.memory.states import local_parts
+from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.part import part_of
+from fivefold.units import MIB, ceil_div
+
+# What nvidia-smi shows of an idle PyTorch process, on an A100 (kernels loaded):
+# bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
+CONTEXT_BYTES = 1573 * MIB
+# NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
+# 16 channels and more between GPUs of one node.
+COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
+SPLIT_LATER = 2  # tensors that find no block
+BUCKET_ELEMENTS = 500_000_000  # of gradients that DeepSpeed reduces at once (reduce_bucket_size, as it comes)
+
+
+COMMUNICATORS = 4  # of a usual layout
+
+
+def room_bytes(machine: Machine) -> int:
+    """What a GPU has for tensors: less the context and NCCL's buffers. Fragments are not taken off, since PyTorch can
+    avoid them (expandable segments). On CPU all of the memory.
+    """
+    taken = CONTEXT_BYTES + COMMUNICATORS * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
+    return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
+
+
+class Held(NamedTuple):
+    """Bytes of the fullest rank."""
+
+    reserved_bytes: int
+    driver_bytes: int
+
+
+def held(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> Held:
+    """What PyTorch reserves and what the driver shows, for the ``ranks`` of ``memory``."""
+    places = chunks_of(layout, counts.job)
+    reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
+    groups = sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
+    return Held(reserved, reserved + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES)
+
+
+def segment(size: int) -> int:
+    """Bytes that the allocator asks of the driver for a tensor that no free block holds."""
+    if size <= 0:
+        return 0
+    if size <= MIB:
+        return 2 * MIB
+    return 20 * MIB if size < 10 * MIB else ceil_div(size, 2 * MIB) * 2 * MIB
+
+
+def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
+    """The stages that each pipeline rank holds."""
+    return ((0,),) if layout.pp == 1 else table_of(layout, job).held
+
+
+def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+    if counts.job.expandable_segments:
+        return segment(rank.peak_bytes)
+    part, stages = part_of(layout), counts.stage_runs(layout)
+    runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
+    passes = segment(rank.passes_bytes) + sum(map(segment, _joined(counts, layout, rank, runs)))
+    sent = sum(run.times * _sent(counts.unit(run_part(part, run), run.name).ops) for run in runs)
+    split = sum(map(segment, _largest(counts, layout, runs)))
+    return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.run_ahead else 0)
+
+
+def _sent(ops: Iterable[Op]) -> int:
+    """Bytes that tensor parallelism sends from a forward pass to be summed."""
+    messages = [op.message for op in ops if op.message]
+    return sum(each.payload for each in messages if each.axis == "tp" and each.forward == "reduce_scatter")
+
+
+def _joined(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:
+    """What lives at once of that which an update joins: a bucket and, in turn, the gradient of the largest weight in
+    fp64 for its norm, and all gradients of this rank, as they are and widened; or all weights.
+    """
+    recipe, joined = counts.job.precision, counts.job.joined
+    sizes = []
+    if "gradients" in joined:
+        norm = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
+        widened = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
+        sizes += max(norm, widened, key=sum) + [BUCKET_ELEMENTS * recipe.summed_bytes] * (layout.dp > 1)
+    if "weights" in joined:
+        sizes.append(rank.parameters_bytes - rank.updated * recipe.updated_bytes)
+    return sizes
+
+
+def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
+    """Elements of every weight of ``runs`` on one rank."""
+    for run in runs:
+        weights = counts.weights(layout, run.name)
+        for unit, *_ in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+            yield from (weight.numel for weight in unit.weights)
+
+
+def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
+    """Of a pipeline rank the largest tensors that come and go: activations, gradients, gathered units."""
+    part, keeps = part_of(layout), policy(layout)
+    sizes: list[int] = []
+    for run in runs:
+        state = counts.states(layout, run.name)
+        sizes += counts.largest(run_part(part, run), run.name)
+        sizes += [] if keeps.weights_stay else [state.whole, state.travel]
+        sizes += [] if keeps.gradients_stay else [state.sums]
+    return nlargest(SPLIT_LATER, sizes)

@@ -1,0 +1,30 @@
+"""Bytes that stand all through a step beside the states: inputs, rotary tables, and gradients held in two places."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.plan.count.memory.stage import Chunk
+
+
+def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
+    """Token ids of a step with their targets, and the rotary tables."""
+    tables = 0
+    tokens = job.sequence // layout.cp
+    if model.position == "rope":
+        tables = 2 * model.rope_dim * tokens * (4 if job.precision.compute in ("fp32", "tf32") else 2)
+    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1) + tables
+
+
+def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:
+    """Of a rank's ``chunks``: an unused gradient of each shape, or a bucket that holds every gradient again."""
+    recipe = job.precision
+    if job.weight_gradients == "placeholders":
+        shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
+        return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
+    if job.weight_gradients == "buckets":
+        return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes
+    return 0

@@ -1,0 +1,264 @@
+"""Plays a unit's operations forward and backward, as autograd does, and watches the bytes that are live.
+
+A tensor dies after its last reader unless an operation keeps it; what is kept dies when the backward of the last
+operation that keeps it has run; what recomputation let go comes back when the first backward asks for it. A sum
+passes its gradient on without a copy; a tensor with two readers gets the sum of two gradients in a third buffer.
+Held against the real run, byte by byte, in ``tests/agree``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.recompute import Unit
+
+
+class Sums(NamedTuple):
+    """Bytes of gradients that a unit's backward brings to life, dense weights' and experts' with the first of each.
+
+    ``reduced``: the experts' part for this rank, with the last of theirs, after which ``gone`` of these or others die.
+    """
+
+    dense: int = 0
+    experts: int = 0
+    reduced: int = 0
+    gone: int = 0
+
+
+class Profile(NamedTuple):
+    """Live bytes of one unit above what was live before it; its input is counted in, as it is handed over."""
+
+    kept_bytes: int  # from the end of its forward to its backward, its output not
+    forward_peak_bytes: int
+    backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
+    backward_cause: str
+    backward_kept_bytes: int  # of what is kept, what still lives at the backward's peak, with what was made anew
+    backward_sums_bytes: int  # of the sums born here, those that live at that peak
+
+
+class Split(NamedTuple):
+    """As ``Profile``, of a backward that puts the weights' gradients off, and of them."""
+
+    backward_peak_bytes: int
+    backward_cause: str
+    backward_kept_bytes: int  # with what has been put off so far
+    backward_sums_bytes: int
+    late_bytes: int  # of inputs and of gradients of outputs, until the weights' gradients
+    weights_peak_bytes: int  # while they are made: with what of these still lives
+    closing_bytes: int  # when the last of them is there
+    experts_bytes: int  # when the last of the experts' is there
+    made_bytes: int  # of the gradients that are put off
+
+
+def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
+    """Bytes that each operation is the first of its unit to keep; ``sizes`` of the tensors that come from outside."""
+    known = sizes | {name: size for op in unit.ops for name, size in op.writes.items()}
+    seen: set[str] = set(unit.dropped)
+    found = []
+    for op in unit.ops:
+        found.append(sum(known.get(name, 0) for name in set(op.keeps) - seen))
+        seen |= set(op.keeps)
+    return found
+
+
+def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Profile:
+    """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums``: what the
+    gradients bring to life, nothing if it lives already.
+    """
+    sizes, keepers, forward_peak, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
+    tape.run(kept)
+    return Profile(kept, forward_peak, tape.peak, tape.cause, tape.kept_then, tape.sums_then)
+
+
+def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Split:
+    """The same with the gradients of linear layers' weights put off: what they are made of lives on."""
+    sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
+    tape.run(kept)
+    late, weights_peak, closing, experts, every = tape.late, 0, 0, 0, 0
+    left = late
+    for op in reversed(unit.ops):
+        if is_put_off(op):
+            made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
+            again = 0 if op.again else op.regathered
+            weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
+            closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
+            experts = closing if _is_expert(op) else experts
+            every += sum(op.gradient_widths) * width
+            left -= tape.held[op.name]
+    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts, every)
+
+
+def is_put_off(op: Op) -> bool:
+    """Whether its weights' gradients are made apart under a zero-bubble schedule."""
+    return bool(op.gradient_widths) and (op.kind == "matmul" or op.name == "moe.arrive")
+
+
+def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], Counter[str], int, int]:
+    """Sizes by name, how many keep each, the forward's fullest moment, and what is kept after it but its result."""
+    ops = unit.ops
+    sizes = {entry: entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
+    result = next(iter(ops[-1].writes))
+    keepers = Counter(name for op in ops for name in op.keeps)
+    live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - {result}))
+    return sizes, keepers, forward_peak, live - sizes[result]
+
+
+def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:
+    """Live bytes at the end and at the fullest moment."""
+    last_use = {name: index for index, op in enumerate(ops) for name in (*op.reads, *op.writes)}
+    live = peak = sizes[ops[0].reads[0]]
+    for index, op in enumerate(ops):
+        live += sum(op.writes.values())
+        peak = max(peak, live + op.forward_scratch)
+        live -= sum(sizes[name] for name in {*op.reads, *op.writes} - held if last_use[name] == index)
+    return live, peak
+
+
+class _Backward:
+    """A gradient is a buffer [bytes, users]: a sum's two inputs share one."""
+
+    def __init__(
+        self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int,
+        sums: Sums, split: bool = False,
+    ) -> None:  # fmt: skip
+        self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
+        self.width, self.split = width, split
+        self.unborn = {False: sums.dense, True: sums.experts}
+        self.reduction = sums.reduced, sums.gone
+        closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
+        self.closing = next(closing, "")
+        self.held: dict[str, int] = {}  # by operation whose weights' gradients are put off
+        self.asked: set[str] = set()  # what they read
+        self.late = 0
+        self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
+        self.revived = _revived(unit)
+        self.grads: dict[str, list[int]] = {}
+        self.live = self.peak = self.kept = self.sums = 0
+        self.cause, self.kept_then, self.sums_then = "", 0, 0
+
+    def run(self, kept: int) -> None:
+        """Find the fullest moment, its operation, and what lived then."""
+        result = next(iter(self.ops[-1].writes))
+        self.grads[result] = [self.gradient[result], 1]
+        self.kept = self.kept_then = kept
+        self.live = self.peak = kept + self.gradient[result]
+        for index in reversed(range(len(self.ops))):
+            revived = sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
+            self.live += revived
+            self.kept += revived
+            self._note(self.live, self.ops[index].name)
+            self._step(self.ops[index])
+
+    def _note(self, live: int, cause: str) -> None:
+        if live > self.peak:
+            self.peak, self.cause, self.kept_then, self.sums_then = live, cause, self.kept, self.sums
+
+    def _step(self, op: Op) -> None:
+        grads, sizes = self.grads, self.gradient
+        received = [grads.pop(name) for name in op.writes if name in grads]
+        incoming = received[0]
+        targets = op.reads if op.differentiates is None else op.differentiates
+        weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
+        made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
+        late = self.split and is_put_off(op)
+        makes = bool(op.gradient_widths) and not late
+        if late:
+            weights, scratch = 0, scratch - (0 if op.again else op.regathered)
+        elif makes and (op.delivers or not weights):  # added to the sums as it is made, or before the next
+            weights = max(op.gradient_widths) * self.width
+            if op.kind == "loss":  # in chunks: it delivers when all of them are done
+                self._note(self.live + made + weights + scratch, op.name)
+                scratch = op.regathered
+            self._bear(op)
+        before, beside = op.scratch_of_casts
+        casts = max(before - weights, beside if makes else 0)
+        self._note(self.live + made + weights + scratch + casts, op.name)
+        if op.delivers and op.name == self.closing:
+            self._reduce(made + weights + scratch)
+        self.live += made
+        for name in targets:
+            if op.kind == "add":
+                incoming[1] += 1
+                buffer = incoming
+            else:
+                buffer = [sizes[name], 1]
+            if name in grads:
+                self._note(self.live + sizes[name], op.name)
+                self.live += sizes[name] - _drop(buffer) - _drop(grads[name])
+                buffer = [sizes[name], 1]
+            grads[name] = buffer
+        if late:
+            self._put_off(op, received)
+        else:
+            self.live -= sum(_drop(buffer) for buffer in received)
+        self.keepers.subtract(op.keeps)
+        for name in op.keeps:
+            if not self.keepers[name] and name not in self.asked:
+                self.kept -= self.sizes[name]
+                if not (op.in_place and name in targets):
+                    self.live -= self.sizes[name]
+        if weights and not op.delivers:
+            self._bear(op)
+            self._note(self.live + weights, op.name)
+
+    def _put_off(self, op: Op, received: list[list[int]]) -> None:
+        """What a linear layer read lives on, and the gradients of its products: those received, or gathered ones."""
+        gradients, given = op.product_bytes, sum(buffer[0] for buffer in received)
+        self.live += gradients
+        if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # of which a bias has its gradient
+            gradients += given
+        else:
+            self.live -= sum(_drop(buffer) for buffer in received)
+        read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what its recomputation kept besides
+        new = [name for name in read if name not in self.asked]
+        self.asked.update(new)
+        ends = 4 * op.batch if op.name == "moe.experts.down" else 0  # where the rows of each expert end
+        self.live += ends
+        self.kept += gradients + ends
+        self.held[op.name] = gradients + ends + sum(self.sizes[name] for name in new)
+        self.late += self.held[op.name]
+
+    def _bear(self, op: Op) -> None:
+        """The first gradient of an expert brings the sums of all to life, and the first other gradient the others."""
+        born = self.unborn.pop(_is_expert(op), 0)
+        self.live += born
+        self.sums += born
+
+    def _reduce(self, beside: int) -> None:
+        """All gradients of the experts are in, while the rest of the unit's backward is to come."""
+        reduced, gone = self.reduction
+        self.live += reduced
+        self.sums += reduced
+        self._note(self.live + beside, self.closing)
+        self.live -= gone
+        self.sums -= gone
+
+
+def _is_expert(op: Op) -> bool:
+    return op.name.startswith(("moe.experts", "moe.arrive"))
+
+
+def _drop(buffer: list[int]) -> int:
+    buffer[1] -= 1
+    return 0 if buffer[1] else buffer[0]
+
+
+def _revived(unit: Unit) -> dict[int, list[str]]:
+    """Index of an operation → dropped tensors that are made anew before its backward: all of one run at once."""
+    if not unit.dropped:
+        return {}
+    keeper = {name: index for index, op in enumerate(unit.ops) for name in op.keeps}
+    found: dict[int, list[str]] = {}
+    run: list[str] = []
+    for op, after in zip(unit.ops, (*unit.ops[1:], None), strict=True):
+        if op.again:
+            run += [name for name in op.writes if name in unit.dropped and name in keeper]
+        if run and (after is None or not after.again):
+            found.setdefault(max(keeper[name] for name in run), []).extend(run)
+            run = []
+    return found

@@ -1,0 +1,306 @@
+"""The moments of one pass of a micro-batch through a stage that could be its fullest, above what lives beside it.
+
+    F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
+
+The order of events is that of ``train/parallel/zero.py``: sums of gradients are born with a unit's first gradient;
+where messages travel beside compute, the next unit's weights come ahead, and a unit's sums go when the next one's are
+reduced. Of a run of equal units only the ends can be the fullest, since what lives grows or shrinks evenly along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.counts import NO_SUMS, Counts, Run
+from fivefold.plan.count.memory.in_flight import Kind
+from fivefold.plan.count.memory.liveness import Profile, Split, Sums
+from fivefold.plan.count.memory.stage import Chunk, Held, Stages
+from fivefold.plan.count.memory.states import UnitStates
+from fivefold.plan.count.operations.part import part_of
+
+Cause = tuple[Any, ...]  # a unit by its place, whether it is the last of its run, a phase and an operation; or one word
+
+
+class At(NamedTuple):
+    """What lives at a moment; ``gradients`` more, or fewer, than when the pass began. ``logits`` is a part of ``rest``,
+    which is all that is nothing else.
+    """
+
+    cause: Cause
+    gradients: int
+    activations: int
+    gathers: int
+    rest: int
+    logits: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.gradients + self.activations + self.gathers + self.rest
+
+
+class Walker:
+    """Walks through the stages of one layout."""
+
+    def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
+        job, model, part = counts.job, counts.model, part_of(layout)
+        self.counts, self.stages, self.policy = counts, stages, policy(layout)
+        self.stream = counts.local(part).stream_bytes
+        # ids and targets of the rank's own tokens, where those are not all
+        self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0
+        # Summed by the matmuls themselves, gradients are one buffer that lives from the start.
+        self.lasting = job.weight_gradients != "apart" and self.policy.gradients_stay
+        self.late = job.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
+        self.offloads = "activations" in job.offload
+        self.each = job.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
+        # Experts' gradients are reduced when the last of theirs has come, in the midst of their block's backward.
+        self.midway = not self.each and job.linears == "fanned"
+        self.ahead = "dp" in job.overlap and job.weights == "ahead"
+        self.lags = "dp" in job.overlap and not self.policy.gradients_stay and not self.each
+        # Of a tied weight the head's gradient is added to the sums at once, after which the head lets the table go; or
+        # it waits for the embedding's, where both are on one rank.
+        self.adds = counts.adds(layout)
+        self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
+        self.table = counts.states(layout, "embed") if self.tied else UnitStates()
+        recipe = job.precision
+        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes
+        waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
+        self.waiting = waiting if self.tied and not self.adds else 0
+
+    def fullest(self, kind: Kind, stage: int, first: bool, last: bool) -> tuple[int, Cause]:
+        """Of a pass, from the cache of the stages: stages of the same units share it."""
+        last = last and not self.policy.gradients_stay
+        key = self.stages.chunks[stage].alike, kind, first, last
+        found = self.stages.walks.get(key)
+        if found is None:
+            top = max(self.moments(kind, stage, first, last), key=lambda at: at.bytes)
+            found = self.stages.walks[key] = top.bytes, top.cause
+        return found
+
+    def late_bytes(self, stage: int) -> int:
+        """Of one micro-batch between the two halves of a split backward."""
+        chunk = self.stages.chunks[stage]
+        if chunk.alike not in self.stages.late:
+            self.stages.late[chunk.alike] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
+        return self.stages.late[chunk.alike]
+
+    def lag_bytes(self, unit: Held) -> int:
+        """Of a unit's sums those that live until the next unit's are reduced: where its experts travel apart, of its
+        dense weights; of the head with a tied table of its own both.
+        """
+        parts = unit.parts if unit.run.name == "head" else unit.parts[:1]
+        return sum(part.sums for part in parts) if self.lags else 0
+
+    def moments(
+        self, kind: Kind, stage: int, first: bool, last: bool, *, all_ends: bool = False
+    ) -> Iterator[At]:  # fmt: skip
+        """Of a pass; ``all_ends``: also of units that cannot be the fullest."""
+        units: Sequence[Held] = self.stages.chunks[stage].runs
+        if all_ends:
+            units = [unit._replace(noted=True) for unit in units]
+        first = first and not self.lasting
+        if kind == "F":
+            return self._forward(units, first=first)
+        if kind == "W":
+            return self._weights(units, first=first, last=last)
+        return self._backward(units, first=first, last=last, split=kind == "B")
+
+    def _split(self, unit: Held) -> Split:
+        return self.counts.split(unit.part, unit.run.name)
+
+    def _played(self, unit: Held, born: Sums, *, split: bool) -> Profile | Split:
+        return (self.counts.split if split else self.counts.profile)(unit.part, unit.run.name, born)
+
+    def _earlier(self, each: int, units: int, kept: int) -> int:
+        """Bytes on the device of ``units`` that keep ``each``, and of ``kept`` before them; offloaded: of one unit."""
+        if self.offloads and units:
+            return each
+        return kept + units * each
+
+    def _coming(self, part: UnitStates) -> int:
+        """Of weights that are fetched ahead."""
+        return part.travel + (0 if self.policy.weights_stay else part.whole)
+
+    def _fetched(self, unit: Held) -> int:
+        """At most while its parts are fetched, one after another."""
+        whole = top = 0
+        for part in unit.parts:
+            whole += 0 if self.policy.weights_stay else part.whole
+            top = max(top, whole + part.travel)
+        return top
+
+    def _forward(self, units: Sequence[Held], *, first: bool) -> Iterator[At]:
+        kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
+        for place, unit in enumerate(units):
+            run, profile, state = unit.run, unit.later, unit.state
+            gathered = 0 if self.policy.weights_stay else state.whole
+            stale = first or bool(gathered)
+            entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
+            for before in _ends(unit):
+                earlier, end = self._earlier(profile.kept_bytes, before, kept), before > 0
+                if stale and not (self.ahead and place + before):
+                    yield At((place, end, "gather"), 0, earlier, whole + self._fetched(unit), entering)
+                coming = 0
+                if self.ahead and (first or not self.policy.weights_stay):
+                    following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
+                    coming = self._coming(following.parts[0]) if following else 0
+                yield At(
+                    (place, end, "forward"), 0, earlier, whole + gathered + coming,
+                    profile.forward_peak_bytes + self.own_tokens, unit.logits,
+                )  # fmt: skip
+            whole += gathered if self._stays(run) else 0
+            kept = self._earlier(profile.kept_bytes, run.times, kept)
+
+    def _backward(self, units: Sequence[Held], *, first: bool, last: bool, split: bool) -> Iterator[At]:
+        kept, gathers = self._kept_before(units), not self.policy.weights_stay
+        whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
+        grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
+        for place in reversed(range(len(units))):
+            unit = units[place]
+            run, state, born = unit.run, unit.state, unit.born if first or self.each else NO_SUMS
+            off = self._split(unit).late_bytes if split else 0  # what it puts off
+            born = NO_SUMS if off and self.each else born  # which come with what is put off
+            profile = self._played(unit, born, split=split)
+            regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
+            let_go = state.whole if gathers and self._stays(run) else 0
+            if self.adds and gathers:
+                let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
+            reduces = (last or self.each) and not self.policy.gradients_stay and not off
+            reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces, split=bool(off))
+            lag = self.lag_bytes(unit) if reduces else 0
+            table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
+            if table and self.counts.job.loss == "chunked":  # it comes when all chunks are done
+                profile, table = self._played(unit, born._replace(reduced=table), split=split), 0
+            for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
+                earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
+                still, end, gone = lag if done else lagging, done == 0, 0
+                gradients = grown + done * lasting + still
+                if unit.born.experts and reduces and self.midway and not split:
+                    profile, gone = self._reducing(unit, first=first, lagging=still)
+                mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
+                if regathered and not (self.ahead and (done or place + 1 < len(units))):
+                    yield At(
+                        (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
+                        whole + self._fetched(unit), self.stream,
+                    )  # fmt: skip
+                coming = self._coming_back(unit, unit if done < run.times - 1 else units[place - 1] if place else None)
+                if coming and unit.born.experts:  # fetched before their dense weights, and waited for after them
+                    yield At(
+                        (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
+                        whole + regathered + unit.parts[-1].travel + coming, self.stream,
+                    )  # fmt: skip
+                yield At(
+                    (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
+                    whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
+                )  # fmt: skip
+                if reduces:  # beside what came last: the gradient of the stream, or the table's
+                    rest = state.sums * self.of_sums[0] // self.of_sums[1] if run.name == "embed" else self.stream
+                    yield At((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
+            grown += run.times * lasting + waits
+            whole -= let_go
+            lagging = lag
+            after += run.times * off
+
+    def _gradients(self, unit: Held, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
+        """What a backward makes of them: as it reduces, in the end, and what waits for a tied table's other end."""
+        state, reduced = unit.state, 0 if self.each and not first else unit.state.reduced
+        born = state.sums if first or self.each else 0
+        if self.late:  # of gradients, not of their sums
+            put_off = self._split(unit).made_bytes if split else 0
+            born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - put_off)
+        elif split and self.each:
+            born = reduced
+        waiting = self.table.sums if self.adds and first and not self.late else self.waiting
+        waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
+        parts = reduced and sum(_cut(part) for part in unit.parts)
+        return born + waits + parts, born + (reduced - state.sums if reduces else 0), waits
+
+    def _comes_ahead(self, place: int) -> bool:
+        """Whether the last of a run fetches nothing ahead, but the one before it does."""
+        return self.ahead and not self.policy.weights_stay and place <= 1
+
+    def _coming_back(self, unit: Held, before: Held | None) -> int:
+        """Of the weights of the unit ``before`` that are fetched ahead in the backward of ``unit``."""
+        ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
+        return self._coming(before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
+
+    def _reducing(self, unit: Held, *, first: bool, lagging: int) -> tuple[Profile, int]:
+        """A unit whose experts' gradients are reduced midway, and what dies then: those ``lagging``, or their sums."""
+        experts = unit.parts[-1]
+        gone = lagging if self.lags else _cut(experts) and experts.sums
+        sums = (unit.born if first else NO_SUMS)._replace(reduced=_cut(experts), gone=gone)
+        return self.counts.profile(unit.part, unit.run.name, sums), gone
+
+    def _weights(self, units: Sequence[Held], *, first: bool, last: bool) -> Iterator[At]:
+        """What was put off is done from the last unit to the first."""
+        left = grown = lagging = 0
+        reduces = last and not self.policy.gradients_stay and not self.each
+        for unit in units:
+            late = self._split(unit).late_bytes
+            left += unit.run.times * late
+            grown += unit.state.reduced - unit.state.sums if reduces and not late else 0  # by then
+        for place in reversed(range(len(units))):
+            unit, profile = units[place], self._split(units[place])
+            if not profile.late_bytes:
+                continue
+            experts = (
+                unit.born.experts if first and not self.each else 0
+            )  # whose sums come with the first gradient of theirs
+            lasting = experts + (unit.state.reduced - unit.state.sums if reduces else self.late * profile.made_bytes)
+            lag = self.lag_bytes(unit) if reduces else 0
+            for done in _ends(unit, second=bool(lag)):
+                here, gradients = left - done * profile.late_bytes, grown + done * lasting + (lag if done else lagging)
+                rest = profile.weights_peak_bytes - profile.late_bytes
+                born = unit.state.sums if self.each else experts
+                yield At((place, done == 0, "weights"), gradients + born, here, 0, rest)
+                if reduces:
+                    here, reduced = here - profile.late_bytes, experts + sum(map(_cut, unit.parts))
+                    if unit.born.experts:
+                        midway = gradients + experts + _cut(unit.parts[-1])
+                        yield At((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
+                    yield At((place, done == 0, "reduce"), gradients + reduced, here, 0, profile.closing_bytes)
+            left -= unit.run.times * profile.late_bytes
+            grown += unit.run.times * lasting
+            lagging = lag
+
+    def _kept_before(self, units: Sequence[Held]) -> list[int]:
+        """Of each unit what those before it keep."""
+        found, kept = [], 0
+        for unit in units:
+            found.append(kept)
+            kept = self._earlier(unit.later.kept_bytes, unit.run.times, kept)
+        return found
+
+    def _table_whole(self, units: Sequence[Held]) -> int:
+        """Of a tied table that has stayed since the embedding's forward, where the head is."""
+        return self.table.whole if self.tied and not self.policy.weights_stay and units[-1].run.name == "head" else 0
+
+    def _stays(self, run: Run) -> bool:
+        """Whether a unit's gathered weights stay from its forward to its backward: there is nothing in between, or
+        the head needs the same table."""
+        return run.name == "head" or (run.name == "embed" and self.tied)
+
+
+def called(cause: Cause, chunk: Chunk | None = None) -> str:
+    """In words: ``block 3 backward mlp.act``."""
+    if len(cause) == 1 or chunk is None:
+        return str(cause[0])
+    place, last, *words = cause
+    return " ".join((chunk.runs[place].run.called(last=last), *words)).strip()
+
+
+def _cut(part: UnitStates) -> int:
+    """A rank's part of reduced gradients that is a buffer of its own: of one shard alone the sums are."""
+    return part.reduced if part.reduced < part.sums else 0
+
+
+def _ends(unit: Held, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
+    """Of a run the first and the last, the ``second``, the last ``but_one``; none where none can be the fullest."""
+    times = unit.run.times
+    if not unit.noted or times == 1:
+        return (0,) if unit.noted else ()
+    between = ([1] if second else []) + ([times - 2] if but_one else [])
+    return (0, *sorted({place for place in between if 0 < place < times - 1}), times - 1)

@@ -1,0 +1,174 @@
+"""Bytes of weights, gradients and optimizer of one unit (embedding, block, head) on one rank.
+
+    states = weights + gradients + optimizer, each whole or 1/S by the ZeRO policy (docs/notation.md §2)
+
+Dense weights are cut over the shard group of dp·cp, experts over the ranks that hold the same experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fivefold.job import Job, Recipe
+from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.sharding import Unit, local_weight, multiplies, padded_numel, policy, shard_numel
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
+from fivefold.units import ceil_div
+from fivefold.update import QUANTISED_BLOCK, Optimizer, quantised
+
+
+class UnitStates(NamedTuple):
+    """Bytes of one unit's states on the first rank, and of the buffers in which it travels."""
+
+    whole: int = 0  # gathered weights
+    apart: int = 0  # the optimizer's copy, where it is not within the gathered weights
+    sums: int = 0  # whole gradients
+    reduced: int = 0  # this rank's part of them, where it is a buffer of its own
+    moments: int = 0
+    travel: int = 0  # of a gather: the received weights, and the sent ones where they are a copy
+    updated: int = 0  # elements that this rank's optimizer updates
+
+    def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
+        return UnitStates._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
+
+
+def local_parts(
+    weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job
+) -> tuple[tuple[Unit, int, int], ...]:
+    """Dense and expert weights of one rank, each with its shards and with the replicas of its shard group; a tied table
+    beside the head of a pipeline is apart.
+    """
+    vocab = padded_vocab(model, job, tp=layout.tp)
+    local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
+    experts = Unit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
+    table = tuple(weight for weight in local if weight.name.startswith("embed."))
+    dense = tuple(weight for weight in local if weight not in table and not weight.kind.startswith("expert"))
+    replicas = layout.dp * layout.cp // layout.shards
+    found = [(Unit("dense", each), layout.shards, replicas) for each in (dense, table) if each]
+    if experts.weights:
+        found.append((experts, layout.expert_shards, layout.expert_replicas // layout.expert_shards))
+    return tuple(found)
+
+
+def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[UnitStates, ...]:
+    """What the parts of a unit of ``weights`` hold on the rank with the largest shards."""
+    whole = tuple(weights)
+    narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))
+    return tuple(
+        _states(unit, shards=shards, narrow=narrow, layout=layout, job=job)
+        for unit, shards, _ in local_parts(whole, model=model, layout=layout, job=job)
+    )
+
+
+def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
+    """``narrow``: weights of which adamw8bit has moments of 8 bits."""
+    recipe, keeps = job.precision, policy(layout)
+    padded = padded_numel(unit, shards=shards)
+    own = padded // shards
+    stays = shards == 1 and not keeps.weights_stay  # experts that no other rank holds are never let go
+    apart = recipe.updated_bytes != recipe.weights_bytes or not (keeps.weights_stay or stays)
+    sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
+    travel = 0 if shards == 1 else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
+    if job.optimizer.kind == "adamw8bit":
+        moments = _adamw8bit(unit, shards, narrow)
+    else:
+        moments = MOMENTS[job.optimizer.kind](unit, shards, job)
+    offloaded = "optimizer" in job.offload
+    here = recipe.updated_bytes if apart else 0  # per element of this rank's
+    if offloaded:  # but what is gathered is gathered from the device (DeepSpeed's offload_optimizer)
+        here = 0 if keeps.weights_stay or stays else recipe.weights_bytes
+    return UnitStates(
+        whole=0 if stays else padded * recipe.weights_bytes,
+        apart=own * here + (padded * recipe.weights_bytes if stays else 0),
+        sums=padded * recipe.summed_bytes,
+        reduced=0 if keeps.gradients_stay else own * recipe.summed_bytes,
+        moments=0 if offloaded else moments,
+        travel=travel,
+        updated=own,
+    )
+
+
+def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
+    """Of a unit's weights as a gather sends them, ``shards`` equal parts."""
+    wide = recipe.weights_bytes
+    widths = [1 if recipe.gathers == "fp8" and multiplies(weight) else wide for weight in unit.weights]
+    sizes = (shard_numel(weight, shards=shards) for weight in unit.weights)
+    return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
+
+
+def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
+    """What is received and, where it is a copy, sent. In fp8 a weight's rows are narrowed and cast before they are
+    copied to what is sent, and nothing is received yet.
+    """
+    whole = gathered_bytes(unit, shards=shards, recipe=recipe)
+    if recipe.gathers != "fp8":
+        return whole + (whole // shards if copied else 0)
+    sizes = (shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight))
+    return whole // shards + max(whole, max(sizes, default=0) * (recipe.weights_bytes + 1))
+
+
+def _own(weight: Weight, shards: int) -> int:
+    return min(shard_numel(weight, shards=shards), weight.numel)
+
+
+def _adamw(unit: Unit, shards: int, job: Job) -> int:
+    """Two moments, and a step count per weight."""
+    local = sum(_own(weight, shards) for weight in unit.weights)
+    return local * sum(job.precision.moments_bytes) + 4 * len(unit.weights)
+
+
+def _adamw8bit(unit: Unit, shards: int, narrow: frozenset[str]) -> int:
+    """Two moments of a byte, each with an fp32 scale per block of a row (arXiv:2110.02861), where they are worth it."""
+    total = 4 * len(unit.weights)
+    for weight in unit.weights:
+        numel, columns = _own(weight, shards), weight.shape[-1]
+        scales = numel // columns * ceil_div(columns, QUANTISED_BLOCK)
+        total += 2 * numel + 8 * scales if weight.name in narrow else 8 * numel
+    return total
+
+
+def _muon(unit: Unit, shards: int, job: Job) -> int:
+    """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
+    hidden = [weight for weight in unit.weights if weight.is_hidden]
+    rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight not in hidden))
+    return sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
+
+
+def _adafactor(unit: Unit, shards: int, _: Job) -> int:
+    """fp32 means of rows and columns instead of a second moment, no first one (arXiv:1804.04235), and a step count.
+
+    Means of columns lie as the rows of the weight, means of rows of each expert on all ranks of the shard group.
+    """
+    total = 0
+    for weight in unit.weights:
+        if len(weight.shape) == 1 or weight.name.endswith("bias"):
+            total += 4 * _own(weight, shards)
+        else:
+            *stacked, rows, columns = weight.shape
+            experts = stacked[0] if stacked else 1
+            total += 4 * (ceil_div(experts * rows, shards) + experts * columns)
+    return total + 4 * len(unit.weights)
+
+
+def _sgd(unit: Unit, shards: int, job: Job) -> int:
+    """The momentum, if there is any."""
+    local = sum(_own(weight, shards) for weight in unit.weights)
+    return local * job.precision.moments_bytes[0] if job.optimizer.momentum else 0
+
+
+MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+    "adafactor": _adafactor,
+    "sgd": _sgd,
+}
+
+
+def moments_per_element(optimizer: Optimizer, job: Job) -> float:
+    """Bytes of optimizer state that one update reads and writes per element, roughly: for pricing only."""
+    one = job.precision.moments_bytes[0]
+    kinds = {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": one}
+    return kinds.get(optimizer.kind, one if optimizer.kind == "sgd" and optimizer.momentum else 0.0)

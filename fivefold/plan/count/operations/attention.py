@@ -1,0 +1,224 @@
+"""The operations of self-attention: grouped queries or multi-head latent, flash or written out.
+
+    grouped   x → q, k, v → (norm) → rope → core → out
+    latent    x → q_down → norm → q_up;  x → kv_down → norm → kv_up;  rope on a part of each;  core → out
+
+Heads are cut over tp. Under cp the core sees all keys: they come by in a ring, or heads and tokens change places
+(ulysses). Latent attention (DeepSeek-V2, arXiv:2405.04434) has heads of nope + rope and of v dims.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from fivefold.job import Job
+from fivefold.model.spec import Model
+from fivefold.plan.count.operations.linear import Source, row
+from fivefold.plan.count.operations.op import Message, Op, dropout, elementwise, exchange, norm, rope, split
+from fivefold.plan.count.operations.part import Local
+from fivefold.units import ceil_div
+
+
+def attention(local: Local, source: str, *, layer: int) -> list[Op]:
+    """``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    return (_latent if local.model.mla else _grouped)(local, source, layer=layer)
+
+
+def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
+    """Query-key pairs of one sequence: the full square, or exactly what mask and window let through."""
+    tokens = job.sequence
+    if not causal:
+        return tokens * tokens
+    window = min(model.window or tokens, tokens) if model.slides(layer) else tokens
+    return window * (window + 1) // 2 + (tokens - window) * window
+
+
+def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
+    model, rows, width = local.model, local.rows, local.width
+    wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    ops, sizes = [*entry.ops], {"q": wide, "k": narrow, "v": narrow}
+    if local.job.joint:
+        ops.append(entry.column("attention.qkv", "qkv", outof=wide + 2 * narrow, bias=model.qkv_bias))
+        ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
+    else:
+        ops += [entry.column(f"attention.{name}", name, outof=out, bias=model.qkv_bias) for name, out in sizes.items()]
+    q, k = "q", "k"
+    for name, out in (("q", wide), ("k", narrow)):
+        if model.qk_norm != "none":
+            dim = out if model.qk_norm == "full" else model.head_dim
+            groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
+            ops.append(
+                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=model.norm,
+                     plain=local.plain)
+            )  # fmt: skip
+    if model.qk_norm != "none":
+        q, k = "qn", "kn"
+    if model.position == "rope":
+        ops += [
+            rope("rope.q", q, "qr", numel=rows * wide, width=width),
+            rope("rope.k", k, "kr", numel=rows * narrow, width=width),
+        ]
+        q, k = "qr", "kr"
+    ops += _core(local, q=q, k=k, v="v", layer=layer)
+    return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
+
+
+def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:
+    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135).
+
+    ``held``: what the values are a part of.
+    """
+    model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
+    dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
+    heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
+    ops, message = [], None
+    if part.cp > 1 and part.ulysses:  # heads that cp does not divide are repeated
+        kv_heads = lcm(kv_heads, part.cp)
+    own = rows * kv_heads * sum(dims) * width
+    if part.cp > 1 and part.ulysses:
+        for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
+            ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
+        q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
+    elif part.cp > 1:
+        # backward the gradients of keys and values follow them round
+        message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
+    per_pair = 2 * heads * sum(_computed(local, dims)) * part.sequences
+    moved = rows * (heads + kv_heads) * sum(dims) * width
+    out = "o.all" if part.ulysses and part.cp > 1 else "o"
+    core = Op(
+        "attention.core", "attention", (q, k, v),
+        {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
+        keeps=(q, k, held or v, out, "lse"),
+        flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=False), part.cp),
+        causal_flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=True), part.cp),
+        shape=(part.sequences, job.sequence, dims[0]),
+        moved_bytes=moved, moved_backward_bytes=2 * moved,
+        message=message,
+    )  # fmt: skip
+    forward, backward = _scratch(local, dims, own=own if message else 0)
+    core = core._replace(forward_scratch=forward, backward_scratch=backward)
+    if dims[0] != dims[1] == _computed(local, dims)[1] and job.linears == "fanned":  # a kernel that keeps its seeds
+        core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
+    if message and model.mla is None and job.linears == "fanned":  # the gradient of v is a view of that of both
+        core = core._replace(gradients={k: 0, v: own})
+    ops += _unfused(local, core) if job.attention == "unfused" else [core]
+    if out != "o":
+        ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
+    return ops
+
+
+def _computed(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
+    """The head dims of q and k and of v as the kernel has them: one that computes by blocks, as in our ring, or on CPU,
+    knows but one (``train/model/flash_attention.py``).
+    """
+    ring = local.part.cp > 1 and not local.part.ulysses and local.job.linears == "fanned"
+    return (max(dims),) * 2 if local.job.attention == "blocks" or ring else dims
+
+
+def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int]:
+    """What lives within the core, forward and backward; ``own``: the keys and values of a ring, else 0.
+
+    The narrower are padded: v and the output, backward the gradient too, and what comes of v. A ring holds the keys and
+    values that are here and those that come, of half of the queries what is added, sums in fp32; backward what was
+    found first, and sums of the gradients of keys: those that stay, and of more than two ranks those that come and go.
+    """
+    each, width, cp = local.rows * local.heads, local.width, local.part.cp
+    padded = each * max(dims) * width if _computed(local, dims) != dims else 0
+    if not own:
+        return 2 * padded, 4 * padded
+    wide = 4 * each if width < 4 else 0
+    q, o = each * dims[0] * width, each * dims[1] * width
+    halves = 0 if local.part.sequences == 1 else q // 2 if padded else q // 2 + o  # are copied, of several sequences
+    first = 2 * own + 2 * padded
+    later = wide * dims[1] + own * min(cp - 1, 2) + 3 * padded // 2 - (o // 2 if wide else -o // 2)
+    added = q // 2 + 3 * padded + halves + own * (3, 5, 6)[min(cp, 4) - 2]
+    sent = 4 * own - q // 2 if cp == 2 else 0
+    return max(first, later), wide * dims[0] + max(added, sent)
+
+
+def _all_to_all(source: str, out: str, *, size: int) -> Op:
+    """Heads against tokens: as many bytes as before."""
+    return exchange(
+        f"attention.{source}.swap", source, out, size=size, message=Message("cp", "all_to_all", "all_to_all", size)
+    )
+
+
+def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
+    """The down-projections work on the rank's own tokens; what travels over tp are the latents, which are small."""
+    model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
+    assert mla is not None
+    N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
+    own = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
+    ops, ups = [*own.ops], list[Op]()
+    if mla.q_rank is None:
+        whole = Source(local, source, into=model.width, rows=local.stream_rows)
+        ops += [op for op in whole.ops if op.kind != "cast"]
+        ops.append(whole.column("attention.q", "q", outof=N * q_dim))
+    else:
+        ops.append(own.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
+        ups += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+    ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
+    shared, key = _shared(local, "ckv", "key", dim=mla.rope_dim)
+    ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
+    # Keys and values are parts of kv, which is kept whole for the values; their gradients are joined.
+    each, turned = rows * N * width, rows * N * mla.rope_dim * width
+    parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
+               gradients={"k": each * mla.nope_dim, "v": each * mla.v_dim})  # fmt: skip
+    ups += [
+        parts,
+        # Rotated and joined to whole heads.
+        rope("rope.q", "q", "qr", numel=each // width * q_dim, width=width)._replace(
+            forward_scratch=turned, backward_scratch=turned
+        ),
+        rope("rope.k", "k", "kr", numel=each // width * q_dim, width=width)._replace(
+            reads=("k", *key, "kv"), differentiates=("k", *key), forward_scratch=0, backward_scratch=0
+        ),
+    ]
+    ops += [*ups, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]
+    return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
+
+
+def _shared(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
+    """The rotary key, one for all heads, of all rows: over tp each rank has made it of its own rows, or uses a part."""
+    size, part = local.rows * dim * local.width, local.part
+    if part.tp == 1:
+        return [], ()
+    kinds = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
+    message = Message("tp", *kinds, payload=size)
+    return [exchange("attention.key.share", source, out, size=size if part.sp else 0, message=message)], (out,)
+
+
+def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
+    """Norm on a latent, and its projection to the heads of this rank."""
+    model = local.model
+    normed = norm(
+        f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
+        kind=model.norm, plain=local.plain,
+    )  # fmt: skip
+    entry = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
+    return [normed, *entry.ops, entry.column(f"attention.{name}_up", out, outof=outof)]
+
+
+def _unfused(local: Local, core: Op) -> list[Op]:
+    """Attention that writes its T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
+    width, (q, k, v) = local.width, core.reads
+    pairs = local.rows * local.heads * local.job.sequence
+    half = core._replace(
+        flops=core.flops // 2, causal_flops=core.causal_flops // 2, forward_scratch=0, backward_scratch=0
+    )
+    scores = half._replace(name="attention.core.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
+    softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
+    ops, probabilities = [scores, softmax], "p"
+    if local.model.dropout:
+        ops.append(dropout("attention.core.dropout", "p", "pd", size=pairs * width, mask=pairs))
+        probabilities = "pd"
+    out = next(iter(core.writes))
+    output = half._replace(
+        name="attention.core.values",
+        reads=(probabilities, v),
+        writes={out: core.writes[out]},
+        keeps=(probabilities, core.keeps[2]),
+        message=None,
+    )
+    return [*ops, output]

@@ -1,0 +1,243 @@
+"""The operations of the feed-forward part: an MLP, or routed experts with shared ones beside them.
+
+    mlp       source → gate, up → act → down → d
+    experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
+
+Dropless, every token goes to exactly k experts; with a capacity c no expert computes more than c times the even share,
+or each computes that much where its rows are padded to it (Megatron).
+The routing weight multiplies the activation before ``down``: then the experts' output need not be kept.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from fivefold.plan.count.operations.linear import Source, cast, casting, keeps_casts, row, settled
+from fivefold.plan.count.operations.op import Message, Op, elementwise, exchange, matmul
+from fivefold.plan.count.operations.part import Local
+from fivefold.units import ceil_div
+
+
+def mlp(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D]."""
+    return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
+
+
+def experts(local: Local, source: str) -> list[Op]:
+    """``source`` [stream rows, D] → ``d`` [stream rows, D] by way of ``topk`` experts a token."""
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
+    assert moe is not None
+    size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
+    gather = Op(
+        "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
+        keeps=("trip",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
+    )  # fmt: skip
+    ops = [*_choice(local, source), gather]
+    ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
+    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    if local.part.ep > 1 or local.part.etp > 1:
+        there, mine = _out(local, sent=sent, received=received), _grouped_mlp(local, "arrived", "made", rows=received)
+        if local.job.linears == "fanned":
+            there, mine = _meanwhile(local, there, mine)
+        home = _home(local, "made", "returned", sent=sent, received=received)
+        # the shared experts compute while tokens travel
+        ops += [*there[:1], *shared, *there[1:], *mine, *home]
+    else:
+        stays = () if "layer" in local.part.recomputed else ("ends",)
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=stays)
+        ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
+    combined = "e" if shared else "d"
+    ops.append(
+        Op("moe.combine", "embedding", ("returned",), {combined: size}, moved_bytes=(moe.topk + 1) * size,
+           moved_backward_bytes=2 * moe.topk * size)
+    )  # fmt: skip
+    return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _choice(local: Local, source: str) -> list[Op]:
+    """The router in fp32, and what follows from it: of each token the scores, the experts and their weights; of all
+    copies their order, tokens and places, which are planned once and stay whatever is recomputed (``train/routing``).
+    """
+    model, moe, rows = local.model, local.model.moe, local.stream_rows
+    assert moe is not None
+    scores, copies = 4 * rows * moe.experts, rows * moe.topk
+    widened = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
+    router = matmul(
+        "moe.router", source, "choices", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
+    )._replace(keeps=(source,), forward_scratch=widened, backward_scratch=widened)
+    kept = {"scores": scores, "chosen": 8 * copies} | ({"shares": 4 * (copies + rows)} if moe.normalized else {})
+    pick = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    trip = {"trip": 8 * (3 * copies + rows + moe.experts + 1)}
+    return [router, pick._replace(writes={"weights": 4 * copies, **kept, **trip}, keeps=(*kept,), stays=(*trip,))]
+
+
+def routed_rows(local: Local) -> int:
+    """Rows that the fullest expert rank computes on."""
+    moe = local.model.moe
+    assert moe is not None
+    share = local.job.imbalance if local.part.ep > 1 else 1.0
+    if moe.capacity is not None:
+        share = min(moe.capacity, share) if local.job.linears == "fanned" else moe.capacity
+    even = local.stream_rows * moe.topk * local.part.etp
+    return even if share == 1 else ceil(even * share)
+
+
+def _sorted(local: Local) -> bool:
+    """Whether what arrives must be put in the order of the experts here: not from all of ep to the only one."""
+    assert local.model.moe is not None
+    return local.part.ep < local.model.moe.experts or local.part.etp > 1
+
+
+def _out(local: Local, *, sent: int, received: int) -> list[Op]:
+    """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted.
+
+    What is cast to fp8 for the way is widened when it has come, and its gradient is not cast.
+    """
+    part, each, moe = local.part, local.model.width * local.width, local.model.moe
+    assert moe is not None
+    ops, here, rows = list[Op](), "routed", ceil_div(received, part.etp)
+    row, wire = local.row_bytes, local.row_bytes + local.row_scales_bytes
+    if part.ep > 1:
+        message = Message("ep", "all_to_all", "all_to_all", sent * row, backward_payload=sent * each)
+        ops.append(
+            exchange("moe.send", here, "received", size=rows * wire, message=message, gradient_bytes=rows * each)
+        )
+        here = "received"
+    if part.etp > 1:
+        message = Message("etp", "all_gather", "reduce_scatter", received * row, backward_payload=received * each)
+        gather = exchange(
+            "moe.etp_dispatch", here, "gathered", size=received * wire, message=message, gradient_bytes=received * each
+        )
+        ops.append(gather._replace(forward_scratch=rows * wire))
+        here = "gathered"
+    # their order, and where those of each expert end
+    voyage = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
+    narrow, cast = local.row_scales_bytes > 0, "routed.cast"
+    if narrow:
+        ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
+    arrive = Op(
+        "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
+        {"arrived": received * each, "arrived.share": 4 * received, "voyage": voyage},
+        differentiates=(here, "share"), stays=("voyage",),
+        forward_scratch=max(0, received - sent) * wire if narrow and _sorted(local) else 0,  # what was cast is gone
+    )  # fmt: skip
+    return [ops[0]._replace(keeps=("voyage",)), *ops[1:], arrive]
+
+
+def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
+    """The way back of ``_out``: over etp each rank has made a part of a sum."""
+    part, each = local.part, local.model.width * local.width
+    ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
+    row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
+    if part.etp > 1:
+        message = Message("etp", "reduce_scatter", "all_gather", received * each, backward_payload=received * row)
+        op = exchange(
+            "moe.etp_combine", here, f"{out}.part", size=rows * each, message=message, gradient_bytes=rows * wire
+        )
+        ops.append(op)
+        here = f"{out}.part"
+    if part.ep > 1:
+        message = Message("ep", "all_to_all", "all_to_all", sent * each, backward_payload=sent * row)
+        op = exchange("moe.return", here, out, size=sent * each, message=message)
+        ops.append(op._replace(backward_scratch=sent * wire if narrow else 0))
+    else:
+        ops[-1] = ops[-1]._replace(writes={out: sent * each}, gradients=None)
+    again = received * each if _sorted(local) else 0
+    padded = rows * each if part.etp > 1 else 0
+    if narrow:  # gradients are sorted in fp8, and then widened
+        return [ops[0]._replace(forward_scratch=again, backward_scratch=received * wire), *ops[1:]]
+    return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
+
+
+def _meanwhile(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+    """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
+    first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
+    held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
+    casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
+    arrive, going = there[-1], (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0
+    if local.part.etp > 1:  # what is summed over etp is let go before them
+        whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
+        part = whole // local.part.etp
+        going = max(part + whole, part + going + made) - whole - made
+    arrive = arrive._replace(
+        keeps=(*arrive.keeps, *first[0].keeps), delivers=True, gradient_widths=tuple(weights),
+        backward_scratch=held + going, product_bytes=held, scratch_of_casts=(0, casts),
+    )  # fmt: skip
+    return [*there[:-1], arrive], [op._replace(gradient_widths=()) if op in first else op for op in mine]
+
+
+def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
+    """The experts of this rank side by side, each on its share of ``rows``."""
+    model, moe, width = local.model, local.model.moe, local.width
+    assert moe is not None
+    held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
+    m, share = "moe.experts.m", "share"
+    ends: tuple[str, ...] = ("ends",)
+    if source == "arrived":
+        share, ends = "arrived.share", ()
+    entry = Source(local, source, into=model.width, rows=rows, gathered=False)
+
+    def grouped(op: Op) -> Op:
+        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.joint
+        op = casting(op._replace(batch=1), local, first=first, experts=held)
+        op = op._replace(
+            parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
+            shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
+        )  # fmt: skip
+        return settled(op, local.job)
+
+    ops = [*entry.ops]
+    ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    # the gradient of their input is a sum, before those of weights are made
+    if local.job.linears == "fanned" and not local.job.precision.narrow:
+        made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
+        first = len(entry.ops)
+        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
+    product = _activation(local, "moe.experts", size=rows * ffn * width)
+    # times the routing weight of each row, which is fp32, and so is the product of the gradient with it
+    wide = rows * ffn * 2 if width < 4 and local.job.linears == "fanned" else 0
+    ops.append(
+        product._replace(
+            reads=(*product.reads, share), keeps=(*product.keeps, share),
+            backward_scratch=product.backward_scratch + wide,
+        )
+    )  # fmt: skip
+    into = m
+    if keeps_casts(local):
+        into = f"{m}.cast"
+        ops.append(cast(local, m, into, numel=rows * ffn))
+    down = matmul("moe.experts.down", into, out, rows=rows, into=ffn, outof=model.width, width=width,
+                  bias=moe.expert_bias)  # fmt: skip
+    return [*ops, grouped(down)]
+
+
+def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
+    model, inner = local.model, ffn // local.part.tp
+    m = f"{name}.m"
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    ops = [*entry.ops, *_entering(local, entry, name, ffn=inner, bias=model.mlp_bias)]
+    ops.append(_activation(local, name, size=local.rows * inner * local.width))
+    return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
+
+
+def _entering(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+    """The matmuls before the activation: up, and gate where there is one; jointly the first half is the gate."""
+    if local.model.mlp == "plain":
+        return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
+    if local.job.joint:
+        return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
+    return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
+
+
+def _activation(local: Local, name: str, *, size: int) -> Op:
+    g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
+    if local.model.mlp == "plain":
+        return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+    both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
+    plain = local.job.kernels != "fused" and not local.job.compile
+    if local.job.joint:  # one kernel writes the gradient of both halves, or joins those of two
+        both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
+    if plain:  # silu(gate) is a tensor of its own, which the product keeps
+        silu = f"{name}.silu"
+        return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
+    return both

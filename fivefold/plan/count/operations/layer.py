@@ -1,0 +1,188 @@
+"""The operations of a decoder in the order they run: embedding, block, head, as one rank runs them.
+
+    x ── norm1 ── q,k,v ── rope ── attention ── out ──(+)── norm2 ── gate,up ── swiglu ── down ──(+)── x'
+
+Letters: B sequences of T tokens in the micro-batch, D width, N and K heads of H, F feed-forward, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
+from fivefold.model.spec import Model
+from fivefold.plan.count.operations.attention import attention
+from fivefold.plan.count.operations.feedforward import experts, mlp
+from fivefold.plan.count.operations.linear import Source, settled
+from fivefold.plan.count.operations.op import Message, Op, dropout, elementwise, exchange, norm
+from fivefold.plan.count.operations.part import Local
+from fivefold.plan.count.operations.recompute import Unit, recompute
+
+
+def embedding(local: Local) -> list[Op]:
+    """Token ids → x, with learned positions where the model has them. The table is cut by rows over tp."""
+    model, part, width = local.model, local.part, local.model.width
+    size = local.rows * width * local.width
+    table = local.vocab * width
+    whole = "x" if part.tp == 1 else "x.partial"
+    tokens = elementwise("embed.tokens", "embedding", ("ids",), whole, size=size, keeps=("ids",))
+    ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
+    if part.tp > 1:
+        kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
+        message = Message("tp", *kinds, payload=size)
+        ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
+    if model.position == "learned":
+        table = model.positions * width
+        add = elementwise("embed.positions", "embedding", ("x",), "xp", size=local.stream_bytes)
+        ops.append(add._replace(parameters=table, gradient_widths=(table,)))
+    if model.dropout:
+        source = next(iter(ops[-1].writes))
+        mask = local.stream_rows * width
+        ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
+    return ops
+
+
+def block(local: Local, *, layer: int) -> list[Op]:
+    """One decoder layer: x → z."""
+    model, rows, width, size = local.model, local.stream_rows, local.width, local.stream_bytes
+    pre, post = model.block != "post", model.block in ("post", "sandwich")
+    ops: list[Op] = []
+
+    def normed(name: str, source: str) -> str:
+        ops.append(
+            norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=model.norm,
+                 plain=local.plain)
+        )  # fmt: skip
+        return f"{name}.out"
+
+    def residual(name: str, branch: str, onto: str, out: str) -> None:
+        if model.dropout:
+            ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=rows * model.width))
+            branch = f"{branch}.drop"
+        ops.append(elementwise(f"{name}.add", "add", (onto, branch), out, size=size))
+
+    source = normed("norm1", "x") if pre else "x"
+    ops += attention(local, source, layer=layer)
+    branch = normed("norm1_post" if model.block == "sandwich" else "norm1", "a") if post else "a"
+    residual("attention", branch, "x", "y")
+    stream = "x" if model.block == "parallel" else "y"  # in parallel, the MLP reads what attention reads
+    source = normed("norm2", stream) if pre else stream
+    ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
+    branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
+    residual("mlp", branch, "y", "z")
+    return [settled(op, local.job) for op in ops]
+
+
+class Kind(NamedTuple):
+    """What makes two blocks alike in work: whether it slides and whether it routes."""
+
+    slides: bool
+    moe: bool
+
+
+def kind_of(model: Model, layer: int) -> Kind:
+    """The kind of one block."""
+    return Kind(model.slides(layer), model.is_moe(layer))
+
+
+def head(local: Local) -> list[Op]:
+    """x → loss, the vocabulary cut over tp: the logits are never gathered, only maxima, sums and targets.
+
+    fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain, narrow:
+    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy or not. widened: an fp32 copy that becomes
+    softmax and gradient in place; copied: a second one does. chunked: some rows at a time, in the backward.
+    """
+    model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
+    part = local.part
+    logits = rows * vocab * width
+    entry = Source(_in_16_bits(local), "h", into=model.width, rows=local.stream_rows)
+    project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
+    small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
+    loss = Op(
+        "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
+        moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
+        forward_scratch=_softmax_bytes(local, rows),
+        message=small,
+    )  # fmt: skip
+    wide = rows * vocab * 4
+    if job.loss == "plain":  # fp32 copy, log-softmax; backward two gradients in fp32 before the one of the logits
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
+            forward_scratch=wide if width < 4 else 0, backward_scratch=2 * wide - logits,
+            moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
+        )  # fmt: skip
+    elif job.loss == "narrow":  # whoever called it holds the logits too
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
+            backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
+        )  # fmt: skip
+    elif job.loss in ("widened", "copied"):
+        loss = loss._replace(
+            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
+            # the logits that were widened are let go before they are copied
+            forward_scratch=wide - logits if job.loss == "copied" else 0,
+            # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
+            moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
+        )  # fmt: skip
+    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
+                  plain=local.plain)  # fmt: skip
+    if job.loss == "chunked":
+        return [normed, *_chunked_loss(local)]
+    return [normed, *entry.ops, project, loss]
+
+
+def _softmax_bytes(local: Local, rows: int) -> int:
+    """Of the few of ``rows`` that are widened at once: theirs, and they for it; over tp its exponential alone."""
+    chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
+    return 2 * chunk if local.width < 4 and local.part.tp == 1 else chunk
+
+
+def _chunked_loss(local: Local) -> list[Op]:
+    """h → loss, all in the backward: of so many rows after one another the logits, their gradient, dh and dW.
+
+    Over tp the input is gathered there alone, and each chunk says for itself what ``fused`` says of all rows.
+    """
+    model, part, rows, vocab, width = local.model, local.part, local.rows, local.vocab, local.width
+    chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
+    weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
+    whole = rows * model.width * width if part.sp else 0  # as large as the gradient of it
+    softmax = _softmax_bytes(local, chunk)
+    if rows == chunk:  # dW comes when it is gone
+        softmax = max(0, softmax - (weight + bias) * width)
+    targets = 8 * rows if part.cp > 1 else 0  # else they are a part of the batch
+    ops = [Op(
+        "loss", "loss", ("h",), {"loss.own": 4, "targets": targets}, keeps=("h", "targets"),
+        parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
+        flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
+        moved_backward_bytes=4 * rows * vocab * width,  # read and written, in both of the passes of ``fused``
+        backward_scratch=2 * whole - whole // part.tp + logits + softmax + bias * width, regathered=whole,
+        differentiates=("h",), delivers=True,
+    )]  # fmt: skip
+    if part.tp > 1:
+        size = rows * model.width * width
+        again, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
+        each, rest = divmod(rows, chunk)
+        said = [
+            Message("tp", "", sums, size, again=again),
+            *(Message("tp", "", "all_reduce", many * 4, times=3 * times) for many, times in ((chunk, each), (rest, 1))
+              if many),
+        ]  # fmt: skip
+        names = ("loss.own", "loss.sums", "loss.chunks", "loss.rest")
+        ops += [
+            exchange(after, before, after, size=4, message=message)
+            for before, after, message in zip(names[:-1], names[1:], said, strict=False)
+        ]
+    return ops
+
+
+def _in_16_bits(local: Local) -> Local:
+    """The head's matmul is not narrowed, whatever the recipe (Transformer Engine, DeepSeek-V3 §3.3)."""
+    if not local.job.precision.narrow:
+        return local
+    wide = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
+    return Local(local.model, local.job.replace(precision=wide), local.part)
+
+
+def block_unit(local: Local, *, layer: int) -> Unit:
+    """A block with its recomputation."""
+    return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.early_stop)

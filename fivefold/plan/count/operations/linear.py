@@ -1,0 +1,159 @@
+"""A linear layer under tensor parallelism: cut by column (its output) or by row (its input), Megatron's pair.
+
+    column   x ──(sp: all_gather)── x W_col        backward: reduce_scatter, or all_reduce without sp
+    row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
+
+Under sp the gathered input is let go and gathered again for the weight's gradient. Other people's fp8 and fp4 operands
+are cast before they travel and kept instead of the 16-bit tensor; ours are cast around each product (``casts``).
+Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.plan.count.operations.op import Casts, Message, Op, exchange, matmul
+from fivefold.plan.count.operations.part import Local
+from fivefold.units import ceil_div
+
+
+class Source:
+    """The input of column linears: cast and gathered once for all of them."""
+
+    def __init__(self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True) -> None:
+        """``rows`` are those of ``tensor``; ``gathered``: the readers want the rows of all of tp."""
+        self.local, self.into, self.kept = local, into, tensor
+        self.ops: list[Op] = []
+        self.first = True  # of its readers
+        size = rows * into * local.width
+        if keeps_casts(local):
+            self.kept = f"{tensor}.cast"
+            size = narrow_bytes(local, rows * into)
+            self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
+        self.read, self.rows = self.kept, rows
+        self.regathered = 0
+        part = local.part
+        if not gathered or part.tp == 1:
+            return
+        self.read = f"{tensor}.whole"
+        if part.sp:
+            self.rows, self.regathered = local.rows, size * part.tp
+            # the gradient travels in 16 bits, whatever the operand was cast to
+            wide = local.rows * into * local.width
+            message = Message("tp", "all_gather", "reduce_scatter", size * part.tp, 1, "all_gather", wide)
+            self.ops.append(
+                exchange(f"{tensor}.gather", self.kept, self.read, size=size * part.tp, message=message,
+                         gradient_bytes=wide)
+            )  # fmt: skip
+        else:
+            message = Message("tp", "", "all_reduce", rows * into * local.width)
+            self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
+
+    def column(self, name: str, out: str, *, outof: int, bias: bool = False) -> Op:
+        """``out`` [rows, outof] with ``outof`` as it is on this rank."""
+        op = matmul(
+            name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
+        )
+        op = casting(op, self.local, first=self.first)
+        self.first = False
+        return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
+
+
+def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int, bias: bool) -> Sequence[Op]:
+    """``out`` [stream rows, outof] from ``source`` [rows, into], ``into`` as it is on this rank."""
+    part = local.part
+    ops, read = [], source
+    if keeps_casts(local):
+        read = f"{source}.cast"
+        ops.append(cast(local, source, read, numel=local.rows * into))
+    partial = out if part.tp == 1 else f"{out}.partial"
+    product = matmul(name, read, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
+    ops.append(casting(product, local))
+    if part.tp > 1:
+        size = local.rows * outof * local.width
+        kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
+        message = Message("tp", *kinds, payload=size)
+        size = local.stream_rows * outof * local.width
+        ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
+    return ops
+
+
+def settled(op: Op, job: Job) -> Op:
+    """A weight whose matmul adds to the sums itself has a gradient of no elements: it is made, but is no tensor."""
+    if job.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
+        return op
+    return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
+
+
+def sums_itself(op: Op) -> bool:
+    """Whether the operation is a linear layer of Transformer Engine or Megatron in a block; a router is neither."""
+    return op.kind == "matmul" and op.name != "moe.router"
+
+
+def keeps_casts(local: Local) -> bool:
+    """Whether the cast of an input is kept instead of it; ours is made again."""
+    return local.job.precision.narrow and local.job.linears == "apart"
+
+
+def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op:
+    """A product of ours with what it casts; ``first`` of those on its input. ``experts``: rows are theirs by groups."""
+    recipe = local.job.precision
+    if not recipe.narrow or local.job.linears == "apart":
+        return op
+    rows, outof, into = op.shape
+    per, rows = max(1, experts), rows * op.batch
+    x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
+    weight = cast_bytes(local, outof, into, matrices=per, weight="forward")
+    turned = cast_bytes(local, into, outof, matrices=per, weight="backward")
+    columns, late = (
+        0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
+    )
+    found = Casts(first * x, weight, g, turned, rows * into * local.width, first * columns, late)
+    of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
+    moved = (
+        first * (of_x + x) + of_w + weight,
+        of_g + g + of_w + turned,
+        (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
+    )
+    return op._replace(casts=found, moved_by_casts=moved)
+
+
+def cast_bytes(
+    local: Local, rows: int, columns: int, *, matrices: int = 1, groups: int = 0,
+    weight: Literal["", "forward", "backward"] = "",
+) -> int:  # fmt: skip
+    """Of [rows, columns] in fp8 with its scales, as ``train/float8`` makes them; ``groups``: apart along columns."""
+    scaling, numel = local.job.precision.scaling, matrices * rows * columns
+    if scaling == "tensorwise" or (weight == "backward" and local.job.precision.wide_gradients):
+        return numel + 4 * matrices
+    if scaling == "rowwise":
+        return numel + 4 * matrices * rows * max(1, groups)
+    if scaling == "blocks":
+        return narrow_bytes(local, numel)
+    tile = SCALED_ELEMENTS[scaling]
+    if weight:
+        return numel + 4 * matrices * ceil_div(rows, tile) * ceil_div(columns, tile)
+    tiles = columns // tile + groups + 1 if groups else ceil_div(columns, tile)
+    return numel + 4 * rows * tiles
+
+
+def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
+    """To fp8 or fp4 with its scales. The transposed copy that the weight's gradient reads is written along."""
+    size = narrow_bytes(local, numel)
+    moved = numel * local.width + 2 * size
+    # backward: the gradient of the matmul's output is cast alike, which is no gradient of this operation
+    return Op(
+        out, "cast", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved,
+        gradients={out: numel * local.width},
+    )  # fmt: skip
+
+
+def narrow_bytes(local: Local, numel: int) -> int:
+    """Bytes of ``numel`` elements in fp8 or fp4, scales included."""
+    recipe = local.job.precision
+    scaled = SCALED_ELEMENTS.get(recipe.scaling)
+    per_scale = 1 if recipe.scaling == "blocks" else 4
+    scales = 4 if scaled is None else per_scale * ceil_div(numel, scaled)
+    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales

@@ -1,0 +1,73 @@
+"""What one rank sees of a micro-batch: its share of the sequences, tokens, heads, weights and experts.
+
+rows         = B · T/cp             tokens on which attention and matmuls work
+stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and sums
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.units import ceil_div
+
+
+class Part(NamedTuple):
+    """The degrees that cut a layer; ``recomputed`` as in ``Layout.recomputed``."""
+
+    sequences: int
+    cp: int = 1
+    ulysses: bool = False
+    tp: int = 1
+    sp: bool = False
+    ep: int = 1
+    etp: int = 1
+    recomputed: frozenset[str] = frozenset()
+
+
+def part_of(layout: Layout) -> Part:
+    """The part of one rank under ``layout``."""
+    return Part(
+        sequences=layout.mbs,
+        cp=layout.cp,
+        ulysses=layout.cp_kind == "ulysses",
+        tp=layout.tp,
+        sp=layout.sp and layout.tp > 1,
+        ep=layout.ep,
+        etp=layout.etp,
+        recomputed=layout.recomputed,
+    )
+
+
+class Local:
+    """A model and a job as one rank sees them; every list of operations is about one of these."""
+
+    def __init__(self, model: Model, job: Job, part: Part) -> None:
+        self.model, self.job, self.part = model, job, part
+        self.width = activation_width(job)
+        self.plain = job.kernels == "plain" and not job.compile  # PyTorch's own kernels, one after another
+        self.rows = part.sequences * ceil_div(job.sequence, part.cp)
+        self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
+        self.stream_bytes = self.stream_rows * model.width * self.width
+        # Of a row on its way to an expert: its elements, and what they are multiplied by, a tile each.
+        narrow = job.precision.dispatches == "fp8"
+        self.row_bytes = model.width * (1 if narrow else self.width)
+        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if narrow else 0
+        # Ids of tokens are a view of those of the whole step, unless their rows are not one after another.
+        self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
+        self.heads = model.heads // part.tp
+        self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: every rank holds a copy of one
+        self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
+
+
+def activation_width(job: Job) -> int:
+    """Bytes of an element of an activation: as the matmuls', but fp8 exists only inside them."""
+    return 4 if job.precision.compute in ("fp32", "tf32") else 2
+
+
+def stream_bytes(model: Model, job: Job, part: Part) -> int:
+    """The residual stream of a micro-batch on one rank: rows x D in the width of activations."""
+    return Local(model, job, part).stream_bytes

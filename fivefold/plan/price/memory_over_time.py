@@ -1,0 +1,122 @@
+"""Memory over time: what ``count/memory`` finds at the moments of a step, laid along its spans.
+
+    live = states + gradients + activations of other micro-batches + what one more has meanwhile, unit by unit
+
+Of a unit that runs, the moments of ``memory`` lie where it is half done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fivefold.layout.spans import Level, Span
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.memory.rank_memory import Moment, Passage, over_time, passes
+from fivefold.plan.price.spans import shown, spans
+
+if TYPE_CHECKING:
+    from fivefold.plan.predict import Planner
+
+
+def levels(planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None) -> tuple[Level, ...]:
+    """Of one pipeline rank, beside its row of ``spans``."""
+    row = spans(planner, layout, limit=limit)[rank]
+    filler = _Filler(planner, layout, rank)
+    micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
+    found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
+    first = found[0]  # until a rank's first action comes, what stands in it lives already
+    waiting = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
+    return (waiting, *found) if first.seconds > 0 else found
+
+
+class _Filler:
+    """A rank with the moments of its memory."""
+
+    def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
+        self.planner, self.layout, self.rank = planner, layout, rank
+        self.counts = planner.counts
+        self.runs = self.counts.stage_runs(layout)
+        self.shares: dict[int, dict[str, float]] = {}
+        self.update = over_time(self.counts, layout, rank=rank)[-1]
+
+    def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+        """The first micro-batch, the ones in the middle, which are all alike, and the last."""
+        found = list(passes(self.counts, self.layout))
+        for span in row:
+            if span.kind in ("F", "BW"):
+                last = span.micro_batch == micro_batches - 1
+                one = len(found) - 2 if last else min(2 * span.micro_batch, len(found) - 4)
+                yield from self._along(span, span.stage, found[one + (span.kind == "BW")])
+        yield from self._tail(row)
+
+    def piped(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+        """Every action over what lives beside it."""
+        found = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
+        for span in row:
+            if span.kind == "FB":
+                half = (span.start + span.end) / 2
+                yield from self._along(span._replace(end=half), span.stage, next(found))
+                yield from self._along(span._replace(start=half), span.backward_stage, next(found))
+            elif span.kind not in ("reduce", "update"):
+                yield from self._along(span, span.stage, next(found))
+        yield from self._tail(row)
+
+    def _tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
+        """Reductions need no more than a bucket; then the update."""
+        for span in row:
+            if span.kind == "reduce":
+                yield from (self._level(at) for at in (span.start, span.end))
+            elif span.kind == "update":
+                yield from (_at(seconds, self.update) for seconds in (span.start, span.end))
+
+    def _level(self, seconds: float) -> Level:
+        """After the last pass."""
+        return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
+
+    def _along(self, span: Span, stage: int, passage: Passage) -> Iterator[Level]:
+        """Each moment where its unit is half done, by the seconds of the units before it; backwards from the end."""
+        if stage not in self.shares:
+            self.shares[stage] = self._shares(stage)
+        (before, after, moments), shares = passage, self.shares[stage]
+        forward = _match(moments[-1])[2] == "forward"
+        yield _between(span.start, moments[0], kept=before)
+        for moment in moments:
+            share = shares[_match(moment)[1]]
+            yield _at(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
+        yield _between(span.end, moments[-1], kept=after)
+
+    def _shares(self, chunk: int) -> dict[str, float]:
+        """How much of the forward is over in the middle of a unit, by its name: of the first and last of each run."""
+        runs = self.runs[chunk]
+        seconds = [self.planner.timeline.units.unit(self.layout, run).forward for run in runs]
+        whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
+        found: dict[str, float] = {}
+        now = 0.0
+        for run, each in zip(runs, seconds, strict=True):
+            for before in (0, run.times - 1):
+                found[run.called(last=before > 0)] = (now + (before + 0.5) * each) / whole
+            now += run.times * each
+        return found
+
+
+def _at(seconds: float, moment: Moment) -> Level:
+    return Level(
+        seconds, moment.states_bytes, moment.gradients_bytes, moment.activations_bytes, moment.gathers_bytes,
+        moment.logits_bytes, moment.temporary_bytes, moment.cause,
+    )  # fmt: skip
+
+
+def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
+    """Where a pass begins or ends, of which a moment is near."""
+    return Level(seconds, moment.states_bytes, moment.gradients_bytes, kept, 0, 0, 0)
+
+
+_CAUSE = re.compile(r"(embed|head|block \d+) (gather|forward|backward|weights|reduce)")
+
+
+def _match(moment: Moment) -> re.Match[str]:
+    found = _CAUSE.match(moment.cause)
+    assert found is not None
+    return found

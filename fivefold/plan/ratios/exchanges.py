@@ -1,0 +1,193 @@
+"""What one rank computes while it sends: one function per message of an axis, from nouns to FLOPs and bytes.
+
+    offered = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
+
+The message hides where offered ≥ balance. Formulas, letters, sources and worked numbers:
+docs/how-a-step-costs/ratios.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from fivefold.job import SCALED_ELEMENTS, Job
+from fivefold.layout.mesh import group
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights
+from fivefold.plan.count.operations.attention import attended_pairs
+from fivefold.plan.count.operations.part import activation_width
+from fivefold.units import Dtype
+
+
+class Leg(NamedTuple):
+    """What one rank sends within a group that reaches ``span`` neighbours across."""
+
+    bytes: float
+    span: int
+
+
+class Exchange(NamedTuple):
+    """What one rank computes, in ``dtype``, while it sends the legs one after the other."""
+
+    flops: float
+    legs: tuple[Leg, ...]
+    dtype: Dtype
+
+    @property
+    def flops_per_byte(self) -> float:
+        """What the layer offers."""
+        return self.flops / sum(leg.bytes for leg in self.legs)
+
+    def balance(self, machine: Machine) -> float:
+        """What the machine asks for: the FLOPs that its peak does while one byte is on the way."""
+        seconds = sum(leg.bytes / machine.link(leg.span).bandwidth for leg in self.legs)
+        return machine.chip.peak(self.dtype) * seconds / sum(leg.bytes for leg in self.legs)
+
+
+class Layer(NamedTuple):
+    """The commonest layer of a model: forward FLOPs per sequence, and weights; nothing is sharded."""
+
+    flops: int
+    attention_flops: int  # scores and values
+    expert_flops: int  # of the routed experts
+    dense_weights: int
+    expert_weights: int
+
+
+@lru_cache(maxsize=64)
+def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
+    """2 FLOPs per token and active matmul weight; flash attention skips the pairs that the mask hides.
+
+    ``routed``: of those with experts, of which the model has some.
+    """
+    kinds = [(model.slides(layer), model.is_moe(layer)) for layer in range(model.layers)]
+    layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
+    share = model.moe.topk / model.moe.experts if model.moe else 1
+    weights = list(block_weights(model, layer))
+    experts = [weight.shape for weight in weights if weight.kind.startswith("expert")]
+    dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
+    expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
+    dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
+    pairs = attended_pairs(model, job, layer=layer, causal=job.attention != "unfused")
+    attention = 2 * model.heads * sum(_head_dims(model)) * pairs
+    return Layer(
+        flops=dense_flops + expert_flops + attention, attention_flops=attention, expert_flops=expert_flops,
+        dense_weights=sum(map(prod, dense)), expert_weights=sum(map(prod, experts)),
+    )  # fmt: skip
+
+
+def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
+    """The attention's output projection under tp = x·y: gather its input over y, scatter its output over x."""
+    y, x = layout.tp_inner, layout.tp // layout.tp_inner
+    into = model.heads * _head_dims(model)[1]
+    tokens = _tokens(job, layout) / layout.tp
+    near = group(layout, "tp").stride
+    gathered = Leg(tokens * into * (y - 1) * gathered_width(job), span=near * y)
+    scattered = Leg(tokens * model.width * (x - 1) * activation_width(job), span=near * layout.tp)
+    return Exchange(tokens * 2 * into * model.width, (gathered, scattered), job.precision.compute)
+
+
+def context(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Ring: one hop of K and V behind the scores of a chunk. Ulysses: q, k, v and the output behind all scores."""
+    n = layout.cp
+    heads, kv_heads = (max(1.0, N / layout.tp) for N in (model.heads, model.heads if model.mla else model.kv_heads))
+    head_bytes = _tokens(job, layout) * sum(_head_dims(model)) * activation_width(job)
+    flops = layout.mbs * commonest_layer(model, job).attention_flops / (layout.tp * n)
+    dtype: Dtype = "bf16" if job.precision.narrow else job.precision.compute  # attention stays in 16 bits
+    if layout.cp_kind == "ulysses":
+        return Exchange(flops, (_leg(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
+    return Exchange(flops / n, (_leg(head_bytes * kv_heads, layout, "cp"),), dtype)
+
+
+def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Gather the next layer's weights while this one runs."""
+    return _states(model, job, layout, forwards=1, width=weight_width(job))
+
+
+def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Gather the weights once more and scatter the gradients, behind twice the FLOPs."""
+    return _states(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
+
+
+def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Gradients are complete only in the backward of the last micro-batch: nothing else can hide their reduction."""
+    return _states(model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2))
+
+
+def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
+    """All that dp sends per step against all that the rank computes: below balance it takes longer than the work."""
+    second = weight_width(job) if layout.zero else job.precision.summed_bytes
+    forwards = 3 * layout.micro_batches(job)
+    return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
+
+
+def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Both all-to-alls of a layer behind its routed experts. Top-k cancels."""
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
+
+
+def experts_layer(model: Model, job: Job, layout: Layout) -> Exchange:
+    """Both all-to-alls behind a whole layer of another micro-batch, as DualPipe arranges it."""
+    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).flops)
+
+
+def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
+    """The activations of one boundary behind the forward of the layers between two boundaries."""
+    layers = model.layers / (layout.pp * layout.v)
+    flops = layout.mbs * commonest_layer(model, job).flops * layers / (layout.cp * layout.tp)
+    sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
+    return Exchange(flops, (_leg(sent, layout, "pp"),), job.precision.compute)
+
+
+def gathered_width(job: Job) -> int:
+    """Bytes of an element on its way into a matmul: fp8 travels as fp8; what comes out of one never does."""
+    return 1 if job.precision.narrow else activation_width(job)
+
+
+def weight_width(job: Job) -> int:
+    """Bytes of an element of a matrix on its way from its shards."""
+    return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
+
+
+def row_width(job: Job) -> float:
+    """Bytes of an element of a row on its way to an expert: in fp8 with its part of a tile's scale."""
+    return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
+
+
+def _head_dims(model: Model) -> tuple[int, int]:
+    """Of a query or key, and of a value."""
+    mla = model.mla
+    return (mla.nope_dim + mla.rope_dim, mla.v_dim) if mla else (model.head_dim, model.head_dim)
+
+
+def _tokens(job: Job, layout: Layout) -> float:
+    """Of one micro-batch on one rank of cp (msl)."""
+    return layout.mbs * job.sequence / layout.cp
+
+
+def _leg(sent: float, layout: Layout, *axes: str) -> Leg:
+    groups = [group(layout, axis) for axis in axes]
+    return Leg(sent, max(found.ranks * found.stride for found in groups))
+
+
+def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
+    """The FLOPs of so many forwards against one ring pass over the rank's weights at ``width`` bytes each."""
+    layer, cut = commonest_layer(model, job), layout.ep * layout.etp
+    dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
+    experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
+    legs = _leg(dense, layout, "shard", "replica"), _leg(experts, layout, "expert_shard", "expert_replica")
+    flops = forwards * layout.mbs * layer.flops / (layout.cp * layout.tp)
+    return Exchange(flops, legs, job.precision.compute)
+
+
+def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
+    assert model.moe is not None
+    tokens = _tokens(job, layout) / layout.tp
+    row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
+    leg = _leg(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
+    return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (leg,), job.precision.compute)

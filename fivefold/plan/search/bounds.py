@@ -1,0 +1,211 @@
+"""Lower bounds of what ``Planner.estimate`` returns, for columns of layouts: what they exclude need not be looked at.
+
+    memory ≥ states + micro-batches alive x what a stage's layers keep + the backward of one unit
+    time   ≥ way to a rank + m · its work + way back + what nothing hides of reductions + update
+
+for three ranks of each pipeline, and the greatest of them. Held against ``estimate`` in the tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.count.memory.rank_memory import RankMemory
+from fivefold.plan.predict import Planner
+from fivefold.plan.search.estimates import Asked, Floats
+from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, Form, alive, form_of
+from fivefold.plan.search.space import Leaves, Space
+
+SAFE = 1 - 1e-9  # for sums in another order
+PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
+
+
+class Bounds:
+    """Of the layouts of one space under one planner."""
+
+    def __init__(self, planner: Planner, space: Space) -> None:
+        self.planner, self.space, self.asked = planner, space, Asked(planner, space)
+        self.stems = space.stems
+        self.micro_batches = space.micro_batches(self.stems)
+        samples = [Layout(ac=ac) for ac in space.recomputations]
+        self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
+        self._forms: dict[tuple[int, int], Form] = {}
+        self.update_slope = _update_slope(planner)
+
+    def memory(self, leaves: Leaves, *, states: Floats | None = None, limit: bool = False) -> Floats:
+        """Bytes of the fullest rank in any order.
+
+        ``states`` in place of those of its ZeRO; ``limit`` as in ``Asked``.
+        """
+        form, m = self.forms(leaves), self.micro_batches[leaves.stem]
+        kept, above, apart = np.moveaxis(self.asked.profiles(leaves, limit=limit), 1, 0)
+        rest, during, ends, gathered, _ = np.moveaxis(self.asked.states(leaves) if states is None else states, 1, 0)
+        base, last = _over(form.held, rest), _over(form.held, ends)
+        alone = form.pp == 1
+        whole = np.where(alone & (m[:, None] == 1), 0.0, _over(form.held, during))
+        split = np.isin(form.schedule, SPLIT)
+        above = np.where(split[:, :1], np.maximum(0.0, apart), above)
+        count, one = alive(form, m), form.chunks == 1
+        head = np.where(one, form.least[:, :, 1] * kept[:, None, 1], 0.0)
+        least = form.least.copy()
+        least[:, :, 1] = 0
+        body = count * _over(least, kept)
+        inside = np.where(form.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
+        inside = np.where(np.isfinite(inside), inside, 0.0)
+        loss = np.where(form.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
+        # The last of two micro-batches: when it comes to the blocks, the head's gradients are reduced.
+        gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
+        # Beside all sums a rank holds as much only if more micro-batches come after the first backward of each stage;
+        # else of one stage one fewer, of several at least one.
+        deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * form.pp))
+        fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
+        # None is reduced before all are born, but of the stages of a loop.
+        stays = ((leaves.zero < 2) | (leaves.shards == 1))[:, None] | (form.schedule != LOOP)
+        sure = alone | deep | (stays & (m[:, None] > 2))
+        late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
+        born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
+        full = base + np.maximum(born, np.maximum(inside - gone, loss) + body + (count - 1) * head)
+        first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
+        return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
+
+    def without_messages(self, leaves: Leaves, *, limit: bool = False) -> Floats:
+        """Seconds with every message for free, whatever the ZeRO stage and the order; ``limit`` as in ``Asked``."""
+        return self._seconds(leaves, self.asked.kernels(leaves, limit=limit), None)[0]
+
+    def without_zero(self, leaves: Leaves) -> tuple[Floats, Floats]:
+        """As ``seconds``, whatever the ZeRO stage: data parallelism's messages for free."""
+        return self._seconds(leaves, self.asked.units(leaves), None)
+
+    def seconds(self, leaves: Leaves) -> tuple[Floats, Floats]:
+        """Seconds [n], and those by ``PARTS`` [n, parts] of the rank that sets them."""
+        return self._seconds(leaves, self.asked.units(leaves), self.asked.parallel(leaves))
+
+    def _seconds(self, leaves: Leaves, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
+        form, m = self.forms(leaves), self.micro_batches[leaves.stem][:, None].astype(float)
+        forward, backward, weight = unit[:, 0], unit[:, 1], unit[:, 2]
+        talk = np.zeros((len(m), 4, unit.shape[2]))
+        talk[:, :3] = unit[:, 3:6]
+        fronts = unit[:, 6]
+        ends = np.zeros(form.rank.shape)
+        if parallel is not None:
+            ends = self._ends(form, leaves, unit, parallel)
+            ahead, behind = self._gathers(leaves, unit, parallel)
+            forward, backward = forward + ahead, backward + behind
+            talk[:, 3] = ahead + behind
+        states = self.asked.lightest(leaves) if parallel is None else self.asked.states(leaves)
+        update = _over(form.held, states[:, 4]) * self.update_slope
+        dual, split = np.isin(form.schedule, DUAL), np.isin(form.schedule, SPLIT)
+        share = np.where(form.schedule == DUAL[0], 0.5, 1.0) * m
+        said = np.stack([_over(form.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        whole = forward + backward + weight
+        work, hides = _over(form.held, whole), np.array([axis in self.planner.job.overlap for axis in PARTS[1:4]])
+        # Beside one another, as long as the longer of compute and messages: these halved, or alone each way. What
+        # runs beside nothing is in the work whole.
+        every = talk[:, :3][:, hides].sum(axis=1)
+        least = np.minimum(fronts, every - fronts) if hides.all() else np.zeros_like(every)
+        beside = said[:, :, :3][:, :, ~hides].sum(axis=2) + np.maximum(
+            work - said[:, :, :3].sum(axis=2), _over(form.held, every / 2 + least)
+        )
+        work = np.where(dual, beside, work)
+        way = _over(form.before, forward)
+        own = way + share * work + ends + update
+        late = np.where(split, _over(form.held, weight), 0.0)  # may run after the way back
+        back = np.where(dual, 0.0, _over(form.before, backward) + np.where(split, 0.0, _over(form.before, weight)))
+        there = way + share * (work - late) + back + (ends + update)[:, :1]
+        total = np.maximum(own, there)
+        rank = total.argmax(axis=1)
+        at = np.arange(len(rank)), rank
+        parts = np.empty((len(rank), len(PARTS)))
+        parts[:, 1:5] = share[at][:, None] * said[at]
+        parts[:, 0] = np.maximum(0.0, (share * work)[at] - parts[:, 1:5].sum(axis=1)) + update[at]
+        parts[:, 4] += ends[at]
+        parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
+        return total[at] * SAFE, parts
+
+    def _gathers(self, leaves: Leaves, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
+        """Of ZeRO-3, what nothing hides before a forward and a backward of each unit."""
+        gather, reduce = parallel[:, 0], parallel[:, 1]
+        twice = np.ones(gather.shape[1])
+        twice[:2] = 0
+        back = gather * twice + (reduce if self.asked.each else 0.0)
+        if self.planner.timeline.beside:
+            gather = np.maximum(0.0, gather - unit[:, 0])
+            back = np.maximum(0.0, back - unit[:, 1] - unit[:, 2])
+        stage3 = ((leaves.zero == 3) & (leaves.shards > 1))[:, None]
+        return np.where(stage3, gather, 0.0), np.where(stage3, back, 0.0)
+
+    def _ends(self, form: Form, leaves: Leaves, unit: Floats, parallel: Floats) -> Floats:
+        """What nothing hides of the reductions after the last backward and the gathers before the first forward."""
+        stays = ((leaves.zero < 3) | (leaves.shards == 1))[:, None]
+        gather = np.where(stays, parallel[:, 0], 0.0)
+        reduce = np.where(stays | (not self.asked.each), parallel[:, 1], 0.0)
+        if self.planner.job.weights == "broadcast":  # on which nothing is claimed
+            gather = np.zeros_like(gather)
+        gathers, reduces = _over(form.held, gather), _over(form.held, reduce)
+        if not self.planner.timeline.beside:
+            return gathers + reduces
+        first = np.take_along_axis(gather, form.start, axis=1)
+        last = np.take_along_axis(reduce, form.start, axis=1)
+        ahead, behind = _over(form.lead, unit[:, 0]), _over(form.lead, unit[:, 1] + unit[:, 2])
+        late = last + np.maximum(0.0, (reduces - last) / form.chunks - behind)
+        if self.planner.job.weights != "ahead":
+            return np.asarray(late + gathers)
+        return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
+
+    def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
+        """Bytes and seconds of every stem, whatever its schedule, ZeRO stage and order; seconds of what fits, if
+        they are asked for.
+
+        Any rank holds the fewest blocks of any, one rank has pp micro-batches of them or as many as there are, and
+        the busiest works for a pp-th of the whole.
+        """
+        s, m = self.stems, self.micro_batches
+        number = np.arange(len(m))
+        shape = np.searchsorted(self.space.shape_pp, s.pp)
+        leaves = Leaves(number, shape, np.zeros_like(number), np.ones_like(number), np.zeros_like(number))
+        layers = self.planner.counts.model.layers
+        fewest = np.full(layers + 1, layers)
+        for each in self.space.shapes:
+            fewest[each.pp] = min(fewest[each.pp], each.v * (layers // (each.pp * each.v)))
+        size = fewest[s.pp] * self.asked.lightest(leaves)[:, 0, 2:].min(axis=1)
+        seconds = np.zeros(len(m))
+        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
+        if len(at):
+            rounds = fewest[s.pp[at]] * np.minimum(m[at], s.pp[at])
+            size[at] += rounds * self.asked.profiles(leaves.take(at), limit=True)[:, 0, 2:].min(axis=1)
+        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
+        if timed and len(at):
+            alone = leaves.take(at)._replace(shape=np.zeros(len(at), np.int64))
+            kernels = self.asked.kernels(alone, limit=True)[:, :3]
+            whole = np.einsum("nu,nku->n", self.forms(alone).held[:, 0], kernels)
+            seconds[at] = m[at] * whole / s.pp[at] * SAFE
+        return size, seconds
+
+    def forms(self, leaves: Leaves) -> Form:
+        """The pipelines, gathered by row."""
+        every = self.every[self.stems.ac[leaves.stem]]
+        _, first, inverse = np.unique(leaves.shape * 1000 + every, return_index=True, return_inverse=True)
+        found = []
+        for at in first:
+            key = int(leaves.shape[at]), int(every[at])
+            if key not in self._forms:
+                shape = self.space.shapes[key[0]]
+                self._forms[key] = form_of(self.planner.counts, shape, every=key[1], runs=self.asked.runs)
+            found.append(self._forms[key])
+        return Form(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+
+
+def _over(counts: Floats, each: Floats) -> Floats:
+    """Sums over units: [n, 3, units] x [n, units] → [n, 3]."""
+    return np.asarray(np.einsum("npu,nu->np", counts, each))
+
+
+def _update_slope(planner: Planner) -> float:
+    """Seconds per updated element: a straight line, but on a calibrated machine, where nothing is claimed."""
+    if planner.machine.calibration is not None:
+        return 0.0
+    sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
+    small, large = (planner.timeline.update(Layout(), empty._replace(updated=size)) for size in sizes)
+    return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

@@ -1,0 +1,202 @@
+"""What the planner says about many layouts at once: asked once for each distinct way to cut, place and shard a layer.
+
+    columns of integers → distinct keys → ``Counts``, ``Units``, ``Timeline`` → a vector per unit → gathered by row
+
+The units are embedding, head, and each kind of block plain and recomputed; vectors follow ``runs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.layout.mesh import group
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.counts import Name, Run, apart, run_part
+from fivefold.plan.count.operations.part import part_of
+from fivefold.plan.predict import Planner
+from fivefold.plan.search.space import Ints, Leaves, Space
+
+Floats = NDArray[np.float64]
+MANY = 2**20  # sequences
+
+
+class Asked:
+    """The answers for the layouts of one space under one planner."""
+
+    def __init__(self, planner: Planner, space: Space) -> None:
+        self.planner, self.space, self.counts = planner, space, planner.counts
+        self.stems = space.stems
+        example = self.counts.example
+        self.runs = [Run("embed", 0, 1), Run("head", 0, 1)]
+        self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
+        self.each = planner.job.reduce == "micro_batch"
+        samples = [Layout(ac=ac) for ac in space.recomputations]
+        distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
+        self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
+        shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
+        self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
+        self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
+
+    def profiles(self, leaves: Leaves, *, limit: bool = False) -> Floats:
+        """[n, (kept, backward peak above it, that of a split backward), units] bytes.
+
+        ``limit``: per sequence of an endless micro-batch, which none undercuts: rows and waves round up.
+        """
+
+        def make(layout: Layout) -> Floats:
+            part = part_of(layout)._replace(sequences=MANY if limit else layout.mbs)
+            rows = []
+            for run in self.runs:
+                mine, name = run_part(part, run), self._alike(run.name)
+                whole, split = self.counts.profile(mine, name), self.counts.split(mine, name)
+                peaks = whole.backward_peak_bytes, split.backward_peak_bytes
+                rows.append((whole.kept_bytes, *(peak - whole.kept_bytes for peak in peaks)))
+            return np.array(rows, float).T
+
+        return self._per_sequence("profiles", leaves, make, limit=limit)
+
+    def lightest(self, leaves: Leaves) -> Floats:
+        """As ``states``, of whatever ZeRO stage and shard group."""
+        s = self.stems.take(leaves.stem)
+        replicas = s.dp * s.cp
+        whole = self.states(leaves._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
+        least = self.states(leaves._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
+        found = np.minimum(whole, least)
+        found[:, 3] = 0
+        return found
+
+    def states(self, leaves: Leaves) -> Floats:
+        """[n, (at rest, sums under micro-batches, sums at the update, gathered, updated), units] bytes, elements."""
+        s = self.stems.take(leaves.stem)
+        columns = [s.tp, s.ep, s.etp, leaves.zero, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
+
+        def make(layout: Layout) -> Floats:
+            keeps, rows = policy(layout), []
+            for run in self.runs:
+                state = self.counts.states(layout, self._alike(run.name))
+                ends = state.sums if keeps.gradients_stay else state.reduced
+                rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
+                during = ends if self.each or keeps.gradients_stay else state.sums
+                rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
+            return np.array(rows, float).T
+
+        return self._table("states", leaves, columns, make)
+
+    def kernels(self, leaves: Leaves, *, limit: bool = False) -> Floats:
+        """[n, (forward, backward, weight, four zeros), units] seconds of kernels alone; ``limit`` as in profiles."""
+        limit = limit and self.planner.machine.calibration is None
+
+        def make(layout: Layout) -> Floats:
+            part = part_of(layout)._replace(sequences=MANY if limit else layout.mbs)
+            prices, rows = self.planner.units.prices(layout), []
+            for run in self.runs:
+                mine = run_part(part, run)
+                heads, ops = self.counts.local(mine).heads, self.counts.unit(mine, run.name).ops
+                times = [(op, prices.operation(op, heads=heads)) for op in ops]
+                backward = sum(time.backward + (time.forward if op.again else 0.0) for op, time in times)
+                rows.append((sum(t.forward for _, t in times), backward, sum(t.weight for _, t in times), *[0] * 4))
+            return np.array(rows, float).T
+
+        return self._per_sequence("kernels", leaves, make, limit=limit)
+
+    def units(self, leaves: Leaves) -> Floats:
+        """[n, (forward, backward, weight, exposed of tp, cp, ep, of all forward), units] seconds.
+
+        The first two hold what is exposed.
+        """
+        columns = self._part(leaves) + self._places(leaves, ("tp", "cp", "ep", "etp"))
+
+        def make(layout: Layout) -> Floats:
+            rows = []
+            for unit in (self.planner.units.unit(layout, run) for run in self.runs):
+                tp, cp, ep, etp = (a + b for a, b in zip(unit.forward_exposed, unit.backward_exposed, strict=True))
+                front, back = sum(unit.forward_exposed), sum(unit.backward_exposed)
+                rows.append((unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front))
+            return np.array(rows, float).T
+
+        return self._table("units", leaves, columns, make)
+
+    def parallel(self, leaves: Leaves) -> Floats:
+        """[n, (gather, reduce), units] seconds of one message each."""
+        s = self.stems.take(leaves.stem)
+        columns = [s.tp, s.ep, s.etp, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
+        columns += self._places(leaves, ("shard", "replica", "expert_shard", "expert_replica"))
+
+        def make(layout: Layout) -> Floats:
+            found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
+            return np.array([(each.gather, each.reduce) for each in found], float).T
+
+        return self._table("parallel", leaves, columns, make)
+
+    def _per_sequence(
+        self, name: str, leaves: Leaves, make: Callable[[Layout], Floats], *, limit: bool
+    ) -> Floats:  # fmt: skip
+        if not limit:
+            return self._table(name, leaves, self._part(leaves), make)
+        scale = self.stems.mbs[leaves.stem] / MANY * (1 - 1e-3)  # MANY is not endless
+        found = self._table(f"{name} of many", leaves, self._part(leaves)[1:], make)
+        return np.asarray(found * scale[:, None, None])
+
+    def _alike(self, name: Name) -> Name:
+        return name if isinstance(name, str) else self.counts.alike[name.moe]
+
+    def _part(self, leaves: Leaves) -> list[Ints]:
+        """What ``part_of`` reads."""
+        s = self.stems.take(leaves.stem)
+        return [s.mbs, s.cp, s.kind, s.tp, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
+
+    def _places(self, leaves: Leaves, axes: Sequence[str]) -> list[Ints]:
+        """Where groups lie, as far as the time of their messages depends on it: strides beyond a node are alike."""
+        s = self.stems.take(leaves.stem)
+        columns = [s.dp, s.tp, s.cp, s.pp, leaves.order]
+        columns += [s.ep, s.etp] if self.counts.model.moe else []
+        columns += [leaves.shards] if "shard" in axes else []
+        links = self.planner.machine.links
+
+        def make(layout: Layout) -> Floats:
+            found: list[int] = []
+            for ranks, stride in (group(layout, axis) for axis in axes):
+                reach = (ranks - 1) * stride + 1
+                tier = next((i for i, link in enumerate(links) if link.span >= reach), len(links) - 1)
+                found += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
+            return np.array(found, float)
+
+        return list(self._table("places of " + axes[0], leaves, columns, make).astype(np.int64).T)
+
+    def _table(self, name: str, leaves: Leaves, columns: list[Ints], make: Callable[[Layout], Floats]) -> Floats:
+        """``make(layout)`` of each row, called once per search for equal ``columns``."""
+        known = self._tables.setdefault(name, {})
+        _, first, inverse = np.unique(_code(columns), return_index=True, return_inverse=True)
+        rows = []
+        for at in first:
+            key = tuple(int(column[at]) for column in columns)
+            if key not in known:
+                known[key] = make(self.space.layout(self.stems, leaves, int(at)))
+            rows.append(known[key])
+        return np.stack(rows)[inverse]
+
+    def distinct(self, leaves: Leaves) -> Ints:
+        """Of leaves that differ in nothing but an order that no message notices, one."""
+        axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
+        columns = [leaves.stem, leaves.shape, leaves.zero, leaves.shards]
+        for some in axes:
+            columns += self._places(leaves, some)
+        return np.sort(np.unique(_code(columns), return_index=True)[1])
+
+
+def _code(columns: Sequence[Ints]) -> Ints:
+    """One integer per row, equal where all columns are."""
+    code = np.zeros(len(columns[0]), np.int64)
+    size = 1
+    for column in columns:
+        values, inverse = (column, column) if column.max() < 1 << 12 else np.unique(column, return_inverse=True)
+        radix = int(values.max() if inverse is column else len(values)) + 1
+        if size * radix >= 1 << 62:
+            _, code = np.unique(code, return_inverse=True)
+            size = int(code.max()) + 1
+        code, size = code * radix + inverse, size * radix
+    return code

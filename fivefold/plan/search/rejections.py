@@ -1,0 +1,149 @@
+"""Why layouts lost: counts by cause with the nearest example of each, and the misses when nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.search_result import Miss, Reason
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.predict import Estimate, Planner
+from fivefold.plan.search.bounds import PARTS
+from fivefold.plan.search.space import Ints
+from fivefold.record import Mistake
+from fivefold.units import GIB, show_seconds
+
+WORDS = {
+    "compute": "slower kernels or more recomputation",
+    "tp": "bound by tp messages",
+    "cp": "bound by cp messages",
+    "ep": "bound by ep messages",
+    "dp": "bound by dp messages",
+    "bubble": "bound by the pipeline bubble",
+    "bound": "slower than the best by its bound",
+}
+
+
+class Losses:
+    """Adds up."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.large = 0
+        self.nearest: tuple[float, Layout] | None = None
+        self.slow: dict[str, tuple[int, Layout]] = {}
+        self.bound_by: dict[str, tuple[int, float, Layout]] = {}
+
+    def too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
+        """Layouts, counted ``times``, of at least ``size`` bytes."""
+        if not len(size):
+            return
+        self.large += int(times.sum())
+        near = int(size.argmin())
+        if self.nearest is None or size[near] < self.nearest[0]:
+            self.nearest = float(size[near]), layout(near)
+
+    def slower(self, cause: str, times: int, layout: Layout) -> None:
+        """Layouts whose bound exceeds the best."""
+        count, first = self.slow.get(cause, (0, layout))
+        self.slow[cause] = count + times, first
+
+    def beaten(self, estimate: Estimate) -> None:
+        """A layout that fits and was evaluated."""
+        clock = estimate.clock
+        count, seconds, layout = self.bound_by.get(clock.bound_by, (0, np.inf, estimate.layout))
+        if clock.seconds < seconds:
+            seconds, layout = clock.seconds, estimate.layout
+        self.bound_by[clock.bound_by] = count + 1, seconds, layout
+
+    def parts(self, estimate: Estimate) -> NDArray[np.float64]:
+        """The step by ``PARTS``."""
+        clock = estimate.clock
+        said = clock.exposed
+        by = {**said, "ep": said.get("ep", 0.0) + said.get("etp", 0.0), "bubble": clock.bubble,
+              "compute": clock.compute + clock.optimizer}  # fmt: skip
+        return np.array([by.get(part, 0.0) for part in PARTS])
+
+    def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:
+        """Most layouts first."""
+        found = []
+        if self.nearest is not None:
+            size, layout = self.nearest
+            found.append(
+                Reason(
+                    cause="memory",
+                    layouts=self.large,
+                    nearest=str(layout),
+                    line=f"needs {_gib(size)} GiB or more of {_gib(self.capacity)}",
+                )
+            )
+        for cause, (count, layout) in self.slow.items():
+            found.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
+        for bound, (count, seconds, layout) in self.bound_by.items():
+            line = f"{show_seconds(seconds)}, bound by {bound}"
+            if best is None or layout != best.layout or count > 1:
+                found.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
+        return tuple(sorted(found, key=lambda reason: -reason.layouts))
+
+
+def miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> Miss:
+    """A layout that does not fit, and what would make it fit."""
+    fullest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
+    return Miss(
+        layout=str(estimate.layout),
+        needs_bytes=fullest.peak_bytes,
+        has_bytes=room_bytes(machine),
+        cause=fullest.peak_cause,
+        mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job)),
+    )
+
+
+def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterator[str]:
+    """What would make a layout fit, one thing at a time."""
+    room = room_bytes(machine)
+
+    def peak(changed: Job, at: Layout = layout) -> int:
+        return Planner(model=model, machine=machine, job=changed).peak_bytes(at)
+
+    for words, changed in _changes(job):
+        size = peak(changed)
+        if size <= room:
+            yield f"{words}: {_gib(size)} GiB"
+    sharded = layout.replace(zero=3, shard_group=None)
+    for times in (2, 4, 8, 16, 32, 64):
+        wider = sharded.replace(dp=layout.dp * times)
+        bigger = job.replace(global_batch=job.global_batch * times)
+        try:
+            refuse(wider, model=model, job=bigger)
+        except Mistake:
+            continue
+        size = peak(bigger, wider)
+        if size <= room:
+            yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {_gib(size)} GiB"
+            return
+
+
+def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+    if "optimizer" not in job.offload:
+        yield "optimizer states in host memory", job.replace(offload=(*job.offload, "optimizer"))
+    if job.optimizer.kind == "adamw":
+        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
+    if job.precision.accumulated_bytes:
+        recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
+        yield "gradients summed in their own width", job.replace(precision=recipe)
+    if job.loss == "fused":
+        yield "loss in chunks", job.replace(loss="chunked")
+    for parts in (2, 4, 8):
+        if job.sequence % (2 * parts) == 0:
+            yield f"sequences of {job.sequence // parts}", job.replace(sequence=job.sequence // parts)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,99 @@
+"""What three ranks of a pipeline hold: the first, the first with most layers, the last; as counts of units.
+
+1f1b, gpipe, zb1p, zb2p   rank r: stage r          interleaved   r, r + pp, r + 2·pp ...
+zbv, dualpipev            r, 2·pp-1-r              dualpipe      r, pp-1-r, each for half of the micro-batches
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.layout.spec import SCHEDULES, Layout
+from fivefold.plan.count.counts import Counts, Run
+from fivefold.plan.search.space import Ints, Shape
+
+NEVER = 0  # layers between two that are recomputed
+SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # weights' gradients apart
+LOOP = SCHEDULES.index("interleaved")
+DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # forward beside backward
+
+
+class Form(NamedTuple):
+    """Counts of units [3, units] and facts of three ranks [3]; gathered by row, [n, 3, units] and [n, 3]."""
+
+    held: NDArray[np.float64]
+    before: NDArray[np.float64]  # on the way to the rank's first stage
+    least: NDArray[np.float64]  # of any of its stages
+    lead: NDArray[np.float64]  # of its first stage
+    start: Ints  # its first unit, by place
+    rank: Ints
+    chunks: Ints
+    schedule: Ints
+    pp: Ints
+    v: Ints
+
+
+def form_of(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> Form:
+    """Of one pipeline in which one of ``every`` layers is recomputed."""
+    ac = "none" if every == NEVER else f"full/{every}"
+    layout = Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac)
+    stages = counts.stage_work(layout)
+    table = np.zeros((len(stages), len(runs)))
+    place = {(run.name, run.recomputed): at for at, run in enumerate(runs)}
+    for stage, work in enumerate(stages):
+        for run, times in work:
+            table[stage, place[run.name, run.recomputed]] += times
+    before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
+    held = [_held(shape, rank) for rank in range(shape.pp)]
+    layers = [table[list(mine), 2:].sum() for mine in held]
+    last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # from whose ends it is farthest
+    ranks = [0, int(np.argmax(layers)), last]
+    rows = [table[list(held[rank])] for rank in ranks]
+    starts = [stages[held[rank][0]][0][0] for rank in ranks]
+    least = [row.min(axis=0) for row in rows]
+    return Form(
+        held=np.array([row.sum(axis=0) for row in rows]),
+        before=np.array([before[held[rank][0]] for rank in ranks]),
+        least=np.array(least),
+        lead=np.array([row[0] for row in rows]),
+        start=np.array([place[run.name, run.recomputed] for run in starts]),
+        rank=np.array(ranks),
+        chunks=np.full(3, len(held[0])),
+        schedule=np.full(3, SCHEDULES.index(shape.schedule)),
+        pp=np.full(3, shape.pp),
+        v=np.full(3, shape.v),
+    )
+
+
+def _held(shape: Shape, rank: int) -> tuple[int, ...]:
+    if shape.schedule in ("zbv", "dualpipev"):
+        return rank, 2 * shape.pp - 1 - rank
+    if shape.schedule == "dualpipe":
+        return tuple(sorted((rank, shape.pp - 1 - rank)))
+    return tuple(range(rank, shape.pp * shape.v, shape.pp))
+
+
+def alive(form: Form, m: Ints) -> NDArray[np.float64]:
+    """Stages' worth of micro-batches that a rank holds at one moment, [n, 3]: those before its first backward ends.
+
+    With dualpipe n is the distance to the nearer end; the counts are those of ``layout/schedule``.
+    """
+    rank, pp, v, m = form.rank, form.pp, form.v, m[:, None]
+    groups = np.maximum(1, m // pp)
+    size = m // groups + (m % groups > 0)
+    ahead = (v - 1) * size + 2 * (pp - rank - 1) + 1
+    by_schedule = {
+        "gpipe": m + 0 * rank,
+        "1f1b": np.minimum(m, pp - rank),
+        "interleaved": np.minimum(v * m, ahead),
+        "zb1p": np.minimum(m, pp - rank),
+        "zb2p": np.minimum(m, 2 * (pp - rank) - 1),
+        "zbv": np.minimum(m, 2 * pp - 1 - rank) + np.minimum(m, rank + 1),
+        "dualpipe": pp + 0 * m,  # 2·back forwards and 2·(n+1), with back + n + 1 = pp/2
+        "dualpipev": 2 * pp + 0 * m,
+    }
+    found = np.select([form.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))
+    return np.where(pp == 1, 1, found).astype(float)

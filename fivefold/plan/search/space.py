@@ -1,0 +1,271 @@
+"""Every legal layout of a model, a job and a number of ranks, as columns of integers.
+
+    stem      degrees · micro-batch · kind of cp · sp · recomputation        all that a rank computes and keeps
+    leaf      stem x (schedule, v) x (ZeRO stage, shard group) x order       a layout
+
+A leaf becomes a ``Layout`` only when it is asked for. Legal is what ``layout.legal.refuse`` lets pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import permutations
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Axis, Job
+from fivefold.layout.legal import neighbours, playable, takes_tp
+from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName, divisors
+from fivefold.model.spec import Model
+
+Ints = NDArray[np.int64]
+RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
+CP_KINDS = ("ring", "ulysses")
+
+
+class Shape(NamedTuple):
+    """A pipeline: its schedule, ranks and virtual stages."""
+
+    schedule: ScheduleName
+    pp: int
+    v: int
+
+
+class Stems(NamedTuple):
+    """Columns of equal length; ``kind`` and ``ac`` are places in ``CP_KINDS`` and ``Space.recomputations``."""
+
+    dp: Ints
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    ep: Ints
+    etp: Ints
+    mbs: Ints
+    kind: Ints
+    sp: Ints
+    ac: Ints
+
+    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[index] for column in self))
+
+
+class Leaves(NamedTuple):
+    """Columns of equal length; ``stem``, ``shape`` and ``order`` are places in tables, ``shards`` is 1 under zero0."""
+
+    stem: Ints
+    shape: Ints
+    zero: Ints
+    shards: Ints
+    order: Ints
+
+    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[index] for column in self))
+
+
+class Space:
+    """The layouts of ``world`` ranks; what is varied beside the degrees can be narrowed."""
+
+    def __init__(
+        self,
+        model: Model,
+        job: Job,
+        *,
+        world: int,
+        axes: Sequence[Axis] = ("tp", "cp", "pp", "ep"),
+        schedules: Sequence[ScheduleName] = SCHEDULES,
+        recomputations: Sequence[str] = RECOMPUTATIONS,
+        placements: bool = True,
+        shard_groups: bool = True,
+    ) -> None:
+        self.model, self.job, self.world, self.schedules = model, job, world, tuple(schedules)
+        self.axes = tuple(axes)
+        swap = {"mlp": "moe"} if model.moe else {}
+        self.recomputations = tuple(swap.get(ac, ac) for ac in recomputations)
+        self.placements, self.shard_groups = placements, shard_groups
+        self.orders: list[tuple[MeshAxis, ...]] = list(permutations(DEFAULT_ORDER)) if placements else [DEFAULT_ORDER]
+        self.shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
+        self.shape_pp = np.array([shape.pp for shape in self.shapes])
+
+    @cached_property
+    def stems(self) -> Stems:
+        """All of them."""
+        model, job, world = self.model, self.job, self.world
+        moe = model.moe
+        sizes = divisors(world)
+        rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0]])
+        tps = [tp for tp in sizes if takes_tp(model, tp)]
+        rows = _split(rows, 1, tps if "tp" in self.axes else [1])
+        rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
+        rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
+        rows = rows[job.even_batch % rows[:, 0] == 0]
+        if moe and "ep" in self.axes:
+            rows = _cross(rows, 5, divisors(moe.ffn), lambda r: r[:, 1] % r[:, 5] == 0)
+            rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
+        rows = _cross(rows, 7, (0, 1), self._context)
+        rows = _cross(rows, 8, (1,) if moe else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = _cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
+        rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
+        rows = _cross(rows, 9, range(len(self.recomputations)))
+        return Stems(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def _context(self, rows: Ints) -> NDArray[np.bool_]:
+        tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
+        ring = ~ulysses & ((cp == 1) | (self.job.sequence % (2 * cp) == 0))
+        return np.asarray(ring | (ulysses & (cp > 1) & (self.model.heads // tp % cp == 0)))
+
+    def micro_batches(self, stems: Stems) -> Ints:
+        """Of every stem, in the first step."""
+        return np.asarray(self.job.batch(0) // (stems.dp * stems.mbs))
+
+    def _shapes(self, pp: int) -> list[Shape]:
+        """The schedules of ``pp`` ranks; v as divides the layers of a rank, rounded up or down."""
+        if pp == 1:
+            return [Shape("1f1b", 1, 1)]
+        layers = self.model.layers
+        several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
+        found = []
+        for name in self.schedules:
+            if name == "interleaved":
+                found += [Shape(name, pp, v) for v in several if pp * v <= layers]
+            elif name in ("zbv", "dualpipev"):
+                found += [Shape(name, pp, 2)] if 2 * pp <= layers else []
+            elif name != "dualpipe" or pp % 2 == 0:
+                found.append(Shape(name, pp, 1))
+        return found
+
+    def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
+        """Whether a schedule takes so many micro-batches."""
+        enough = micro_batches >= FEWEST_ROUNDS.get(shape.schedule, 0) * shape.pp
+        if shape.pp > 1:
+            enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
+        return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
+
+    def zeros(self, replicas: int) -> list[tuple[int, int]]:
+        """ZeRO stages with their shards for dp·cp = ``replicas``."""
+        sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
+        return [(0, 1), *((zero, size) for zero in (1, 2, 3) for size in sizes if replicas > 1)]
+
+    def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
+        """One order for each legal way in which the axes with more than one rank can follow one another; ``spread`` and
+        ``partly`` as in ``layout.legal``.
+        """
+        seen: dict[tuple[str, ...], int] = {}
+        in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
+        for index, order in enumerate(self.orders):
+            ways = tuple(axis for axis in order if axis in in_use)
+            if neighbours(ways, spread=spread, partly=partly):
+                seen.setdefault(ways, index)
+        return list(seen.values())
+
+    def expand(self, stems: Stems, index: Ints) -> Leaves:
+        """The stems at ``index`` with every schedule; ZeRO and order are open (0)."""
+        chosen = stems.take(index)
+        micro_batches = self.micro_batches(chosen)
+        at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
+        stem = np.concatenate([index[each] for each in at])
+        shape = np.repeat(np.arange(len(at)), [len(each) for each in at])
+        return Leaves(stem, shape, np.zeros_like(stem), np.ones_like(stem), np.zeros_like(stem))
+
+    def shard(self, stems: Stems, leaves: Leaves) -> Leaves:
+        """The leaves with every ZeRO stage and shard group."""
+        replicas = (stems.dp * stems.cp)[leaves.stem]
+        pieces = []
+        for size in np.unique(replicas):
+            mine, zeros = np.flatnonzero(replicas == size), np.array(self.zeros(int(size)))
+            zero, shards = np.tile(zeros, (len(mine), 1)).T
+            pieces.append(leaves.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
+        return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
+
+    def place(self, stems: Stems, leaves: Leaves) -> Leaves:
+        """The leaves in every order."""
+        pattern_of = self._patterns(stems.take(leaves.stem))
+        pieces = []
+        for pattern in np.unique(pattern_of):
+            mine = np.flatnonzero(pattern_of == pattern)
+            orders = np.array(self._orders(int(pattern)))
+            again = leaves.take(np.repeat(mine, len(orders)))
+            pieces.append(again._replace(order=np.tile(orders, len(mine))))
+        return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
+
+    def orders_each(self, stems: Stems) -> Ints:
+        """How many orders each stem has."""
+        return _mapped(self._patterns(stems), lambda pattern: len(self._orders(pattern)))
+
+    def _patterns(self, stems: Stems) -> Ints:
+        """As bits all on which the legal orders depend: axes with more than one rank, and how experts lie over tp."""
+        bits = np.zeros(len(stems.dp), np.int64)
+        for place, axis in enumerate(DEFAULT_ORDER):
+            bits |= (getattr(stems, axis) > 1).astype(np.int64) << place
+        spread = (stems.etp < stems.tp) & (self.model.moe is not None)
+        return bits | spread.astype(np.int64) << 4 | (spread & (stems.etp > 1)).astype(np.int64) << 5
+
+    def _orders(self, pattern: int) -> list[int]:
+        active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
+        return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
+
+    def leaves_of(self, stems: Stems) -> Ints:
+        """How many leaves each stem has."""
+        return self.shapes_each(stems) * self.zeros_each(stems) * self.orders_each(stems)
+
+    def shapes_each(self, stems: Stems) -> Ints:
+        """How many schedules each stem has."""
+        micro_batches = self.micro_batches(stems)
+        found = np.zeros(len(stems.dp), np.int64)
+        for shape in self.shapes:
+            found += (stems.pp == shape.pp) & self.runs(shape, micro_batches)
+        return found
+
+    def zeros_each(self, stems: Stems) -> Ints:
+        """How many ZeRO stages and shard groups."""
+        return _mapped(stems.dp * stems.cp, lambda size: len(self.zeros(size)))
+
+    def any_layout(self, stem: int) -> Layout:
+        """One leaf of a stem: the first schedule that runs, everything sharded."""
+        s = self.stems.take(np.array([stem]))
+        shape = next(
+            at
+            for at, each in enumerate(self.shapes)
+            if each.pp == s.pp[0] and self.runs(each, self.micro_batches(s))[0]
+        )
+        zero, shards = self.zeros(int(s.dp[0] * s.cp[0]))[-1]
+        row = Leaves(*(np.array([value]) for value in (stem, shape, zero, shards, 0)))
+        return self.layout(self.stems, row, 0)
+
+    def layout(self, stems: Stems, leaves: Leaves, at: int) -> Layout:
+        """One leaf."""
+        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac = (int(column[leaves.stem[at]]) for column in stems)
+        shape, zero, shards = self.shapes[leaves.shape[at]], int(leaves.zero[at]), int(leaves.shards[at])
+        return Layout(
+            dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule, zero=zero,
+            shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
+            sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(leaves.order[at])],
+        )  # fmt: skip
+
+
+def _cross(
+    rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
+) -> Ints:  # fmt: skip
+    """Every row with each of ``values`` in one column, as far as that is ``legal``."""
+    pieces = []
+    for value in values:
+        copy = rows.copy()
+        copy[:, column] = value
+        pieces.append(copy if legal is None else copy[legal(copy)])
+    return np.concatenate(pieces)
+
+
+def _split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
+    """Take ranks away from dp for another axis."""
+    found = _cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
+    found[:, 0] //= found[:, column]
+    return found
+
+
+def _mapped(column: Ints, value: Callable[[int], int]) -> Ints:
+    distinct, inverse = np.unique(column, return_inverse=True)
+    return np.array([value(int(each)) for each in distinct], np.int64)[inverse]

@@ -1,0 +1,93 @@
+"""Checkpoints beside the training: the state is copied to host memory, and a thread writes the copy.
+
+    training   … step 400 │ copy │ step 401   step 402   step 403 …
+    thread                       └ write, checksum, publish ┘
+
+At most one is underway: the next one, the end of the run and going back wait for it. The thread's collectives have a
+gloo group of their own, as those of two threads on one group would meet in any order.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.train.build import Built
+from fivefold.train.checkpoint.checkpoint import Checkpoint, State, held, write
+from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.process import TIMEOUT
+
+
+class Saver:
+    """Saves one rank's part of a run, as a context around its training; every rank has one, and all ask alike.
+
+    ``newest``: the last checkpoint that is known to be whole. ``asynchronous``: without it, ``save`` waits for the disk
+    and needs no copy.
+    """
+
+    def __init__(self, directory: Path, *, built: Built, keep: int, asynchronous: bool) -> None:
+        self.directory, self.built, self.keep, self.asynchronous = directory, built, keep, asynchronous
+        self.newest: Path | None = None
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if asynchronous else None
+        self._copy: State = {}  # kept from save to save: pinned memory is slow to get
+        self._thread = ThreadPoolExecutor(1, "saver", initializer=self._take_device)
+        self._underway: Future[Path] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever ends the run, what was begun is finished: peers take part in it."""
+        self._thread.shutdown()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank knows that the last checkpoint could not be written; ``wait`` says why."""
+        return self._underway is not None and self._underway.done() and self._underway.exception() is not None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Save the state of now under what ``checkpoint`` says of it."""
+        self.wait()
+        state = held(self.built)
+        if not self.asynchronous:
+            self.newest = self._write(state, checkpoint)
+            return
+        self._copy = {name: _copied(tensor, self._copy.get(name)) for name, tensor in state.items()}
+        copied = torch.cuda.current_stream().record_event() if self._on_gpu else None
+        self._underway = self._thread.submit(self._write, self._copy, checkpoint, copied)
+
+    def wait(self) -> Path | None:
+        """The newest checkpoint, once none is underway; a ``Fault`` on all ranks if one could not be written."""
+        if self._underway is not None:
+            underway, self._underway = self._underway, None
+            self.newest = underway.result()
+        return self.newest
+
+    def _write(self, state: State, checkpoint: Checkpoint, copied: torch.cuda.Event | None = None) -> Path:
+        if copied is not None:
+            copied.synchronize()
+        ranks, keep = self.built.ranks, self.keep
+        return write(self.directory, state, checkpoint=checkpoint, ranks=ranks, keep=keep, group=self._group)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.built.ranks.device.type == "cuda"
+
+    def _take_device(self) -> None:
+        if self._on_gpu:
+            torch.cuda.set_device(self.built.ranks.device)
+
+
+def _copied(tensor: Tensor | Boxes, former: Tensor | Boxes | None) -> Tensor | Boxes:
+    """``tensor`` in host memory, in that of ``former`` where there is one; of a GPU, once its stream comes there."""
+    if isinstance(tensor, Boxes):
+        rows = _copied(tensor.rows, former.rows if isinstance(former, Boxes) else None)
+        return Boxes(tensor.size(), tensor.boxes, rows)
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) if former is None else former
+    return host.copy_(tensor.detach(), non_blocking=True)

@@ -1,0 +1,263 @@
+"""Checkpoints: all that the next step depends on, for any later layout; every rank calls.
+
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
+
+torch.distributed.checkpoint cuts and joins the tensors: each rank says which boxes of the whole its shards are.
+``checkpoint_folder.py`` sees to it that a folder is whole or not there, ``async_saver.py`` that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Fault, Mistake, difference
+from fivefold.train.build import Built
+from fivefold.train.checkpoint import checkpoint_folder as folder
+from fivefold.train.checkpoint.checkpoint_folder import Checkpoint, File, Progress, latest, read
+from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.data.shards import Index
+from fivefold.train.optimizers import optimizer
+from fivefold.train.parallel.mesh import Ranks
+from fivefold.train.parallel.shard import Shard
+from fivefold.units import show_bytes
+
+__all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
+
+TOKENIZER, TEXT = "tokenizer", "text"  # among the facts: fingerprints of what was read
+State = dict[str, Tensor | Boxes]
+T = TypeVar("T")
+
+
+def save(
+    directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
+) -> Path:
+    """``write`` what ``built`` holds now, and wait for it."""
+    checkpoint = Checkpoint(
+        torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
+        progress=progress, files=(),
+    )  # fmt: skip
+    return write(directory, held(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
+
+
+def held(built: Built) -> State:
+    """All that this rank saves by name, in the memory of the run."""
+    optimizer.ensure_moments(built.optimizer, built.shards)
+    return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
+
+
+def write(
+    directory: Path, state: State, *, checkpoint: Checkpoint, ranks: Ranks, keep: int,
+    group: dist.ProcessGroup | None = None,
+) -> Path:  # fmt: skip
+    """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
+
+    Whatever stops it, a full disk or kill -9, the checkpoints that were there stay as they were. A failure on one
+    rank is the same ``Fault`` on all. ``group``: of all ranks, for use beside the training's own.
+    """
+    final, room = directory / folder.named(checkpoint.progress.step), ""
+    try:
+        temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks, group=group)
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        room = f" (at least {show_bytes(size_bytes)} to write, {show_bytes(free_bytes)} free)"
+        writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
+        save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
+        files = together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
+        finish = partial(folder.finish, temporary, final, checkpoint=sealed, keep=keep)
+        _first_alone(finish, ranks=ranks, group=group)
+    except (OSError, RuntimeError, CheckpointException) as error:
+        if ranks.rank == 0:
+            folder.remove_leftovers(directory)
+        good = latest(directory)
+        rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+        raise Fault(f"{final}: cannot be written: {_reason(error)}{room}; {rest}") from None
+    return final
+
+
+def origin(index: Index) -> dict[str, JsonValue]:
+    """What a checkpoint says of the corpus it was trained on; ``load`` holds it against the corpus of then."""
+    return {TOKENIZER: index.tokenizer, TEXT: index.text}
+
+
+def unsaid(path: Path, progress: Progress) -> list[str]:
+    """What is to be said of a checkpoint that is older than the fingerprint of texts."""
+    return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
+
+
+def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
+    """Restore weights, moments and random state from ``path``, whatever layout wrote it.
+
+    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
+    tokenizer or text than those of ``index``, or if ``job`` would read its data in another order. Random states return
+    only to as many ranks as there were, on the same kind of device.
+    """
+    ranks = built.ranks
+    together(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
+    checkpoint = read(path)
+    together(lambda: optimizer.check_cut(built.optimizer, checkpoint.layout), ranks=ranks)
+    optimizer.ensure_moments(built.optimizer, built.shards)
+    together(lambda: _has(path, _tensors(built).keys()), ranks=ranks)
+    same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
+    generators = _generators(ranks) if same_ranks else {}
+    scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
+    try:
+        load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise Fault(f"{path}: cannot be restored: {_reason(error)}") from None
+    for name, state in generators.items():
+        torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
+    if built.scaler is not None and scaler:
+        built.scaler.restore(scaler["scaler"])
+    for unit in built.units:
+        unit.updated()
+    return checkpoint.progress
+
+
+def _begin(final: Path) -> tuple[Path, int]:
+    """The folder to fill, and the bytes that are free there."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    return folder.begin(final), shutil.disk_usage(final.parent).free
+
+
+def _written(temporary: Path, *, rank: int) -> list[File]:
+    """What this rank has written; the first also wrote the table of contents."""
+    names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
+    return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
+
+
+def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
+    """Refuse what cannot be resumed; of the files, each rank reads its share."""
+    checkpoint = read(path)
+    if found := difference(checkpoint.model, model, skip=("name", "source")):
+        raise Mistake(f"{path}: is of another model, with {found}; give that model or start a new run")
+    if (was := checkpoint.job.optimizer.kind) != (now := job.optimizer.kind):
+        raise Mistake(
+            f"{path}: holds moments of optimizer.kind={was}, which {now} cannot go on with; set optimizer.kind={was} "
+            f"or start a new run"
+        )
+    for name in ("sequence", "global_batch", "ramp", "seed"):
+        was, now = getattr(checkpoint.job, name), getattr(job, name)
+        if was != now:
+            raise Mistake(
+                f"{path}: was trained with {name}={was}, and with {name}={now} would read its data in another order; "
+                f"set {name}={was} or start a new run"
+            )
+    if index is not None:
+        _same_corpus(path, checkpoint.progress.facts, index)
+    folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
+
+
+def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
+    """Refuse to go on with other tokens. What an older checkpoint does not say is taken to be so (``unsaid``)."""
+    here = {name: str(value) for name, value in origin(index).items()}
+    there = {name: str(facts.get(name, value)) for name, value in here.items()}
+    if there[TOKENIZER] != here[TOKENIZER]:
+        raise Mistake(
+            f"{path}: was trained on tokens of another tokenizer ({there[TOKENIZER][:12]}, and these are of "
+            f"{here[TOKENIZER][:12]}); prepare the corpus with that one or start a new run"
+        )
+    if there[TEXT] != here[TEXT]:
+        raise Mistake(
+            f"{path}: was trained on another text ({there[TEXT][:12]}, and the corpus is now {here[TEXT][:12]}), or "
+            f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
+        )
+
+
+def _has(path: Path, names: Collection[str]) -> None:
+    """Refuse a checkpoint without what this rank needs: of its own model, that can only be moments."""
+    there = FileSystemReader(path).read_metadata().state_dict_metadata
+    if missing := sorted(name for name in names if name not in there):
+        raise Mistake(
+            f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
+            f"optimizer that it was trained with or start a new run"
+        )
+
+
+# What is kept
+
+
+def _tensors(built: Built) -> State:
+    """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
+    tensors: State = {}
+    for shard in built.shards:
+        tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
+        for kind, part, moment in optimizer.moments(built.optimizer, shard):
+            tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
+    for layer, moe in built.routed.items():
+        tensors[f"bias/{layer}"] = moe.bias  # by which experts are chosen
+    return tensors
+
+
+def _boxes(part: Shard, rows: Tensor) -> Boxes:
+    """``rows`` as this rank's part of a whole tensor."""
+    return Boxes(part.held.weight.shape, part.boxes(), rows)
+
+
+def _scaler(built: Built) -> dict[str, Tensor]:
+    """The scale of the loss, which all ranks share."""
+    return {} if built.scaler is None else {"scaler": built.scaler.state()}
+
+
+def _generators(ranks: Ranks) -> dict[str, Tensor]:
+    """This rank's random state, which no other rank shares."""
+    states = {f"rng/{ranks.rank}": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        states[f"rng/{ranks.rank}/cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return states
+
+
+# All ranks or none
+
+
+def together(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
+    result: T | None = None
+    failure: Exception | None = None
+    cause: Exception | None = None
+    try:
+        result = action()
+    except Mistake as error:
+        failure = error
+    except Exception as error:
+        failure, cause = Fault(f"rank {ranks.rank}: {_reason(error)}"), error
+    answers: list[Any] = [None] * ranks.world
+    dist.all_gather_object(answers, (result, failure), group)
+    for _, found in answers:
+        if found is not None:
+            raise found from cause
+    return [answer for answer, _ in answers]
+
+
+def _first_alone(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
+    """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
+    return cast(T, together(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in one line, out of torch's wrapping for failures on any rank."""
+    if isinstance(error, CheckpointException):
+        rank, (inner, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(inner)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if "gloo" in str(error) or isinstance(error, dist.DistError):
+        return "a rank does not answer; it has died or hangs"
+    if "inline_container" in str(error):
+        return "a file was cut short; the disk is full, or files may not be so large"
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,61 @@
+"""The trained weights, whole and in one process: every rank's shards laid together on the first rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.train.build import Built
+from fivefold.train.model.moe import Moe
+from fivefold.train.model.transformer import Transformer
+
+
+def whole_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
+    """Name → whole weight on CPU, in the optimizer's precision, and the biases by which experts are chosen.
+
+    Every rank calls it, and the first gets them.
+    """
+    found = lay_together(built, [shard.weight for shard in built.shards], model=model)
+    mine = {f"blocks.{layer}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
+    everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
+    dist.gather_object(mine, everyone)
+    return found | {name: bias for biases in everyone or () for name, bias in biases.items()}
+
+
+def lay_together(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
+    """``rows`` of each shard, its weights or their gradients, as whole tensors on the first rank; elsewhere nothing."""
+    mine = [
+        (shard.name, box.offsets, own.detach()[box.rows].cpu().view(box.sizes))
+        for shard, own in zip(built.shards, rows, strict=True)
+        for box in shard.boxes()
+    ]
+    everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
+    dist.gather_object(mine, everyone)
+    if everyone is None:
+        return {}
+    found = {weight.name: torch.zeros(weight.shape) for weight in weights(model)}
+    for name, offsets, part in (box for boxes in everyone for box in boxes):
+        place = tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))
+        found[name][place] = part
+    return found
+
+
+def whole_module(built: Built, *, model: Model) -> Transformer | None:
+    """A plain decoder with the trained weights on the first rank; every rank calls it."""
+    trained = whole_weights(built, model=model)
+    return decoder(trained, model=model) if trained else None
+
+
+def decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
+    """A plain decoder with ``trained`` weights, by name, for reading and not for training."""
+    with torch.device("meta"):
+        module = Transformer(model)
+    for moe in (part for part in module.modules() if isinstance(part, Moe)):
+        moe.load = torch.zeros_like(moe.load, device="cpu")
+    module.load_state_dict(trained, assign=True)
+    return module.requires_grad_(False)

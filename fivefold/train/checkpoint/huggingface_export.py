@@ -1,0 +1,177 @@
+"""A checkpoint of any layout as a Hugging Face folder: one file of it in memory at a time, and all of it or nothing.
+
+step-00000100/ ── the tensors of one file ──> FOLDER.tmp-…/model-00001-of-00009.safetensors, … ── renamed ──> FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from fivefold.model.huggingface.export import to_config
+from fivefold.model.huggingface.names import Part, parts
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.record import Fault, Mistake, Record
+from fivefold.train.checkpoint import checkpoint_folder
+from fivefold.train.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
+from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.parallel.shard import Box
+from fivefold.units import show_bytes
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+BIAS = ".moe.bias"
+Report = Callable[[str, int, int], None]
+
+
+class Exported(Record):
+    """What was written."""
+
+    folder: str
+    family: str
+    step: int
+    dtype: str
+    tensors: int
+    files: int
+    bytes: int
+
+
+def find(source: Path) -> Path:
+    """The checkpoint that ``source`` is, or the newest of the run or folder of checkpoints that it is."""
+    if (source / checkpoint_folder.MANIFEST).is_file():
+        return source
+    for folder in (source / "checkpoints", source):
+        if (found := checkpoint_folder.latest(folder)) is not None:
+            return found
+    raise Mistake(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
+
+
+def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, report: Report) -> Exported:
+    """Write the weights of ``checkpoint`` to the new ``folder``, in files of up to ``file_bytes`` each.
+
+    ``dtype``: bf16 or fp32; the biases by which experts are chosen stay fp32, as published. Raises ``Mistake`` for a
+    folder that exists, a damaged checkpoint or a model of no family, and ``Fault`` if it cannot be written.
+    """
+    if folder.exists():
+        raise Mistake(f"{folder}: is there already; remove it or give another folder")
+    manifest = checkpoint_folder.read(checkpoint)
+    config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
+    for number, file in enumerate(manifest.files):
+        report("checks", number, len(manifest.files))
+        checkpoint_folder.verify(checkpoint, (file,))
+    wanted = list(parts(manifest.model, family=config["model_type"]))
+    files = list(_files(wanted, DTYPES[dtype], file_bytes=file_bytes))
+    total = sum(_bytes(part, DTYPES[dtype]) for part in wanted)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    if total > free:
+        raise Fault(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free)} are free")
+    temporary = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        temporary.mkdir()
+        _write(temporary, checkpoint, files, config, model=manifest.model, dtype=DTYPES[dtype], report=report)
+        os.rename(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Fault(f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); nothing is left") from None
+    except (RuntimeError, CheckpointException) as error:
+        raise Fault(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Exported(
+        folder=str(folder), family=config["model_type"], step=manifest.progress.step, dtype=dtype,
+        tensors=len(wanted), files=len(files), bytes=total,
+    )  # fmt: skip
+
+
+def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if part.ours.endswith(BIAS) else dtype
+
+
+def _bytes(part: Part, dtype: torch.dtype) -> int:
+    return part.numel * _dtype(part, dtype).itemsize
+
+
+def _files(wanted: list[Part], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Part]]:
+    """In order, as many tensors to a file as it holds, and at least one."""
+    file: list[Part] = []
+    size = 0
+    for part in wanted:
+        if file and size + _bytes(part, dtype) > file_bytes:
+            yield file
+            file, size = [], 0
+        file.append(part)
+        size += _bytes(part, dtype)
+    yield file
+
+
+def _write(
+    folder: Path, checkpoint: Path, files: list[list[Part]], config: dict[str, object], *,
+    model: Model, dtype: torch.dtype, report: Report,
+) -> None:  # fmt: skip
+    names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
+    names = names if len(files) > 1 else [SINGLE]
+    for number, (name, file) in enumerate(zip(names, files, strict=True)):
+        report("writes", number, len(files))
+        save_file(_load(checkpoint, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(_bytes(part, dtype) for file in files for part in file)},
+            "weight_map": {part.name: name for name, file in zip(names, files, strict=True) for part in file},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _load(checkpoint: Path, file: list[Part], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of one file by their names there, read from whichever ranks' files they lie in."""
+    shapes = {weight.name: weight.shape for weight in weights(model)}
+    targets: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for ours, several in ((ours, list(group)) for ours, group in groupby(file, key=lambda part: part.ours)):
+        rows = torch.empty((len(several) * several[0].shape[0], *several[0].shape[1:]), dtype=_dtype(several[0], dtype))
+        found |= zip((part.name for part in several), rows.chunk(len(several)), strict=True)
+        if ours.endswith(BIAS):
+            targets[f"bias/{ours.split('.')[1]}"] = rows
+        else:
+            targets[f"weights/{ours}"] = Boxes(shapes[ours], _boxes(several), rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it is not distributed
+        load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    return {part.name: _in_order(part, found[part.name]) for part in file}
+
+
+def _boxes(several: list[Part]) -> Iterator[Box]:
+    """A whole weight, or some of its experts, whose rows follow one another."""
+    for number, part in enumerate(several):
+        size = part.shape
+        here = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
+        if part.expert is None:
+            yield Box((0,) * len(size), size, here)
+        else:
+            yield Box((part.expert, 0, 0), (1, *size), here)
+
+
+def _in_order(part: Part, ours: Tensor) -> Tensor:
+    """``ours`` with its rows where theirs are."""
+    return ours if part.head is None else torch.empty_like(ours).index_copy_(0, torch.tensor(part.order()), ours)

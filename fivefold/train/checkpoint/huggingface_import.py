@@ -1,0 +1,180 @@
+"""Weights of a Hugging Face folder, read where they are needed: each rank maps the files and copies only its rows.
+
+    FOLDER/  config.json  model.safetensors | model.safetensors.index.json  model-00001-of-00002.safetensors …
+
+All names and shapes are checked when the folder is opened, before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fivefold.model.huggingface.export import differs
+from fivefold.model.huggingface.families import from_config, interleaves, model_type
+from fivefold.model.huggingface.names import NAMES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, read_file
+from fivefold.train.build import Built
+from fivefold.train.checkpoint.checkpoint import together
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of what can be read without scales
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An opened folder: the model of its config, and of each of our weights the tensors that hold it."""
+
+    path: Path
+    family: str
+    model: Model
+    parts: dict[str, list[Part]]
+    tensors: dict[str, Any]  # safetensors' slices, of which only what is indexed is read
+    ignored: tuple[str, ...]  # tensors that are none of the model's weights, and need not be
+
+    @classmethod
+    def open(cls, path: Path, *, model: Model | None = None) -> Self:
+        """Map the files of ``path``; a ``Mistake`` if it is of another ``model``, or lacks or mistakes a tensor."""
+        config = _config(path)
+        there = from_config(config, name=path.resolve().name, source=str(path))
+        if (family := model_type(config, name=str(path))) not in NAMES:
+            raise Mistake(f"{path}: weights of {family} are not read; those of {', '.join(NAMES)} are")
+        if model is not None and (found := differs(there, model)):
+            raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
+        tensors = dict(_tensors(path))
+        wanted = list(parts(
+            there, family=family, stacked=any(STACKED_SIGN in name for name in tensors),
+            interleaved=interleaves(config, name=str(path)),
+        ))  # fmt: skip
+        ignored = _check(path, tensors, wanted, model=there)
+        ours: dict[str, list[Part]] = {}
+        for part in wanted:
+            ours.setdefault(part.ours, []).append(part)
+        return cls(path, family, there, ours, tensors, ignored)
+
+    def dtypes(self) -> dict[str, int]:
+        """How many elements are stored in each dtype."""
+        found: dict[str, int] = {}
+        for part in {part.name: part for several in self.parts.values() for part in several}.values():
+            dtype = self.tensors[part.name].get_dtype()
+            found[dtype] = found.get(dtype, 0) + part.numel
+        return found
+
+    def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """A box of our weight ``ours``, in the stored dtype; of stacked experts [E, ., .] it is of one expert."""
+        several = self.parts[ours]
+        if several[0].expert is not None:
+            (expert,) = range(offsets[0], offsets[0] + sizes[0])
+            box = self._read(several[expert], offsets=offsets[1:], sizes=sizes[1:])
+            return box[None]
+        return self._read(several[0], offsets=offsets, sizes=sizes)
+
+    def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        starts = list(offsets)
+        if part.first:
+            starts[-2] += part.first
+        place = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+        try:
+            if part.head is None:
+                found: Tensor = self.tensors[part.name][place]
+            else:  # its rows lie in another order: all are read
+                rows = torch.tensor(part.order()[place[0]])
+                found = self.tensors[part.name][:].index_select(0, rows)[(slice(None), *place[1:])]
+        except SafetensorError as error:
+            raise Mistake(f"{self.path}: {part.name} cannot be read: {error}") from None
+        return found
+
+
+def start(path: Path, *, built: Built, model: Model) -> None:
+    """Give this rank's shards the weights of the folder ``path``; every rank calls it, and a ``Mistake`` is on all."""
+    together(lambda: _start(path, built=built, model=model), ranks=built.ranks)
+    for unit in built.units:
+        unit.updated()
+
+
+@torch.no_grad()
+def _start(path: Path, *, built: Built, model: Model) -> None:
+    folder = Folder.open(path, model=model)
+    for shard in built.shards:
+        for box in shard.boxes():
+            found = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
+            shard.weight[box.rows].view(box.sizes).copy_(found)
+    for layer, moe in built.routed.items():
+        if (name := bias_name(layer)) in folder.parts:
+            moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
+
+
+# What the folder says of itself
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise Mistake(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
+    config = read_file(path / CONFIG)
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise Mistake(f"{path}: its weights are quantized ({method}); convert them to bf16 first")
+    return config
+
+
+def _files(path: Path) -> list[Path]:
+    """The safetensors files of the folder, all there."""
+    if (path / INDEX).is_file():
+        places = read_file(path / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise Mistake(f"{path / INDEX}: has no weight_map")
+        files = [path / str(name) for name in sorted({str(place) for place in places.values()})]
+    else:
+        files = [path / SINGLE]
+    for file in files:
+        if not file.is_file():
+            named = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
+            raise Mistake(f"{file}: is missing, and {named}; only safetensors are read")
+    return files
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    for file in _files(path):
+        try:
+            opened: Any = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            raise Mistake(f"{file}: is damaged or cut short: {error}; fetch it again") from None
+        for name in opened.keys():  # noqa: SIM118  it is no dictionary
+            yield name, opened.get_slice(name)
+
+
+def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model) -> tuple[str, ...]:
+    """The tensors that are left over and may be; a ``Mistake`` for any other, a missing or a misshapen one."""
+    names = {part.name for part in wanted}
+    if missing := [name for name in sorted(names) if name not in tensors]:
+        raise Mistake(
+            f"{path}: lacks {len(missing)} of the {len(names)} tensors of its {CONFIG}, such as {missing[0]}; "
+            f"it holds {len(tensors)}"
+        )
+    for part in wanted:
+        shape, dtype = tuple(tensors[part.name].get_shape()), tensors[part.name].get_dtype()
+        if shape != part.shape:
+            raise Mistake(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
+        if dtype not in DTYPES:
+            raise Mistake(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
+    spare = tuple(name for name in sorted(tensors) if name not in names)
+    if strange := [name for name in spare if not _may_be_spare(name, model)]:
+        raise Mistake(
+            f"{path}: holds {len(strange)} tensors that the model of its {CONFIG} does not have, such as {strange[0]}"
+        )
+    return spare
+
+
+def _may_be_spare(name: str, model: Model) -> bool:
+    """A head that is tied, frequencies (old files), and modules after the last layer that predict further tokens."""
+    if name == "lm_head.weight":
+        return model.tied_embeddings
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    return name.endswith("rotary_emb.inv_freq") or (layer.isdigit() and int(layer) >= model.layers)

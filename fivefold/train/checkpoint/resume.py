@@ -1,0 +1,58 @@
+"""A checkpoint that was cut short or changed, or from which losses leap again and again, is set aside by a name.
+
+step-00000012  →  step-00000012.damaged-1, .doubted-1      and the run goes on from step-00000008
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fivefold.record import Mistake
+from fivefold.train.checkpoint import checkpoint_folder as folder
+from fivefold.train.checkpoint.checkpoint import together
+from fivefold.train.parallel.mesh import Ranks
+
+
+def set_aside(path: Path, *, ranks: Ranks) -> str | None:
+    """What is wrong with the files of ``path``, which then no longer counts; every rank calls it.
+
+    ``None`` if nothing is, if a newer version wrote it, or if there is none before it: that is for the user to decide.
+    """
+    found = [line for line in together(lambda: _damage(path, ranks), ranks=ranks) if line]
+    before = folder.before(path)
+    together(lambda: None, ranks=ranks)  # all have looked before the first renames
+    if not found or before is None:
+        return None
+    _rename(path, "damaged", ranks=ranks)
+    return f"{found[0].rpartition('; ')[0]}; set aside"
+
+
+def _damage(path: Path, ranks: Ranks) -> str:
+    """What this rank sees in its share of the files."""
+    try:
+        folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
+    except Mistake as error:
+        return "" if "written by a newer version" in str(error) else str(error)
+    return ""
+
+
+def step_past(path: Path, *, ranks: Ranks) -> Path | None:
+    """The checkpoint before ``path``, which then no longer counts, though it is whole; every rank calls it.
+
+    ``None`` if there is none before it.
+    """
+    before = together(lambda: folder.before(path), ranks=ranks)[0]
+    if before is not None:
+        _rename(path, "doubted", ranks=ranks)
+    return before
+
+
+def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
+    def rename() -> None:
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+            number += 1
+        os.rename(path, aside)
+
+    together(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

@@ -1,0 +1,211 @@
+"""Finds the rank that hangs and the rank that lags, from a thread of each process, by way of the processes' store.
+
+    no step ends for SECONDS on any rank → alarm → every rank writes its stacks and says where it is
+    → who says nothing, or else who is behind, or else who waits for nobody, did not come → all processes end
+    who is cut off from the store, and so hears no alarm, ends by itself
+
+A stopped process is woken by its neighbours, lest its stacks be missing. Own time is the share of looks at the main
+thread that do not find it waiting for peers (on GPUs the host waits for the device, and all seem alike).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
+
+from fivefold.train.faults.signals import AGAIN, Stopped
+from fivefold.train.parallel import collectives
+
+STACKS = signal.SIGUSR2  # asks a process for its stacks, at any time
+LOOKS_PER_SECOND = 20
+GRACE_SECONDS = 3.0  # to answer an alarm, and to end after it
+ALARM_SECONDS = 8 * GRACE_SECONDS  # from an alarm to the end, at most, and some more
+LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # own time over the ranks' median, so many windows in a row
+
+
+class Place(NamedTuple):
+    """Where a rank's main thread is: after ``step`` steps, at ``line``, waiting for its peers or not."""
+
+    step: int
+    doing: str
+    line: str
+    waits: bool
+
+
+class Watchdog:
+    """One rank's watch, as a context around its training. ``tell``: takes one line for the log, of the first rank."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, world: int, seconds: float, tell: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        self.folder, self.rank, self.world, self.seconds, self.tell = folder, rank, world, seconds, tell
+        self._main = threading.get_ident()
+        self._step, self._doing, self._since = 0, "start", time.monotonic()
+        self._alarmed, self._over = False, threading.Event()
+        self._looks = self._busy = 0
+        self._late = dict.fromkeys(range(world), 0)
+
+    def __enter__(self) -> Watchdog:
+        self._path = self.folder / f"stacks-rank{self.rank}.txt"
+        self._file = self._path.open("w")
+        faulthandler.register(STACKS, file=self._file, all_threads=True, chain=False)
+        store: Any = distributed_c10d._get_default_store()
+        self._store = PrefixStore("watchdog", store.clone())  # a connection of its own: the other may be in use
+        self._store.set(f"process/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
+        self._since = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._outlast, name="watchdog's watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and self._alarmed:  # it fails because others have ended; the thread ends it as well
+            try:
+                self._thread.join(ALARM_SECONDS)
+            except Stopped:  # torchrun ends those who are left
+                os._exit(AGAIN)
+        self._over.set()
+        self._thread.join(GRACE_SECONDS)
+        faulthandler.unregister(STACKS)
+        self._file.close()
+        if self._path.stat().st_size == 0:
+            self._path.unlink()
+
+    def at(self, step: int, doing: str) -> None:
+        """The main thread begins something new."""
+        self._step, self._doing, self._since = step, doing, time.monotonic()
+
+    # In the thread
+
+    def _watch(self) -> None:
+        checked, window = time.monotonic(), (time.monotonic(), 0, self._step)
+        pause = min(1.0, self.seconds / 4)
+        while not self._over.wait(1 / LOOKS_PER_SECOND):
+            self._look()
+            now = time.monotonic()
+            try:
+                if now - checked >= pause:
+                    checked = now
+                    if now - self._since > self.seconds or self._store.check(["alarm"]):
+                        self._alarm()
+                if self.world > 1 and now - window[0] >= WINDOW_SECONDS:
+                    number = window[1] + 1
+                    self._compare(number, steps=self._step - window[2], seconds=now - window[0])
+                    window = (now, number, self._step)
+            except (dist.DistError, RuntimeError) as error:  # the process with the store is gone
+                if now - self._since > self.seconds:
+                    self._end(f"the store of the processes does not answer: {next(iter(str(error).splitlines()), '')}")
+
+    def _outlast(self) -> None:
+        """End this process where the thread above waits for a store that is cut off: no answer ever says so."""
+        while not self._over.wait(1.0):
+            if time.monotonic() - self._since > self.seconds + ALARM_SECONDS:
+                faulthandler.dump_traceback(self._file, all_threads=True)
+                self._end(f"rank {self.rank} is cut off: the store of the processes does not answer")
+
+    def _look(self) -> None:
+        self._looks += 1
+        self._busy += not self._place().waits
+
+    def _place(self) -> Place:
+        frame: FrameType | None = sys._current_frames().get(self._main)
+        if frame is None:
+            return Place(self._step, self._doing, "", waits=False)
+        name = frame.f_code.co_filename
+        waits = name in (collectives.__file__, distributed_c10d.__file__)
+        while "fivefold" not in name and frame.f_back is not None:
+            frame = frame.f_back
+            name = frame.f_code.co_filename
+        line = f"{frame.f_code.co_name} ({Path(name).name}:{frame.f_lineno})"
+        return Place(self._step, self._doing, line, waits)
+
+    def _alarm(self) -> None:
+        """Write the stacks, say where this rank is, and end with what the first that answered makes of it all."""
+        self._alarmed = True
+        self._store.set("alarm", "1")
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        self._store.set(f"place/{self.rank}", json.dumps(self._place()))
+        time.sleep(GRACE_SECONDS)
+        places = self._answers("place")
+        silent = [rank for rank in range(self.world) if rank not in places]
+        if self.rank == min(places):
+            line = _verdict({rank: Place(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds)
+            self._store.set("verdict", f"{line}; every rank's stack is in {self.folder}/stacks-rank*.txt")
+        self._wake(silent)
+        self._store.wait(["verdict"], timedelta(seconds=3 * GRACE_SECONDS))
+        self._end(self._store.get("verdict").decode(), speak=self.rank == min(places))
+
+    def _answers(self, kind: str) -> dict[int, Any]:
+        """What each rank left under ``kind``; nothing of those that did not."""
+        there = [rank for rank in range(self.world) if self._store.check([f"{kind}/{rank}"])]
+        return {rank: self._store.get(f"{kind}/{rank}").decode() for rank in there}
+
+    def _wake(self, silent: list[int]) -> None:
+        """Let silent ranks of this host go on, so that they hear the alarm; ask those for their stacks who cannot."""
+        for number in (signal.SIGCONT, STACKS):  # apart, lest two accounts be written into one another
+            for rank, process in self._answers("process").items():
+                host, _, pid = process.rpartition(" ")
+                if rank in silent and rank not in self._answers("place") and host == socket.gethostname():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), number)
+            time.sleep(GRACE_SECONDS / 2 if silent else 0)
+
+    def _end(self, line: str, *, speak: bool = True) -> None:
+        if speak:
+            with suppress(OSError):
+                self.tell(line)
+            print(f"fivefold: {line}", file=sys.stderr, flush=True)
+        time.sleep(GRACE_SECONDS)  # no rank ends before all have written: the peers of one that ended may be ended too
+        os._exit(AGAIN)
+
+    def _compare(self, number: int, *, steps: int, seconds: float) -> None:
+        """Rank 0 lays the ranks' own time per step side by side and names who lags ``WINDOWS`` times in a row."""
+        share, self._looks, self._busy = self._busy / max(1, self._looks), 0, 0
+        if steps:
+            self._store.set(f"own/{self.rank}", json.dumps([number, share * seconds / steps]))
+        if self.rank:
+            return
+        own = {rank: json.loads(text) for rank, text in self._answers("own").items()}
+        if len(own) < self.world or any(abs(count - number) > 1 for count, _ in own.values()):
+            return
+        for rank, (_, mine) in own.items():
+            usual = statistics.median(other for peer, (_, other) in own.items() if peer != rank)
+            self._late[rank] = self._late[rank] + 1 if mine > LAG * usual else 0
+            if self._late[rank] == WINDOWS:
+                self.tell(f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}")
+
+
+def _verdict(places: dict[int, Place], silent: list[int], seconds: float) -> str:
+    """Who did not come, in words."""
+    if silent:
+        return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"
+    least = min(place.step for place in places.values())
+    behind = [rank for rank, place in places.items() if place.step == least]
+    idle = [rank for rank, place in places.items() if not place.waits]
+    for late in (behind, idle):
+        if 0 < len(late) < len(places):
+            where = places[late[0]]
+            return f"{_ranks(late)} did not come for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"
+    where = places[min(places)]
+    return f"no rank went on for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, sorted(ranks)))}"

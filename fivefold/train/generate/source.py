@@ -1,0 +1,130 @@
+"""A trained decoder, whole and in one process, from what is on disk: a run, a checkpoint of any layout, Hugging Face.
+
+RUN.toml, a run's folder  >  its newest checkpoint
+a checkpoint              >  model, weights by name, the tokenizer of its run  >  a plain decoder
+a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a plain decoder
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from fivefold.model.huggingface.names import bias_name
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+from fivefold.record import Fault, Mistake, read_file
+from fivefold.train.checkpoint import checkpoint_folder
+from fivefold.train.checkpoint.full_weights import decoder
+from fivefold.train.checkpoint.huggingface_export import DTYPES, find
+from fivefold.train.checkpoint.huggingface_import import CONFIG, Folder
+from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.data import tokenizer
+from fivefold.train.data.tokenizer import Tokenizer
+from fivefold.train.model.transformer import Transformer
+from fivefold.train.parallel.shard import Box
+from fivefold.train.run import Run
+
+WINDOW = 4096  # tokens of a model that does not say for how many it was made
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint or a Hugging Face folder at ``path``. ``window``: how many tokens it was trained on at once."""
+
+    path: Path
+    model: Model
+    window: int
+    folder: Folder | None  # opened, if it is one of Hugging Face
+
+    @classmethod
+    def find(cls, path: Path) -> Source:
+        """What ``path`` means; a ``Mistake`` if it holds no weights."""
+        if path.suffix == ".toml":
+            path = Run.load(path).folder
+        if (path / CONFIG).is_file():
+            folder = Folder.open(path)
+            return cls(path, folder.model, folder.model.positions or WINDOW, folder)
+        checkpoint = find(path)
+        manifest = checkpoint_folder.read(checkpoint)
+        return cls(checkpoint, manifest.model, manifest.job.sequence, None)
+
+    def tokenizer(self, named: Path | None = None) -> Tokenizer:
+        """The one that is ``named``, of the Hugging Face folder, or of the run that wrote the checkpoint."""
+        place = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
+        if named is None and not (place / "tokenizer.json").is_file():
+            raise Mistake(f"{place}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
+        found = tokenizer.tokenizer("bytes") if str(place) == "bytes" else tokenizer.load(place)
+        if found.vocab > self.model.vocab:
+            raise Mistake(f"{place}: has {found.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
+        return found
+
+    def ends(self, used: Tokenizer) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and those that Hugging Face's config names."""
+        named = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
+        more = named if isinstance(named, list) else [named]
+        return frozenset([used.end, *(end for end in more if isinstance(end, int))])
+
+    def decoder(self, *, dtype: Literal["bf16", "fp32"] | None = None) -> Transformer:
+        """A plain decoder, on a GPU if there is one; its weights in bf16 there, else in fp32, if nothing is said."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        width = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
+        return decoder(self.weights(dtype=width), model=self.model).to(device)
+
+    def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Name → whole weight on CPU in ``dtype``; the biases by which experts are chosen in fp32."""
+        found = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
+        biases = {
+            layer: torch.zeros(self.model.moe.experts)
+            for layer in range(self.model.layers)
+            if self.model.moe is not None and self.model.is_moe(layer)
+        }
+        if self.folder is not None:
+            _read_folder(self.folder, found, biases)
+        else:
+            _read_checkpoint(self.path, found, biases)
+        return found | {f"blocks.{layer}.moe.bias": bias for layer, bias in biases.items()}
+
+
+@torch.no_grad()
+def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    for name, whole in found.items():
+        for box in _boxes(tuple(whole.shape), apart=folder.parts[name][0].expert is not None):
+            whole[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
+    for layer, bias in biases.items():
+        if (name := bias_name(layer)) in folder.parts:
+            bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
+
+
+def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
+    """The whole of a weight, or each of its experts."""
+    first = range(shape[0]) if apart else [0]
+    for start in first:
+        size = (1 if apart else shape[0], *shape[1:])
+        yield Box((start, *(0 for _ in shape[1:])), size, (slice(start, start + size[0]),))
+
+
+def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
+    targets: dict[str, Tensor] = {
+        f"weights/{name}": Boxes(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)
+        for name, whole in found.items()
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it is not distributed
+            load_tensors(
+                targets | {f"bias/{layer}": bias for layer, bias in biases.items()},
+                storage_reader=FileSystemReader(path), no_dist=True,
+            )  # fmt: skip
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise Fault(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,48 @@
+"""What one rank did in the step under the ``Meter``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fivefold.step import Traffic
+from fivefold.train.build import Built
+from fivefold.train.measure.meter import Meter
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
+
+    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+    peak_cause: str
+    flops: int
+    traffic: tuple[Traffic, ...]
+
+
+def living(built: Built) -> list[Tensor]:
+    """Every tensor that lives from step to step."""
+    return [*built.weights(), *built.moments(), *built.module.tables]
+
+
+def measure(meter: Meter, *, built: Built, kept_bytes: int) -> Measured:
+    """The meter after the update, while the gradients still live."""
+    gradients = [unit.reduced for unit in built.units if unit.reduced is not None]
+    return Measured(
+        parameters=built.parameters,
+        parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),
+        gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
+        optimizer_bytes=sum(tensor.nbytes for tensor in built.moments()),
+        kept_bytes=kept_bytes,
+        peak_bytes=torch.cuda.max_memory_allocated() if built.ranks.device.type == "cuda" else meter.peak_bytes,
+        peak_cause=meter.peak_cause,
+        flops=meter.flops,
+        traffic=meter.traffic,
+    )

@@ -1,0 +1,163 @@
+"""What one training step really does, counted below autograd: live bytes, FLOPs, messages.
+
+On CPU torch keeps no memory statistics, so every storage is counted from the operation that makes it until it is
+freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts the full square, backward twice forward.
+"""
+
+from __future__ import annotations
+
+import resource
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+import fivefold.train.model.float8.grouped  # noqa: F401  its operations are counted
+from fivefold.step import Traffic, sent_bytes
+
+aten, c10d = torch.ops.aten, torch.ops.c10d
+
+# operation → which argument is the left matrix
+MATMULS = {
+    aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
+    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.scaled_mm.default: 0,
+}  # fmt: skip
+# operation on rows of groups → whether it has the rows of all groups by their matrices; else columns by one another
+GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
+ATTENTION_FORWARD = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+# operation → (collective, which argument is the full tensor)
+COLLECTIVES = {
+    c10d.allreduce_.default: ("all_reduce", 0),
+    c10d._allgather_base_.default: ("all_gather", 0),
+    c10d._reduce_scatter_base_.default: ("reduce_scatter", 1),
+    c10d.alltoall_base_.default: ("all_to_all", 1),
+    c10d.broadcast_.default: ("broadcast", 0),
+    c10d.send.default: ("p2p", 0),
+}
+
+
+class Watch(Protocol):
+    """Who is told what a step does, and knows what lives."""
+
+    phase: str
+    live_bytes: int
+
+
+class Meter(TorchDispatchMode):
+    """Counts while it is entered. Tell it beforehand what already lives, and which group is which axis."""
+
+    def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._axis = axis
+        self._sizes: dict[int, int] = {}
+        self.live_bytes = self.peak_bytes = self.flops = 0
+        self.peak_cause = self.phase = ""
+        self._messages: Counter[tuple[str, str]] = Counter()
+        self._sent: Counter[tuple[str, str]] = Counter()
+        for tensor in living:
+            self._see(tensor)
+        self.base_bytes = self.peak_bytes = self.live_bytes
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Messages and bytes that this rank sent, by axis and collective."""
+        return tuple(
+            Traffic(axis=axis, collective=collective, messages=count, bytes=self._sent[axis, collective])
+            for (axis, collective), count in sorted(self._messages.items())
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then count it."""
+        out = func(*args, **(kwargs or {}))
+        if func in COLLECTIVES:
+            self._count_message(func, args)
+        elif func is torch.ops.inductor.resize_storage_bytes_.default:
+            self._resize(args[0])
+        else:
+            self.flops += operation_flops(func, args, out)
+            for tensor in tensors(out):
+                self._see(tensor)
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self.peak_cause = f"{self.phase} {func.name().split('::')[-1]}".strip()
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes()
+            self.live_bytes += storage.nbytes()
+            weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key)
+
+    def _resize(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.live_bytes += storage.nbytes() - self._sizes.get(storage._cdata, 0)
+        self._sizes[storage._cdata] = storage.nbytes()
+
+    def _count_message(self, func: Any, args: Any) -> None:
+        collective, full = COLLECTIVES[func]
+        group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+        payload = sum(tensor.nbytes for tensor in tensors(args[full]))
+        key = self._axis(group.group_name), collective
+        self._messages[key] += 1
+        self._sent[key] += sent_bytes(collective, payload=payload, ranks=group.size())
+
+
+def resident_bytes() -> int:
+    """The most that was ever held: by the allocator on a GPU; on CPU by the whole process, libraries included."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def is_group(value: Any) -> bool:
+    """Whether a script object is a process group."""
+    return bool(value._type().name() == "ProcessGroup")
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Those among the leaves of ``tree``."""
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
+def operation_flops(func: Any, args: Any, out: Any) -> int:
+    """FLOPs of one aten operation; 0 for all that is neither matmul nor attention."""
+    if func in MATMULS:
+        return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
+    if func is aten._grouped_mm.default:  # rows of a group by its matrix, or the columns of groups by one another
+        left, right = args[0], args[1]
+        return 2 * int(left.numel()) * int(right.shape[-1])
+    if func in GROUPED:
+        left, right = args[0], args[2]
+        return 2 * int(left.numel()) * int(right.shape[1 if GROUPED[func] else 0])
+    if func in ATTENTION_FORWARD:
+        return _attention_flops(*args[:3])
+    if func in ATTENTION_BACKWARD:
+        return 2 * _attention_flops(*args[1:4])
+    return 0
+
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Of q [B, N, T, H] on all of k [B, K, S, H] and v [B, K, S, H of v]."""
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])

@@ -1,0 +1,248 @@
+"""Self-attention: grouped queries, or heads made from a latent (DeepSeek-V2, arXiv:2405.04434). Works on rows.
+
+    grouped   x → q, k, v → (norm) → rope → core → out
+    latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
+
+The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
+query (arXiv:2205.14135). Seams: ``run``, ``core``, ``swap``, and ``share`` for rows that every head needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, floor, log, pi
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.shape import RopeScaling
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.train.model.flash_attention import Flash
+from fivefold.train.model.kernels import rotate
+from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.norm import norm
+from fivefold.train.model.operation import Run, direct
+
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Swap(Protocol):
+    """What happens to heads before and after the core, where it is not the rank's own that it attends with."""
+
+    def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values for the core."""
+
+    def leave(self, out_BTNH: Tensor) -> Tensor:
+        """The output of the core, back in the order of the queries."""
+
+
+class _Attention(nn.Module):
+    """What both kinds share: the core on heads, and the way out. How heads are made is ``_heads``."""
+
+    out: Linear
+
+    def __init__(self, *, scale: float) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.scale = scale
+        self.core: Core = Flash(scale=scale)
+        self.swap: Swap | None = None
+
+    def forward(
+        self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        """[R, D] → [R, D] of sequences of as many tokens as the tables of ``rotary_tables`` are long.
+
+        ``documents_BT``: an id per token of the whole sequences; none is attended to from another. None: all are one.
+        """
+        heads = self._heads(x_RD, cos_TH, sin_TH)
+        if self.swap is not None:
+            heads = self.run("attention.enter", self.swap.enter, *heads)
+        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, documents_BT)
+        del heads
+        if self.swap is not None:
+            out_BTNH = self.run("attention.leave", self.swap.leave, out_BTNH)
+        out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
+        return out_RD
+
+    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class GroupedAttention(_Attention):
+    """Queries in groups, each on one key/value head (arXiv:2305.13245). How many are here, the weights' shapes say."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(scale=model.attention_scale or model.head_dim**-0.5)
+        self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
+        wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.q = Linear(model.width, wide, bias=model.qkv_bias)
+        self.k = Linear(model.width, narrow, bias=model.qkv_bias)
+        self.v = Linear(model.width, narrow, bias=model.qkv_bias)
+        if model.qk_norm != "none":
+            self.q_norm = norm(model, wide if model.qk_norm == "full" else model.head_dim)
+            self.k_norm = norm(model, narrow if model.qk_norm == "full" else model.head_dim)
+        self.out = Linear(wide, model.width, bias=model.out_bias)
+
+    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # one name for a tensor before and after each operation, so that the former is let go
+        q, k, v = self.run("attention.qkv", fan, x_RD, self.q, self.k, self.v)
+        if self.qk_norm == "full":
+            q, k = self._normed(q, k)
+        q, k, v = (_by_head(rows, cos_TH.shape[0], self.head_dim) for rows in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = self._normed(q, k)
+        q = self.run("rope.q", _rotate_first, q, cos_TH, sin_TH)
+        k = self.run("rope.k", _rotate_first, k, cos_TH, sin_TH)
+        return q, k, v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)
+
+
+class LatentAttention(_Attention):
+    """Multi-head latent attention. Each head's query and key are a part without and a part with positions.
+
+    Seams: ``share``; ``bare``: no keys and values are made of the latent, for who attends to it itself.
+    """
+
+    def __init__(self, model: Model) -> None:
+        mla = model.mla
+        assert mla is not None
+        super().__init__(scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
+        self.mla = mla
+        self.share: Callable[[Tensor], Tensor] = _as_is
+        self.bare = False
+        wide = model.heads * (mla.nope_dim + mla.rope_dim)
+        if mla.q_rank is None:
+            self.q = Linear(model.width, wide, bias=False)
+        else:
+            self.q_down = Linear(model.width, mla.q_rank, bias=model.qkv_bias)
+            self.q_norm = norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
+            self.q_up = Linear(mla.q_rank, wide, bias=False)
+        self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
+        self.kv_norm = norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
+        self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
+        self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
+
+    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mla, tokens = self.mla, cos_TH.shape[0]
+        q, kv = self._down(x_RD)
+        latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
+        key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
+        latent = self.run("attention.kv_norm", self.kv_norm, latent)
+        if self.bare:
+            return self._bare(q, latent, key, cos_TH, sin_TH)
+        kv = self.run("attention.kv_up", self.kv_up, latent)
+        # the values stay a part of what kv_up has made, which is kept whole for them
+        k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
+        q = self.run("rope.q", _rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        k = self.run("rope.k", _rotate_shared, k, key, cos_TH, sin_TH)
+        return q, k, v
+
+    def _bare(
+        self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """As ``_heads``, but the one key of all heads is the latent and the rotary key, the one value the latent."""
+        mla, tokens = self.mla, cos_TH.shape[0]
+        q = _rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        turned = rotate(key, cos_TH=cos_TH, sin_TH=sin_TH)
+        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), turned), dim=-1)
+        return q, k, k[..., : mla.kv_rank]
+
+    def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of the heads here, and the keys' and values' latent with the rotary key."""
+        if self.mla.q_rank is None:
+            q = self.run("attention.q", self.q, x_RD)
+            (kv,) = self.run("attention.down", fan, x_RD, self.kv_down)
+        else:
+            latent, kv = self.run("attention.down", fan, x_RD, self.q_down, self.kv_down)
+            latent = self.run("attention.q_norm", self.q_norm, latent)
+            q = self.run("attention.q_up", self.q_up, latent)
+        return q, kv
+
+
+def _as_is(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
+    return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)
+
+
+def _rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """The first dims of a head, as many as the tables have, or all."""
+    rest = x_BTNH.shape[-1] - cos_TH.shape[-1]
+    if not rest:
+        return rotate(x_BTNH, cos_TH=cos_TH, sin_TH=sin_TH)
+    turned, still = x_BTNH.split((cos_TH.shape[-1], rest), dim=-1)
+    return torch.cat((rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH), still), dim=-1)
+
+
+def _rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    still, turned = x_BTNH.split((x_BTNH.shape[-1] - cos_TH.shape[-1], cos_TH.shape[-1]), dim=-1)
+    return torch.cat((still, rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH)), dim=-1)
+
+
+def _rotate_shared(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """Each head's key, and after it the rotated one of all."""
+    turned = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
+    return torch.cat((k_BTNH, turned.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
+
+
+def rotary_tables(
+    model: Model, *, positions: Tensor, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``cos | cos`` and ``−sin | sin`` [T, 1, H] of the tokens at ``positions`` [T] (RoFormer, arXiv:2104.09864).
+
+    H: the dims of a head that are rotated. So wide that x · cos + (its halves exchanged) · sin runs over all of them.
+    """
+    turns = torch.tensor(frequencies(model), dtype=torch.float64, device=device)
+    angles = torch.outer(positions.to(device, torch.float64), turns)[:, None, :]
+    factor = (model.rope_scaling and model.rope_scaling.attention_factor) or 1.0
+    cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def frequencies(model: Model) -> list[float]:
+    """Radians per token of each pair of rotated dims; a scaled one lies between its own and ``1/factor`` of it.
+
+    Raises ``Mistake`` for a scaling that depends on the length of the text.
+    """
+    dim, scaling = model.rope_dim, model.rope_scaling
+    plain = [model.rope_theta ** -(index / dim) for index in range(0, dim, 2)]
+    if scaling is None:
+        return plain
+    shares = _unscaled(scaling, model=model, plain=plain)
+    return [share * own + (1 - share) * own / scaling.factor for share, own in zip(shares, plain, strict=True)]
+
+
+def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
+    """The share of each frequency that is left as it is: of those that turn often within the original length."""
+    if scaling.kind == "linear":
+        return [0.0 for _ in plain]
+    length, kind = scaling.original_positions, scaling.kind
+    if kind in ("dynamic", "longrope"):
+        raise Mistake(f"model {model.name!r}: the trainer cannot scale rope by {kind!r}; only linear, llama3 or yarn")
+    if length is None or (kind == "yarn" and scaling.attention_factor is None):
+        lacks = "original_positions" if length is None else "attention_factor"
+        raise Mistake(f"model {model.name!r}: rope scaling {kind!r} needs {lacks}; give it in rope_scaling")
+    if kind == "llama3":
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        return [_within((length * own / (2 * pi) - low) / (high - low)) for own in plain]
+    # YaRN (arXiv:2309.00071) §3.2: linear in the pair between those that turn beta_fast and beta_slow times
+    first, last = (
+        model.rope_dim * log(length / (turns * 2 * pi)) / (2 * log(model.rope_theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, model.rope_dim - 1)
+    span = last - first or 1e-3  # negative where both lie beyond the last pair: none is left as it is
+    return [1 - _within((pair - first) / span) for pair in range(len(plain))]
+
+
+def _within(share: float) -> float:
+    return min(max(share, 0.0), 1.0)

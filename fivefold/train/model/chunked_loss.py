@@ -1,0 +1,75 @@
+"""Head and loss of some rows at a time: logits, their gradient, dx and dW, one chunk after another, in the backward.
+
+    backward, per chunk of rows:   logits = h Wᵀ  →  loss, g = ∂loss/∂logits in place  →  dh = g W,  dW += gᵀ h
+
+Nobody asks for the loss before the step is over, so the forward keeps h and computes nothing: no product is made twice,
+no gradient of W waits for its backward. dW is never put off: what it is made of would be the logits. Held against
+Liger's (which does the same in the forward) and cut cross-entropy (arXiv:2411.09009) in decision 023.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.job import LOSS_CHUNK_ROWS
+from fivefold.train.model.kernels import Nats
+from fivefold.train.model.linear import Linear, deliver
+
+
+def chunked_loss(h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats) -> Tensor:
+    """``scale`` · Σ of −log softmax(out(h))[target] in nats. ``h`` [rows, D], ``targets`` as many in any shape.
+
+    Where ``h`` wants a gradient the scalar is NaN until its backward, which runs once, has filled it in.
+    """
+    found: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, _weight: Tensor, targets: Tensor, out: Linear, scale: float, loss: Nats
+    ) -> Tensor:  # fmt: skip
+        total = torch.zeros((), dtype=torch.float32, device=h.device)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(h, targets)
+            ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
+            return total.detach()  # another tensor on the same number: that of autograd would hold itself
+        whole, targets = out.around.enter(h), targets.flatten()
+        for rows in _chunks(whole):
+            total += loss(F.linear(whole[rows], out.matrix, out.bias), targets[rows], None)
+        return total * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        h, targets = ctx.saved_tensors
+        out: Linear = ctx.out
+        whole, targets, total, times = out.around.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
+        gradient = torch.empty_like(whole)
+        weight = bias = None
+        for rows in _chunks(whole):
+            logits = F.linear(whole[rows], out.matrix, out.bias)
+            total += ctx.loss(logits, targets[rows], times)
+            torch.mm(logits, out.matrix, out=gradient[rows])
+            weight = logits.t() @ whole[rows] if weight is None else weight.addmm_(logits.t(), whole[rows])
+            if out.bias is not None:
+                bias = logits.sum(0) if bias is None else bias.add_(logits.sum(0))
+            del logits  # before the next are made
+        total *= ctx.scale
+        del whole
+        entered = out.around.begin_entered_gradient(gradient)
+        del gradient
+        if out.bias is not None and bias is not None:
+            deliver(out.bias, bias)
+        assert weight is not None
+        deliver(out.matrix, weight)
+        return entered(), None, None, None, None, None
+
+
+def _chunks(rows: Tensor) -> list[slice]:
+    return [slice(start, start + LOSS_CHUNK_ROWS) for start in range(0, len(rows), LOSS_CHUNK_ROWS)]

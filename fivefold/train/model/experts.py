@@ -1,0 +1,224 @@
+"""Matmuls of experts side by side: rows in order of expert, each group of them times its expert's weight.
+
+    y[o_e : o_e+1] = x[o_e : o_e+1] W_eᵀ        backward: dx = g W_e of its group · dW_e = gᵀ x of its group
+
+As ``linear.py``, the gradients of weights are delivered one at a time, now or later. The routing weight of a row
+multiplies the activation before ``down``, so that what the experts return need not be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.train.model.linear import Later, Work, deliver
+
+ALIGNED_BYTES = 16  # of rows and columns, as grouped_mm wants them
+Ends = Callable[[Tensor, int], list[int]]
+
+
+def read_ends(offsets: Tensor, rows: int) -> list[int]:
+    """Where those of each expert end, of so many ``rows``: the host waits for them."""
+    found: list[int] = offsets.tolist()
+    return found
+
+
+class Groups:
+    """The three products of experts in the width of their operands; ``train/float8`` has narrower ones.
+
+    ``operand`` and ``columns`` make of rows what ``out`` and ``weight`` read.
+    """
+
+    def operand(self, x: Tensor) -> Any:
+        """Rows ``x`` [n, in] for ``out``."""
+        return x
+
+    def out(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+        """Rows times those of ``weights`` [E, out, in], transposed → [n, out]."""
+        return by_group(operand, weights.mT, offsets, ends)
+
+    def into(
+        self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Rows [n, out] times those of ``weights`` [E, out, in], added to ``total``."""
+        part = by_group(gradient, weights, offsets, ends)
+        return part if total is None else total.add_(part)
+
+    def columns(self, x: Tensor, offsets: Tensor) -> Any:
+        """Rows ``x`` [n, in] for ``weight``."""
+        return x
+
+    def weight(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
+        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        return summed_by_group(gradient, columns, offsets, ends)
+
+
+class Experts(nn.Module):
+    """Gated experts, those of them that are here: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
+
+    Seams: ``later``; ``adds_bias``: whether what ``down`` returns gets its bias here, or on another rank that holds a
+    part of the same expert; ``copies``: as how many rows one token reaches an expert, over all ranks; ``meanwhile``:
+    where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off; ``ends``: reads offsets.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        moe = model.moe
+        assert moe is not None
+        self.later, self.ends, self.products = Later(), read_ends, Groups()
+        self.adds_bias, self.copies = True, 1
+        self.meanwhile: list[Work] | None = None
+        for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
+                                  ("down", model.width, moe.ffn)):  # fmt: skip
+            self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, outof, into)))
+            if moe.expert_bias:
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
+
+    def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """Rows [n, D] in order of expert, which end at ``offsets`` [E] → two of [n, F]."""
+        outs = _products(x, offsets, self, ("gate", "up"))
+        return tuple(self._biased(y, name, offsets) for y, name in zip(outs, ("gate", "up"), strict=True))
+
+    def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
+        """``down`` of activations [n, F] that are multiplied by their routing weight ``share`` [n] → [n, D]."""
+        (y,) = _products(m, offsets, self, ("down",))
+        return self._biased(y, "down", offsets, share)
+
+    def _biased(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
+        bias = getattr(self, f"{name}_bias", None)
+        return y if bias is None else _add_bias(y, share, bias, offsets, self)
+
+
+def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
+    out: Tensor = _WeightedSwiglu.apply(gate, up, share)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WeightedSwiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, share)
+        return F.silu(gate).mul_(up).mul_(share[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up, share = ctx.saved_tensors
+        silu = F.silu(gate)
+        share_gradient = (gradient * up).mul_(silu).sum(-1, dtype=share.dtype)
+        weighted = (gradient * share[:, None]).to(gradient.dtype)
+        up_gradient = silu.mul_(weighted)
+        return torch.ops.aten.silu_backward(weighted.mul_(up), gate), up_gradient, share_gradient
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]
+    ) -> tuple[Tensor, ...]:
+        ctx.experts, ctx.names = experts, names
+        ctx.save_for_backward(x, offsets)
+        products, ends = experts.products, experts.ends
+        operand = products.operand(x)
+        return tuple(products.out(operand, experts.get_parameter(name), offsets, ends) for name in names)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        experts: Experts = ctx.experts
+        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # what is put off does not hold the graph
+        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
+        total: Tensor | None = None
+        for name, gradient in zip(ctx.names, outer, strict=True):
+            total = experts.products.into(gradient, experts.get_parameter(name), offsets, experts.ends, total)
+        for name, gradient in zip(ctx.names, outer, strict=True):
+            work = partial(experts.later.do, partial(_weight, experts, name, x, gradient, offsets))
+            work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
+        return total, None, None, None, None
+
+
+def _weight(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
+    products = experts.products
+    summed = products.weight(gradient, products.columns(x, offsets), offsets, experts.ends)
+    deliver(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
+
+
+class _AddBias(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts
+    ) -> Tensor:  # fmt: skip
+        ctx.experts, ctx.bias, ctx.adds = experts, bias, share is None or experts.adds_bias
+        ctx.save_for_backward(share, offsets)
+        ctx.mark_dirty(y)
+        if not ctx.adds:
+            return y
+        added = bias.index_select(0, _groups(y, offsets))
+        return y.add_(added) if share is None else y.addcmul_(added, share[:, None].to(y.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        share, offsets = ctx.saved_tensors
+        bias: Tensor = ctx.bias
+        groups = _groups(gradient, offsets)
+        rows, share_gradient = gradient, None
+        if share is not None:
+            rows = gradient * share[:, None].to(gradient.dtype)
+            added = bias.index_select(0, groups)
+            share_gradient = (gradient * added).sum(-1, dtype=share.dtype) if ctx.adds else torch.zeros_like(share)
+        deliver(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
+        return gradient, share_gradient, None, None, None
+
+
+def _groups(rows: Tensor, offsets: Tensor) -> Tensor:
+    """The expert of each row."""
+    return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
+
+
+def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+    """Rows [n, in], in groups that end at ``offsets`` [E], times the group's own of ``weights`` [E, in, out]."""
+    if _grouped(x, weights, weights.shape[2]):
+        return F.grouped_mm(x, weights, offs=offsets)
+    out = x.new_empty(x.shape[0], weights.shape[2])
+    for rows, weight in zip(_slices(ends(offsets, x.shape[0])), weights, strict=True):
+        torch.mm(x[rows], weight, out=out[rows])
+    return out
+
+
+def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+    """[n, out]ᵀ times [n, in] of each group → [E, out, in]; zeros where a group has no rows."""
+    if _grouped(gradient, x, x.shape[1]):
+        return F.grouped_mm(gradient.t(), x, offs=offsets)
+    out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
+    for rows, summed in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
+        torch.mm(gradient[rows].t(), x[rows], out=summed)
+    return out
+
+
+def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
+    """Whether torch has one kernel for it: not for fp64, nor for sizes and places that are no multiple of 16 bytes."""
+    width = x.element_size()
+    sizes = (x.shape[1], columns, x.storage_offset(), other.storage_offset())
+    return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * width % ALIGNED_BYTES == 0 for size in sizes)
+
+
+def _slices(ends: list[int]) -> list[slice]:
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _products(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    weight = experts.get_parameter(names[0])
+    found: tuple[Tensor, ...] = _Products.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
+    return found
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
+    found: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,122 @@
+"""The three products of a linear layer with operands in eight bits.
+
+    y = x Wᵀ · dx = g W · dW = gᵀ x        each operand cast along what is summed over
+
+tensorwise, rowwise   as torchao's recipes of those names (torchao 0.18.0: torchao/float8/config.py)
+tiles                 x and g by 1 x 128, W by 128 x 128, all e4m3, summed in fp32 every 128 (arXiv:2412.19437 §3.3)
+
+Kept for the backward is x as it came, which is cast again. Where no kernel does it, the operands multiply in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fivefold.job import Recipe, Scaling
+from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.train.model.linear import Products
+
+ALIGNED = 16  # elements of rows, as the kernel wants them
+Caster = Callable[[Tensor], Cast]
+
+
+class Casts(NamedTuple):
+    """Of each operand, with what is summed over as its last dim; ``weight_back`` is for dx."""
+
+    x: Caster
+    gradient: Caster
+    weight: Caster
+    weight_back: Caster
+
+
+_row, _matrix = partial(by_row, powers=True), partial(by_matrix, powers=True)
+CASTS: dict[Scaling, Casts] = {
+    "tensorwise": Casts(by_tensor, partial(by_tensor, dtype=torch.float8_e5m2), by_matrix, by_matrix),
+    "rowwise": Casts(_row, _row, _row, _row),
+    "tiles": Casts(by_tile, by_tile, by_block, by_block),
+}
+
+
+def casts_of(recipe: Recipe) -> Casts:
+    """How ``recipe`` casts; with wide gradients of weights torchao has one scale for the weight of dx."""
+    found = CASTS[recipe.scaling]
+    return found._replace(weight_back=_matrix) if recipe.wide_gradients else found
+
+
+class Float8(Products):
+    """``kernel``: multiplied by the chip's fp8 units; else emulated."""
+
+    def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
+        self.casts, self.kernel, self.wide = casts_of(recipe), kernel, recipe.wide_gradients
+
+    def operand(self, x: Tensor) -> Cast:
+        """``x`` for ``out``, cast once for all layers on it."""
+        return self.casts.x(x)
+
+    def out(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x Wᵀ + b``."""
+        y = product(operand, self.casts.weight(weight), dtype=weight.dtype, kernel=self.kernel, fast=True)
+        return y if bias is None else y.add_(bias)
+
+    def into(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+        """``g W``, added to ``total``."""
+        made = product(
+            self.casts.gradient(gradient), self.casts.weight_back(weight.t()), dtype=weight.dtype, kernel=self.kernel
+        )
+        return made if total is None else total.add_(made)
+
+    def columns(self, x: Tensor) -> Tensor | Cast:
+        """``x`` for ``weight``."""
+        return x if self.wide else self.casts.x(x.t())
+
+    def weight(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor:
+        """``gᵀ x``."""
+        if not isinstance(columns, Cast):
+            return gradient.t() @ columns
+        return product(self.casts.gradient(gradient.t()), columns, dtype=gradient.dtype, kernel=self.kernel)
+
+
+def product(a: Cast, b: Cast, *, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
+    """``a`` [M, K] times ``b`` [N, K] transposed → [M, N]. ``fast``: the kernel may sum in fewer bits."""
+    found: Tensor = scaled_mm(*a, *b, dtype, kernel, fast)
+    return found
+
+
+@torch.library.custom_op("fivefold::scaled_mm", mutates_args=())
+def scaled_mm(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, kernel: bool, fast: bool
+) -> Tensor:  # fmt: skip
+    """``product`` as one operation, which the dry run and the meter know."""
+    if kernel and a.is_cuda and a.numel() and (a.shape[-1] | b.shape[0]) % ALIGNED == 0:
+        rows = max(a_scale.numel(), b_scale.numel()) > 1
+        left = a_scale.expand(a.shape[0], 1).contiguous() if rows else a_scale.view(())
+        right = b_scale.expand(b.shape[0], 1).contiguous().t() if rows else b_scale.view(())
+        return torch._scaled_mm(a, b.t(), scale_a=left, scale_b=right, out_dtype=dtype, use_fast_accum=fast)
+    return emulated(Cast(a, a_scale), Cast(b, b_scale)).to(dtype)
+
+
+@scaled_mm.register_fake
+def _(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, kernel: bool, fast: bool
+) -> Tensor:  # fmt: skip
+    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+
+
+def emulated(a: Cast, b: Cast) -> Tensor:
+    """``product`` in fp32: what shares a scale is summed, scaled, and then added to the rest."""
+    left, right = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
+    if right.shape[0] not in (1, b.data.shape[0]):  # of blocks
+        right = right.repeat_interleave(TILE, 0)[: b.data.shape[0]]
+    if left.shape[1] == right.shape[1] == 1:
+        return (a.data.float() @ b.data.float().t()).mul_(left).mul_(right.t())
+    total = torch.zeros(a.data.shape[0], b.data.shape[0], device=a.data.device)
+    for tile in range(left.shape[1]):
+        inner = slice(tile * TILE, (tile + 1) * TILE)
+        part = a.data[:, inner].float() @ b.data[:, inner].float().t()
+        total.add_(part.mul_(left[:, tile, None]).mul_(right[:, tile]))
+    return total

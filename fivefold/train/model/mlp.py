@@ -1,0 +1,32 @@
+"""The gated feed-forward: of a dense block, and of the experts that every row goes to.
+
+down(silu(gate(x)) · up(x))        Shazeer, arXiv:2002.05202
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.train.model.kernels import swiglu
+from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.operation import Run, direct
+
+
+class Mlp(nn.Module):
+    """``name`` is that of its operations."""
+
+    def __init__(self, model: Model, *, ffn: int, name: str) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.name = name
+        self.gate = Linear(model.width, ffn, bias=model.mlp_bias)
+        self.up = Linear(model.width, ffn, bias=model.mlp_bias)
+        self.down = Linear(ffn, model.width, bias=model.mlp_bias)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """[R, D] → [R, D]."""
+        gate_RF, up_RF = self.run(f"{self.name}.gate_up", fan, x_RD, self.gate, self.up)
+        act_RF = self.run(f"{self.name}.act", swiglu, gate_RF, up_RF)
+        out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
+        return out

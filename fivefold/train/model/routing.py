@@ -1,0 +1,139 @@
+"""Which experts a token goes to, in what order its copies lie, and what keeps the experts evenly busy.
+
+    chosen = top-k of (score + bias), within the best groups · weight = score / Σ chosen scores · scaling
+    aux      α Σ_i f_i P_i per sequence, f_i = E/(k T) · tokens of expert i, P_i its mean normalised score
+    free     after each step bias_i += rate · sign(mean load − load_i)
+Sources: DeepSeek-V3, arXiv:2412.19437 §2.1.2; capacity: Switch Transformer, arXiv:2101.03961 §2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from fivefold.model.shape import MoE
+from fivefold.units import ceil_div
+
+
+class Sequences:
+    """To which sequence each row belongs. Here all rows of each are on this rank, ``tokens`` of them."""
+
+    parts = 1  # into which each is cut over all ranks, in order of position
+
+    def __init__(self, tokens: int | None = None) -> None:
+        self.tokens = tokens  # of a whole sequence; None: all rows are one
+
+    def number(self, rows: int) -> int:
+        """How many sequences, over all ranks that hold rows of the same."""
+        return 1 if self.tokens is None else ceil_div(rows, self.tokens)
+
+    def piece(self, rows: int, device: torch.device) -> Tensor:
+        """[R] sequence · ``parts`` + part of each row; the rows of a piece are neighbours."""
+        return torch.arange(rows, device=device) // (self.tokens or rows)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Sum of counts over the ranks that hold other rows of the same sequences."""
+        return counts
+
+
+@dataclass(frozen=True)
+class Trip:
+    """The order in which copies of rows lie: by expert, and within one by token."""
+
+    order: Tensor  # [n] which of the R · k choices each copy is
+    tokens: Tensor  # [n] which row it is a copy of
+    places: Tensor  # [n] where the copies lie, in order of token
+    starts: Tensor  # [R] where those of each token begin in ``places``
+    counts: Tensor  # [E] copies for each expert
+
+
+def choose(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
+    """[R, k] experts of each row by scores [R, E] plus ``bias`` [E]."""
+    wanted = scores if bias is None else scores + bias
+    if moe.groups > 1:
+        grouped = wanted.unflatten(1, (moe.groups, -1))
+        best = 1 if moe.score == "softmax" else min(2, grouped.shape[2])
+        groups = grouped.topk(best, dim=-1).values.sum(-1).topk(moe.topk_groups, dim=-1).indices
+        out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, groups, False)
+        wanted = grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
+    return wanted.topk(moe.topk, dim=-1).indices
+
+
+def weigh(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
+    """[R, k] weight of each chosen expert."""
+    weights = scores.gather(1, chosen)
+    if moe.normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
+    return weights * moe.scaling
+
+
+def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor | None:
+    """[R, k] whether a choice is among the first ⌈capacity · T k / E⌉ of its sequence for that expert; None: all are.
+
+    Where a sequence is cut over ranks, their counts come first: one sum.
+    """
+    if moe.capacity is None:
+        return None
+    rows, device = chosen.shape[0], chosen.device
+    number, piece = sequences.number(rows), sequences.piece(rows, device)
+    counts = count(chosen, piece, groups=number * sequences.parts, experts=moe.experts)
+    table = sequences.total(counts).view(number, sequences.parts, -1)
+    earlier = (table.cumsum(1) - table).flatten(0, 1)  # in pieces before this one
+    taken = torch.zeros(rows, moe.experts, dtype=torch.int64, device=device).scatter_(1, chosen, 1)
+    before = taken.cumsum(0) - taken
+    new = torch.nn.functional.pad(piece[1:] != piece[:-1], (1, 0))
+    first = torch.where(new, torch.arange(rows, device=device), 0).cummax(0).values
+    position = (before - before[first] + earlier[piece]).gather(1, chosen)
+    return position < ceil(moe.capacity * (sequences.tokens or rows) * moe.topk / moe.experts)
+
+
+def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor:
+    """[groups, E] rows of each ``group`` [R] that chose each expert."""
+    index = (group[:, None] * experts + chosen).flatten()
+    counts = torch.zeros(groups * experts, dtype=torch.int64, device=chosen.device)
+    return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
+
+
+def trip(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Trip:
+    """The copies of rows that ``chosen`` [R, k] wants, but for what is not ``kept``."""
+    topk = chosen.shape[1]
+    flat = chosen.flatten()
+    if kept is None:
+        order = flat.argsort(stable=True)
+        starts = torch.arange(0, flat.shape[0], topk, device=flat.device)
+    else:
+        flat = flat.where(kept.flatten(), experts)
+        order = flat.argsort(stable=True)[: int(kept.sum())]
+        each = kept.sum(1)
+        starts = each.cumsum(0) - each
+    places = torch.empty_like(flat).scatter_(0, order, torch.arange(order.shape[0], device=flat.device))
+    if kept is not None:
+        places = places[kept.flatten()]
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device)
+    counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:experts]
+    return Trip(order, order // topk, places, starts, counts)
+
+
+def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: MoE, scale: float) -> Tensor:
+    """Gradient of ``scale`` · T · α Σ f_i P_i, summed over sequences, in the scores [R, E].
+
+    f is no function of the scores, and P = 1/T Σ s/Σs of the sequence: so a row needs of all others only the counts,
+    and the loss is the same however the rows are spread.
+    """
+    rows = scores.shape[0]
+    sequence = sequences.piece(rows, scores.device) // sequences.parts
+    counts = count(chosen, sequence, groups=sequences.number(rows), experts=moe.experts)
+    tokens = sequences.tokens or rows
+    f = sequences.total(counts).float()[sequence] * (moe.experts / (moe.topk * tokens))
+    total = scores.sum(-1, keepdim=True)
+    mean = (f * scores).sum(-1, keepdim=True) / total
+    return (f - mean).div_(total).mul_(moe.aux_coefficient * scale)
+
+
+def moved(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
+    """The bias [E] after a step in which experts had ``load`` [E], summed over all ranks."""
+    load = load.float()
+    return bias + rate * torch.sign(load.mean() - load)

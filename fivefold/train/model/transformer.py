@@ -1,0 +1,134 @@
+"""A plain decoder that knows nothing distributed: embedding, blocks, head with loss.
+
+    x = embed(tokens);  x += attention(norm1(x));  x += mlp(norm2(x))  per block;  loss = head(x, targets)
+
+The stream x_RD is rows: the tokens of all sequences in order. Module names are those of ``model/weights.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.spec import Model
+from fivefold.train.model.attention import GroupedAttention, LatentAttention, rotary_tables
+from fivefold.train.model.chunked_loss import chunked_loss
+from fivefold.train.model.kernels import Nats, cross_entropy, nats
+from fivefold.train.model.linear import Linear
+from fivefold.train.model.mlp import Mlp
+from fivefold.train.model.moe import Moe
+from fivefold.train.model.norm import RmsNorm
+from fivefold.train.model.operation import Run, direct
+
+
+class Block(nn.Module):
+    """One decoder layer with norms before attention and MLP or experts."""
+
+    def __init__(self, model: Model, *, layer: int) -> None:
+        super().__init__()
+        self.run: Run = direct
+        self.norm1 = RmsNorm(model.width, epsilon=model.norm_epsilon)
+        self.attention = LatentAttention(model) if model.mla else GroupedAttention(model)
+        self.norm2 = RmsNorm(model.width, epsilon=model.norm_epsilon)
+        self.moe = Moe(model) if model.is_moe(layer) else None
+        self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
+
+    @property
+    def feed_forward(self) -> nn.Module:
+        """Experts or one MLP."""
+        found = self.moe or self.mlp
+        assert found is not None
+        return found
+
+    def forward(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """[R, D] → [R, D]."""
+        y_RD: Tensor = x_RD + self.attention(self.run("norm1", self.norm1, x_RD), cos_TH, sin_TH, documents_BT)
+        z_RD: Tensor = y_RD + self.feed_forward(self.run("norm2", self.norm2, y_RD))
+        return z_RD
+
+
+class Embed(nn.Module):
+    """Token ids to vectors. Seam: ``lookup``."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(model.vocab, model.width)
+        self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """[B, T] → [B · T, D]."""
+        return self.lookup(tokens_BT.flatten(), self.tokens.weight)
+
+
+class Head(nn.Module):
+    """Last norm, projection to the vocabulary and loss. Seam: ``loss``. ``chunked``: logits are never whole."""
+
+    def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
+        super().__init__()
+        self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
+        bias = model.head_bias
+        self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
+        self.loss: Nats = partial(nats, words=model.vocab)
+        self.chunked = False
+
+    def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
+        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [R, V].
+
+        ``chunked``: where gradients are wanted the scalar has its value once its backward has run.
+        """
+        h_RD: Tensor = self.norm(x_RD)
+        if targets_BT is None or not self.chunked:
+            logits_RV: Tensor = self.out(h_RD)
+            if targets_BT is None:
+                return logits_RV
+            return cross_entropy(logits_RV, targets_BT.flatten(), scale=scale, loss=self.loss)
+        return chunked_loss(h_RD, self.out, targets_BT, scale=scale, loss=self.loss)
+
+
+class Transformer(nn.Module):
+    """The whole decoder. Build it on the meta device and give the parameters storage before use.
+
+    Seam: ``positions`` [T], which tokens of a sequence are here; None: all, in order.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.positions: Tensor | None = None
+        self.embed = Embed(model)
+        self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
+        self.head = Head(model, tied=self.embed.tokens if model.tied_embeddings else None)
+        self.tables: tuple[Tensor, ...] = ()  # cos and sin, made at the first forward
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none."""
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale)
+        return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
+
+    def stage(
+        self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
+        documents_BT: Tensor | None = None, scale: float = 1.0,
+    ) -> Tensor:  # fmt: skip
+        """``layers`` of the decoder on the stream that enters, or on the embedding; with the last one also the head.
+
+        ``documents_BT``: an id per token of the whole sequences, where none is to be attended to from another.
+        """
+        x_RD: Tensor = self.embed(tokens_BT) if entry_RD is None else entry_RD
+        cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], like=x_RD)
+        for layer in layers:
+            x_RD = self.blocks[layer](x_RD, cos_TH, sin_TH, documents_BT)
+        if layers.stop < self.model.layers:
+            return x_RD
+        out: Tensor = self.head(x_RD, targets_BT, scale)
+        return out
+
+    def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.tables or self.tables[0].shape[0] < tokens:
+            positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
+            self.tables = rotary_tables(self.model, positions=positions, dtype=like.dtype, device=like.device)
+        cos, sin = self.tables
+        return cos[:tokens], sin[:tokens]

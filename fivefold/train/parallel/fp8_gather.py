@@ -1,0 +1,125 @@
+"""What the gather of a unit sends under ``gathers = "fp8"``: matrices of blocks in fp8, all else as it computes.
+
+    rows here, fp32 ─> bf16 ─> fp8 · 1/scale ── all_gather, bytes ── fp8 · scale ─> bf16        scale: largest |w| / 448
+
+The largest |w| is that of all ranks' rows in bf16, so that the matmul's cast of what has come finds it again, and with
+it the same fp8: of a matrix, of each expert, or of each 128 x 128 block. One all_reduce per step tells it of all units
+(as pytorch/ao@v0.14.1:torchao/float8/fsdp_utils.py, precompute_float8_dynamic_scale_for_fsdp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from fivefold.layout.sharding import multiplies
+from fivefold.train.model.float8.cast import E4M3, TILE, by_tensor, scale_
+from fivefold.train.parallel.collectives import all_reduce
+from fivefold.train.parallel.mesh import Axis
+from fivefold.train.parallel.shard import Shard
+from fivefold.units import ceil_div
+
+
+class Scales:
+    """Those of every matrix [experts or 1, R, C], over the ranks that hold its rows; [experts, 1, 1] or one per block.
+
+    ``block``: rows and columns that share one; 0: all.
+    """
+
+    def __init__(self, axis: Axis, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.axis, self.block, self.dtype, self.device = axis, block, dtype, device
+        self._shards: list[Shard] = []
+        self._shapes: list[tuple[int, int, int]] = []
+        self._groups: list[Tensor] = []  # of each row of each shard, those rows of blocks to which it belongs
+        self._found: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def join(self, shard: Shard) -> int:
+        """The place of a matrix."""
+        *experts, rows, columns = shard.shape
+        high, wide = (self.block or size for size in (rows, columns))
+        down, across = ceil_div(rows, high), ceil_div(columns, wide)
+        row = torch.arange(shard.first_row, shard.first_row + shard.rows, device=self.device)
+        self._groups.append(row // rows * down + row % rows // high)
+        self._shapes.append((math.prod(experts), down, across))
+        self._shards.append(shard)
+        return len(self._shards) - 1
+
+    def of(self, place: int) -> Tensor:
+        """Of a matrix."""
+        return self._current()[place][1]
+
+    def largest(self, place: int) -> Tensor:
+        """|w| of what shares a scale with each row here, [rows, 1 or blocks]."""
+        return self._current()[place][0].index_select(0, self._groups[place])
+
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._found = ()
+
+    def _current(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Who wants them first after an update asks all ranks."""
+        if not self._found:
+            self._found = tuple(self._asked())
+        return self._found
+
+    def _asked(self) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = list[Tensor]()
+        for shard, groups, (experts, down, across) in zip(self._shards, self._groups, self._shapes, strict=True):
+            largest = _by_row(shard.weight.detach(), across)
+            found = largest.new_zeros(experts * down, across)
+            mine.append(found.scatter_reduce_(0, groups[:, None].expand(-1, across), largest, "amax").flatten())
+        joined = all_reduce(torch.cat(mine), self.axis, op=dist.ReduceOp.MAX).wait()
+        largest = joined.to(self.dtype).float()
+        scales = by_tensor(largest[:, None], amax=largest[:, None]).scale
+        counts = [math.prod(shape) for shape in self._shapes]
+        for shape, each, scale in zip(self._shapes, largest.split(counts), scales.split(counts), strict=True):
+            yield each.view(-1, shape[2]), scale.view(shape)
+
+
+def _by_row(rows: Tensor, across: int) -> Tensor:
+    """|w| of each row [rows, columns] in each of so many blocks."""
+    if over := rows.shape[1] % TILE if across > 1 else 0:
+        rows = F.pad(rows, (0, TILE - over))
+    found: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
+    return found
+
+
+class Payload:
+    """The bytes of one unit, weight after weight; of each rank as many."""
+
+    def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
+        self.shards, self.scales = shards, scales
+        self.places = [scales.join(shard) if multiplies(shard.held.weight) else None for shard in shards]
+        width = scales.dtype.itemsize
+        self.sizes = [
+            shard.padded_numel * (width if place is None else 1)
+            for shard, place in zip(shards, self.places, strict=True)
+        ]
+
+    def pack(self) -> Tensor:
+        """This rank's."""
+        sent = torch.zeros(sum(self.sizes), dtype=torch.uint8, device=self.scales.device)
+        for slot, shard, place in zip(sent.split(self.sizes), self.shards, self.places, strict=True):
+            part = shard.weight.detach().to(self.scales.dtype)
+            if place is not None:
+                part = by_tensor(part, amax=self.scales.largest(place)).data
+            flat = part.view(torch.uint8).view(-1)
+            slot[: flat.numel()].copy_(flat)
+        return sent
+
+    def unpack(self, received: Tensor, parts: Sequence[Tensor]) -> None:
+        """Of all ranks → the gathered weights, each [ranks, rows · columns]."""
+        columns = received.view(self.scales.axis.size, -1).split(self.sizes, dim=1)
+        for shard, place, column, part in zip(self.shards, self.places, columns, parts, strict=True):
+            if place is None:
+                part.view(torch.uint8).copy_(column)
+                continue
+            part.copy_(column.view(E4M3))
+            whole = part.view(-1)[: shard.shape.numel()].view(-1, *shard.shape[-2:])
+            scale_(whole, self.scales.of(place))

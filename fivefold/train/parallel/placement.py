@@ -1,0 +1,143 @@
+"""Who holds which weights: the ZeRO units of one rank's stages, each attached to the module that computes with it.
+
+stage → its embedding, blocks, head → dense weights and experts apart → pieces (tp, ep, etp) → shards (dp·cp)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fivefold.job import SCALED_ELEMENTS, Job, Recipe
+from fivefold.layout.local_weight import Place, padded_vocab, piece
+from fivefold.layout.schedule.action import parts
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.sharding import POLICIES, Unit, copies, multiplies, policy, units
+from fivefold.layout.spec import Layout
+from fivefold.layout.stages import stage_layers
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
+from fivefold.train.model.precision import Dtypes
+from fivefold.train.model.transformer import Transformer
+from fivefold.train.parallel.fp8_gather import Payload, Scales
+from fivefold.train.parallel.mesh import Ranks
+from fivefold.train.parallel.shard import Held
+from fivefold.train.parallel.zero import Sum, ZeroUnit, attach
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The nouns and the ranks, and what follows from them for this rank."""
+
+    module: Transformer
+    model: Model
+    layout: Layout
+    job: Job
+    ranks: Ranks
+    table: Table
+
+    def units(self) -> list[ZeroUnit]:
+        """All units of this rank, in the order of its stages; their parameters become real, still uninitialised."""
+        held, layers = self.table.held[self.ranks["pp"].rank], stage_layers(self.model.layers, self.layout)
+        last, whole, made = self.table.stages - 1, units(self.model), list[ZeroUnit]()
+        backwards = self._backwards()
+        both_ends = {0, last} <= set(held)
+        table: list[ZeroUnit] = []  # the tied table, where the head needs it
+        for stage in held:
+            found = list[ZeroUnit]()
+            if stage == 0:
+                found += self._made(whole[0], backwards[0])
+                if self.model.tied_embeddings and both_ends:
+                    table = found[:1]
+                    table[0].deliveries[0] += backwards[last]
+                attach(self.module.embed, found[:1], keep=bool(table), backward=False)
+            for layer in layers[stage]:
+                block = self._made(whole[1 + layer], backwards[stage])
+                attach(self.module.blocks[layer], block)
+                found += block
+            if stage == last:
+                head = self._made(whole[-1], backwards[stage])
+                if self.model.tied_embeddings and not both_ends:
+                    table = self._made(Unit("embed", whole[0].weights[:1]), backwards[stage])
+                    found += table
+                attach(self.module.head, [*head, *table], keep=True, onward="")  # a tied table would fetch its block
+                if table:
+                    head[0].lead(table[0])
+                found += head
+            _chain(found)
+            made += found
+        if self.job.precision.gathers == "fp8":
+            _narrow(made, self.job.precision)
+        return made
+
+    def _backwards(self) -> list[int]:
+        """Backwards of each stage on this rank in one step."""
+        row = self.table.rows[self.ranks["pp"].rank]
+        done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
+        return [done.count(stage) for stage in range(self.table.stages)]
+
+    def _made(self, unit: Unit, backwards: int) -> list[ZeroUnit]:
+        """Dense weights and experts of a unit, which lie over other ranks; the experts are released with the dense."""
+        dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
+        experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
+        made = [self._unit(dense, backwards, experts=False)]
+        if experts:
+            made.append(self._unit(experts, backwards, experts=True))
+            made[0].lead(made[1])
+        return made
+
+    def _unit(self, weights: list[Weight], backwards: int, *, experts: bool) -> ZeroUnit:
+        ranks, prefix = self.ranks, "expert_" if experts else ""
+        shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
+        sums = list(self._sums(weights))
+        late = 1
+        for also in sums:
+            late *= also.axis.size if also.late else 1
+        vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
+        place = Place(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
+        pieces = [piece(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
+        held = [Held(w, p, p.holders * replica.size * late) for w, p in zip(weights, pieces, strict=True)]
+        made = ZeroUnit(
+            self.module, held, shard=shard, replica=replica, sums=sums,
+            policy=policy(self.layout) if shard.size > 1 else POLICIES[0],
+            dtypes=Dtypes(self.job.precision), device=ranks.device,
+            ahead="dp" in self.job.overlap and ranks.streams,
+        )  # fmt: skip
+        made.deliveries = [backwards] * len(weights)
+        return made
+
+    def _sums(self, weights: list[Weight]) -> Iterator[Sum]:
+        """What is added up beside data parallelism: copies over tp, and stages or tables that two ranks hold."""
+        kinds = [copies(weight, model=self.model, layout=self.layout) for weight in weights]
+        for kind in ("tp", "kv"):
+            chosen = tuple(index for index, found in enumerate(kinds) if found == kind)
+            if chosen:
+                yield Sum(self.ranks[kind], chosen)
+        if "twin" in self.ranks.axes:
+            yield Sum(self.ranks["twin"], tuple(range(len(weights))), late=True)
+        elif self._table_is_shared() and weights[0].name == "embed.tokens.weight":
+            yield Sum(self.ranks["pp_tie"], (0,), late=True)
+
+    def _table_is_shared(self) -> bool:
+        """Whether the two ends of a tied model lie on two ranks, this being one of them."""
+        ends = [rank for rank, held in enumerate(self.table.held) if {0, self.table.stages - 1} & set(held)]
+        return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
+
+
+def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
+    """Let the matrices of all units of this rank be gathered in fp8; they ask for their scales at once."""
+    block = SCALED_ELEMENTS.get(recipe.scaling, 0)
+    found: dict[str, Scales] = {}
+    for unit in units:
+        if unit.shard.size > 1 and any(multiplies(shard.held.weight) for shard in unit.shards):
+            new = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
+            unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
+
+
+def _chain(units: list[ZeroUnit]) -> None:
+    """Tell each unit of a stage whose weights are wanted next, there and back; an embedding's are not wanted back."""
+    for before, after in pairwise(units):
+        before.neighbours["forward"] = after
+        if before.shards[0].name != "embed.tokens.weight":
+            after.neighbours["backward"] = before

@@ -1,0 +1,135 @@
+"""From a folder of Hugging Face to a run of two processes and back, by the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from fivefold.cli import app
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.machine.toml import emit, write
+from fivefold.record import Mistake, read_file, read_lines
+from fivefold.train.data.loader import Loader
+from fivefold.train.data.shards import Shards
+from fivefold.train.data.tokenizer import train_bpe
+from fivefold.train.run import Run
+
+MACHINE = Machine(
+    name="here", ranks=2, ranks_per_node=2, backend="gloo",
+    chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**32, memory_bandwidth=1e10, source="test"),
+    links=(Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
+)  # fmt: skip
+TEXTS = [f"document {number} says: " + "all work and no play, once more. " * 20 for number in range(20)]
+RUN: dict[str, Any] = {
+    "machine": "local:2", "layout": "dp2 zero3 mbs1", "sample": "", "evaluate_every": 100, "evaluate_sequences": 4,
+    "job": {"sequence": 32, "global_batch": 4, "precision": "fp32", "steps": 2, "learning_rate": {"peak": 1e-3}},
+    "data": {"corpus": "corpus", "heldout": 0.2},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in: a corpus, a calibrated machine, and a random Llama with a tokenizer."""
+    write(MACHINE, tmp_path / "cache" / "fivefold" / "local.toml")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(text)
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in llama.parameters():
+            weight.mul_(3)  # so wide that its loss is none of a model without weights
+    llama.save_pretrained(tmp_path / "llama")
+    (tmp_path / "llama" / "tokenizer.json").write_text(train_bpe(TEXTS, vocab=270).text)
+    return tmp_path
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, [*words], catch_exceptions=False)
+
+
+def test_continued_pretraining_starts_with_their_loss_and_goes_back(here: Path) -> None:
+    facts = json.loads(run("import", "llama", "--to", "run.toml", "--json").stdout)
+    assert (facts["family"], facts["tensors"], facts["dtypes"], facts["run"]) == ("llama", 21, ["F32"], "run.toml")
+    assert (
+        facts["bytes"]
+        == 4 * facts["parameters"]
+        == 4 * sum(weight.numel() for weight in LlamaForCausalLM.from_pretrained("llama").parameters())
+    )
+    written = read_file(Path("run.toml"))
+    assert Run.read(written, origin="run.toml").start.weights == Path("llama")
+    values = {
+        key: {**written.get(key, {}), **value} if isinstance(value, dict) else value for key, value in RUN.items()
+    }
+    Path("run.toml").write_text(emit(written | values))
+
+    done = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = Path(written["folder"])
+    first, second = (line for line in read_lines(folder / "log.jsonl") if "loss" in line)
+    shards = Shards.open(folder / "data")
+    tokens = Loader(shards, sequence=32, seed=0).batch(
+        0, global_batch=4, rank=0, ranks=1, micro_batches=1, mbs=4
+    )  # fmt: skip
+    llama = AutoModelForCausalLM.from_pretrained("llama")
+    batch = torch.from_numpy(tokens[0]).long()
+    with torch.no_grad():
+        logits = llama(batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).item()
+    assert first["loss"] == pytest.approx(loss, abs=1e-4)
+    assert abs(second["loss"] - first["loss"]) > 1e-3
+
+    facts = json.loads(run("export", str(folder), "--to", "out", "--dtype", "fp32", "--json").stdout)
+    assert (facts["step"], facts["files"], facts["tensors"]) == (2, 1, 21)
+    trained = AutoModelForCausalLM.from_pretrained("out")
+    with torch.no_grad():
+        assert (trained(batch[:, :-1]).logits - logits).abs().max() > 1e-3
+    assert HuggingFaceTokenizer.from_file("llama/tokenizer.json").get_vocab_size() <= trained.config.vocab_size
+
+
+def test_the_page_of_an_import() -> None:
+    found = run("import", "llama")
+    assert found.stdout == "llama: llama, 64.37 k parameters in 21 tensors, 251.44 KiB of F32\n"
+    assert not Path("run.toml").exists()
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(Mistake) as caught:
+        run(*words)
+    return str(caught.value)
+
+
+def test_what_is_refused(here: Path) -> None:
+    assert refusal("import", "nowhere").startswith("nowhere: no such folder; give one with config.json")
+    assert refusal("export", "nowhere", "--to", "out").startswith("nowhere: holds no complete checkpoint")
+    assert refusal("export", "x", "--to", "out", "--file-size", "much").startswith("--file-size 'much' is not a size")
+    Path("run.toml").write_text("mine")
+    assert (
+        refusal("import", "llama", "--to", "run.toml") == "run.toml: is there already; remove it or give another file"
+    )
+    assert Path("run.toml").read_text() == "mine"
+    Path("llama/tokenizer.json").unlink()
+    assert refusal("import", "llama", "--to", "new.toml").startswith("llama: has no tokenizer.json")
+
+
+def test_weights_of_another_model_are_refused_before_the_corpus_is_read(here: Path) -> None:
+    Path("run.toml").write_text(emit(RUN | {"model": "nano", "folder": "other", "start": {"weights": "llama"}}))
+    assert refusal("train", "run.toml").startswith(
+        "llama: holds another model, with width=48 instead of 64; give the run "
+    )
+    assert not Path("other").exists()

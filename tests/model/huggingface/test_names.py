@@ -1,0 +1,109 @@
+"""Names and shapes of whole published models, the order of rotary rows, and configs that read back as the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.model.catalog import named, names
+from fivefold.model.huggingface.export import differs, to_config
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.names import NAMES, Part, parts
+from fivefold.model.shape import MoE, RopeScaling
+from fivefold.record import Mistake
+
+# Tensors in the index of the published files; of DeepSeek-V3 layers x (attention + norms) + dense + experts + 3, as its
+# files also hold scales and one more layer.
+PUBLISHED = {
+    "llama3-8b": ("llama", 291),
+    "qwen3-8b": ("qwen3", 399),
+    "mixtral-8x7b": ("mixtral", 995),
+    "qwen3-30b-a3b": ("qwen3_moe", 18_867),
+    "deepseek-v3": ("deepseek_v3", 61 * 9 + 3 * 3 + 58 * (256 * 3 + 3 + 2) + 3),
+}
+WRITTEN = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+REFUSED = {"mistral-7b", "gemma2-9b", "gemma3-4b", "phi3-mini", "olmo2-7b", "gpt2", "gpt3-175b", "gpt-neox-20b",
+           "nemotron4-15b", "nemotron4-340b", "gpt-oss-20b", "gpt-oss-120b"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_as_many_tensors_as_are_published(name: str) -> None:
+    family, tensors = PUBLISHED[name]
+    model = named(name)
+    found = list(parts(model, family=family))
+    assert len({part.name for part in found}) == len(found) == tensors
+    biases = sum(part.numel for part in found if part.ours.endswith(".moe.bias"))
+    assert sum(part.numel for part in found) == model.parameters + biases
+    assert biases == (58 * 256 if family == "deepseek_v3" else 0)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_stacked_experts_hold_the_same_elements(family: str) -> None:
+    model = named({"mixtral": "mixtral-8x7b", "qwen3_moe": "qwen3-30b-a3b", "deepseek_v3": "deepseek-v3"}[family])
+    single, stacked = (list(parts(model, family=family, stacked=form)) for form in (False, True))
+    whole = {part.name: part.numel for part in stacked}
+    assert sum(whole.values()) == sum(part.numel for part in single)
+    gate, up = (next(part for part in stacked if part.ours.endswith(f".experts.{half}")) for half in ("gate", "up"))
+    assert (gate.name, gate.shape) == (up.name, up.shape)
+    assert model.moe is not None
+    assert (gate.first, up.first) == (0, model.moe.ffn)
+
+
+def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
+    part = Part("q", (12, 5), "attention.q.weight", head=(6, 4))  # two heads: two rows stand still, two pairs turn
+    assert part.order() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]
+    turned = {part.name for part in parts(named("deepseek-v3"), family="deepseek_v3") if part.head}
+    assert turned == {
+        f"model.layers.{layer}.self_attn.{which}.weight"
+        for layer in range(61)
+        for which in ("q_b_proj", "kv_a_proj_with_mqa")
+    }
+    assert not any(part.head for part in parts(named("deepseek-v3"), family="deepseek_v3", interleaved=False))
+
+
+def test_a_family_without_names_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"unknown family of weights 'gpt_oss'"):
+        list(parts(named("gpt-oss-20b"), family="gpt_oss"))
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - REFUSED))
+def test_a_config_reads_back_as_the_model(name: str) -> None:
+    model = named(name)
+    config = to_config(model)
+    assert config["model_type"] in WRITTEN
+    assert config["model_type"] in NAMES
+    assert from_config(config, name=name).replace(source="") == model.replace(source="")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_model_that_no_family_holds_is_refused_with_the_field(name: str) -> None:
+    with pytest.raises(Mistake, match=rf"model '{name}': no family of Hugging Face holds it; .* instead of "):
+        to_config(named(name))
+
+
+def test_scaled_rope_reads_back() -> None:
+    plain = named("qwen3-0.6b")
+    for scaling in (
+        RopeScaling(kind="linear", factor=3.0),
+        RopeScaling(kind="llama3", factor=8.0, original_positions=64, high_frequency_factor=3.0),
+        RopeScaling(kind="yarn", factor=4.0, original_positions=64, attention_factor=1.25, truncate=False),
+    ):
+        model = plain.replace(rope_scaling=scaling)
+        assert from_config(to_config(model), name=model.name).replace(source="") == model.replace(source="")
+
+
+def test_what_only_training_knows_is_no_difference() -> None:
+    model = named("qwen3-30b-a3b")
+    assert model.moe is not None
+    moe = model.moe.replace(aux_coefficient=0.5, capacity=1.5, balance="none")
+    assert differs(model, model.replace(name="mine", positions=64, dropout=0.1, moe=moe)) is None
+    free = model.replace(moe=model.moe.replace(balance="free"))  # its file would have no place for the biases
+    assert differs(model, free) == "moe.balance='aux' instead of 'free'"
+    assert differs(model, model.replace(layers=47)) == "layers=48 instead of 47"
+    with pytest.raises(Mistake, match=r"the nearest, qwen3_moe, has moe.balance='aux' instead of 'free'"):
+        to_config(free)
+
+
+def test_shared_experts_belong_to_no_mixtral() -> None:
+    model = named("llama3.2-1b").replace(moe=MoE(experts=4, topk=2, ffn=8192, shared_experts=1))
+    with pytest.raises(Mistake, match=r"the nearest, mixtral, has moe.shared_experts=0 instead of 1"):
+        to_config(model)

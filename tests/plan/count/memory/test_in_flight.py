@@ -1,0 +1,98 @@
+"""What lives beside each pass: a small pipeline by hand, and that what is left out is never the fullest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule.action import needs
+from fivefold.layout.schedule.p2p import cues
+from fivefold.layout.spec import ScheduleName
+from fivefold.plan.count.memory.in_flight import Flight, _unexceeded, flights, in_order
+
+SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
+    ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
+    ("zb1p", 4, 1, 8), ("zb2p", 4, 1, 8), ("zbv", 2, 2, 6), ("dualpipe", 4, 1, 8), ("dualpipev", 2, 2, 5),
+)  # fmt: skip
+
+
+def test_one_forward_one_backward_by_hand() -> None:
+    """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
+    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0))
+    assert [flight[:4] for flight in found] == [
+        ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
+        ("BW", 0, False, False), ("BW", 0, False, True),
+    ]  # fmt: skip
+    # others until B, until W, sums born, those of W, reduced, and at the end streams that stay here: none in a line
+    assert [flight.counts[:6] for flight in found] == [
+        (0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 0, 0), (1, 0, 1, 1, 0, 0),
+        (0, 0, 1, 1, 0, 0),
+    ]  # fmt: skip
+    # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
+    assert [flight.counts[6] for flight in found][:2] == [0, 2]
+
+
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName, int, int, int]) -> None:
+    """Posted before an action and not its own, or sent and not settled, as ``p2p.py`` has it."""
+    name, pp, v, micro_batches = case
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    if v > 1 or name == "dualpipe":
+        return  # streams that stay on a rank are counted with them
+    for rank in range(pp):
+        coming = gone = 0
+        for (action, post, settle), flight in zip(cues(table, rank=rank), in_order(table, rank), strict=True):
+            coming, gone = coming + len(post), gone - len(settle)
+            coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
+            assert flight.counts[-1] == coming + gone, action
+            gone += (action.kind == "F" and rank < pp - 1) + (action.kind in ("B", "BW") and rank > 0)
+
+
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, int]) -> None:
+    """Whatever a micro-batch, the sums and a stream weigh, while reduced gradients weigh no more than their sums."""
+    name, pp, v, micro_batches = case
+    table, listed = schedule(name, pp=pp, v=v, micro_batches=micro_batches), flights(name, pp, v, micro_batches)
+    some = np.random.default_rng(3)
+    for rank, row in enumerate(listed.rows):
+        every, held = list(in_order(table, rank)), len(table.held[rank])
+        assert len(row) <= len(every)
+        for _ in range(20):
+            kept, late, sums, made, left = some.integers(0, 1000, (5, held))
+            weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), 0, some.integers(0, 50)]
+            walks = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
+
+            def live(flight: Flight, weights: list[int] = weights, walks: dict[str, int] = walks) -> int:
+                return int(np.dot(flight.counts, weights)) + walks[flight.kind]
+
+            assert max(map(live, row)) == max(map(live, every))
+    assert [list(flight.counts) for row in listed.rows for flight in row] == listed.counts.tolist()
+    assert [listed.distinct[at] for at in listed.place] == [flight[:4] for row in listed.rows for flight in row]
+
+
+def exceeds(one: Flight, other: Flight) -> bool:
+    """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
+    held = len(one.counts) // 5
+    signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
+    plain = one.kind != "F" and not (one.first or one.last or other.last)
+    alike = (one.first, one.last) == (other.first, other.last) or plain
+    return alike and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
+
+
+def drawn(rng: random.Random) -> Iterator[Flight]:
+    kind, places = rng.choice(("F", "B", "W", "BW")), rng.choice((7, 12))
+    for _ in range(rng.randint(1, 40)):
+        counts = tuple(rng.randint(0, 2) for _ in range(places))
+        yield Flight(kind, 0, rng.random() < 0.3, rng.random() < 0.3, counts)
+
+
+def test_those_that_another_exceeds_are_left_out() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        alike = list(dict.fromkeys(drawn(rng)))
+        wanted = [one for one in alike if not any(other is not one and exceeds(other, one) for other in alike)]
+        assert list(_unexceeded(alike)) == wanted

@@ -1,0 +1,62 @@
+"""A bound that is ever above the estimate would hide the best layout: random layouts of unlike models and jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.plan.predict import Planner
+from fivefold.plan.search.bounds import PARTS, Bounds
+from fivefold.plan.search.space import Space
+
+NOWHERE = Path("/nowhere")
+CASES = {
+    "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
+    "llama3-8b h100:16": Job(sequence=4096, global_batch=64),
+    "qwen3-30b-a3b h100:32": Job(sequence=4096, global_batch=64),
+    "deepseek-v3 h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
+    "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
+    "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
+    "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", CASES)
+def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
+    model, machine, job = named(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
+    bounds, some = Bounds(planner, space), np.random.default_rng(seed)
+    size_floor, seconds_floor = bounds.floor()
+
+    def sample(leaves, most):
+        return leaves.take(some.permutation(len(leaves.stem))[:most])
+
+    leaves = sample(space.expand(space.stems, some.integers(0, len(space.stems.dp), 400)), 200)
+    leaves = sample(space.shard(space.stems, sample(space.place(space.stems, leaves), 200)), 80)
+    sizes, (seconds, parts) = bounds.memory(leaves), bounds.seconds(leaves)
+    light = bounds.asked.lightest(leaves)
+    lightest = [bounds.memory(leaves, states=light, limit=limit) for limit in (False, True)]
+    cheap = [
+        bounds.without_zero(leaves)[0],
+        bounds.without_messages(leaves),
+        bounds.without_messages(leaves, limit=True),
+    ]
+    tight = []
+    for at, stem in enumerate(leaves.stem):
+        layout = space.layout(space.stems, leaves, at)
+        refuse(layout, model=model, job=job, machine=machine)
+        found = planner.estimate(layout)
+        assert max(sizes[at], size_floor[stem], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
+        # the floor of time is asked of stems that may fit, else it is 0
+        assert max(seconds[at], seconds_floor[stem], *(bound[at] for bound in cheap)) <= found.clock.seconds, layout
+        tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.clock.seconds))
+    assert parts.shape == (len(tight), len(PARTS))
+    few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
+    assert np.median(tight, axis=0).min() > (0.7 if few else 0.88)  # and they are worth having

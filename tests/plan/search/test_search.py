@@ -1,0 +1,151 @@
+"""The search against brute force, what it says of the losers, and what predict refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fivefold
+from fivefold.job import RECIPES, Job
+from fivefold.layout.search_result import Found
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import named
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.predict import Estimate, Planner, predict
+from fivefold.plan.search import fits_any, search
+from fivefold.plan.search.space import Space
+from fivefold.record import Mistake
+
+JOB = Job(sequence=4096, global_batch=64)
+NODE = resolve("h100:8", local=Path("/nowhere"))
+SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
+EXPERTS = SMALL.replace(name="experts", layers=4, moe=MoE(experts=8, topk=2, ffn=1024, dense_layers=1))
+FEW = Job(sequence=2048, global_batch=16)
+
+
+def brute(model: Model, machine: Machine, job: Job) -> list[Estimate]:
+    """Every layout, estimated, that fits."""
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
+    leaves = space.expand(space.stems, space.stems.dp.nonzero()[0])
+    leaves = space.shard(space.stems, space.place(space.stems, leaves))
+    found = [planner.estimate(space.layout(space.stems, leaves, at)) for at in range(len(leaves.stem))]
+    return [each for each in found if each.peak_bytes <= room_bytes(machine)]
+
+
+def tight(ranks: int, *, gib: float) -> Machine:
+    """Nodes of two with room for ``gib``, so that layouts cross nodes and many do not fit."""
+    machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
+    near, far = machine.links
+    links = (near.replace(span=2), far)
+    return machine.replace(links=links, ranks_per_node=2, chip=machine.chip.replace(memory_bytes=int(gib * 2**31)))
+
+
+@pytest.mark.parametrize(("model", "batch"), [(SMALL, 16), (EXPERTS, 4)], ids=["dense", "moe"])
+def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
+    machine, job = tight(4, gib=1.5), FEW.replace(global_batch=batch)
+    every = brute(model, machine, job)
+    assert len(every) > 100
+    found = search(model=model, machine=machine, job=job, top=1, levels=4)
+    best = found.best[0].step
+    fastest = min((each.clock.seconds, each.peak_bytes) for each in every)
+    assert (best.time.step_seconds, best.memory.peak_bytes) == fastest  # equal times by memory
+    smallest = search(model=model, machine=machine, job=job, top=1, by="memory").best[0].step
+    assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
+    for level in (1, 2, 3, 4):  # the fastest under each share of the memory
+        budget = room_bytes(machine) * level / 4
+        within = [each.clock.seconds for each in every if each.peak_bytes <= budget]
+        known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
+        assert min(within, default=None) == min(known, default=None)
+    assert found.evaluated < found.tried / 10
+
+
+def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
+    seen: list[tuple[int, int]] = []
+    found = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done))
+    ranks = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in found.best]
+    assert ranks == sorted(ranks)
+    assert len({each.step.layout for each in found.best}) == 5
+    assert all(each.step.memory.fits for each in found.best)
+    assert seen == sorted(seen)
+    assert seen[-1][0] <= seen[-1][1] == found.tried > 50_000
+    assert sum(reason.layouts for reason in found.reasons if reason.cause == "memory") > 0
+    assert Found.model_validate_json(found.model_dump_json()) == found
+
+
+def test_cost_weighs_ranks_and_money() -> None:
+    priced = NODE.replace(dollars_per_rank_hour=2.5)
+    found = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
+    best = found.best[0]
+    assert best.gpu_hours == pytest.approx(best.step.time.step_seconds * best.step.world / 3600)
+    assert best.dollars == pytest.approx(2.5 * best.gpu_hours)
+    whole = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
+    assert best.gpu_hours <= whole.gpu_hours
+
+
+def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
+    wide = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1).best[0].step
+    narrow = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1, recipes=[RECIPES["fp8"]]).best[0].step
+    assert narrow.time.step_seconds < wide.time.step_seconds
+    assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
+
+
+def test_where_nothing_fits_it_says_what_would() -> None:
+    found = search(model=named("llama3-70b"), machine=NODE, job=JOB)
+    assert found.best == ()
+    assert found.front == ()
+    miss = found.misses[0]
+    assert miss.needs_bytes > miss.has_bytes == room_bytes(NODE)
+    assert any("ranks with gbs" in mend for mend in miss.mends)
+    assert found.reasons[0].cause == "memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dp2 tp2x2 mbs1", "2D tensor parallelism is not counted; try 'dp2 tp4"),
+        ("dp16 mbs1", "needs 16 ranks"),
+        ("dp8 mbs16", "gbs 128"),
+    ],
+)
+def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(Mistake, match=said) as caught:
+        predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_that_nothing_can_share_are_refused() -> None:
+    with pytest.raises(Mistake, match="try gbs 14"):
+        search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
+
+
+def test_a_faster_chip_and_a_longer_step() -> None:
+    model, layout = named("llama3-8b"), Layout.parse("dp8 zero3 mbs1")
+    step = predict(model=model, machine=NODE, layout=layout, job=JOB)
+    chip = NODE.chip.replace(peak_flops={k: 2 * v for k, v in NODE.chip.peak_flops.items()}, power_watts=None)
+    double = NODE.replace(chip=chip)
+    assert predict(model=model, machine=double, layout=layout, job=JOB).time.step_seconds < step.time.step_seconds
+    parts = step.time.compute_seconds + sum(step.time.exposed_seconds.values()) + step.time.optimizer_seconds
+    assert parts == pytest.approx(step.time.step_seconds)
+    assert 0.2 < step.mfu.causal < step.mfu.full < 0.75
+
+
+def test_the_short_way_in_python() -> None:
+    step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
+    assert step == predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
+
+
+def test_whether_anything_fits_is_what_a_search_finds() -> None:
+    """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
+    job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
+    for layers in (1, 8, 16, 64):
+        model = named("llama3.2-1b").replace(layers=layers)
+        found = search(model=model, machine=node, job=job, top=1)
+        assert fits_any(model=model, machine=node, job=job) == bool(found.best)
+        needs = [miss.needs_bytes for miss in found.misses]
+        assert needs == sorted(needs)
+        assert not needs or len(needs) == 3

@@ -1,0 +1,102 @@
+"""The space against every layout written out, legal by ``Layout`` and ``refuse`` alone."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import DEFAULT_ORDER, SCHEDULES, Layout
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.plan.search.space import Leaves, Space
+from fivefold.record import Mistake
+from fivefold.update import Ramp
+
+DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
+MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
+JOB = Job(sequence=64, global_batch=8)
+
+
+def all_leaves(space: Space) -> Leaves:
+    stems = space.stems
+    leaves = space.expand(stems, stems.dp.nonzero()[0])
+    return space.shard(stems, space.place(stems, leaves))
+
+
+def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
+    """All that parse, without regard to how the space is made; one order, and v that divides a rank's layers."""
+    sizes = [size for size in range(1, world + 1) if world % size == 0]
+    experts = [1, 2, 4] if model.moe else [1]
+    found = set()
+    for dp, tp, cp, pp in product(sizes, repeat=4):
+        if dp * tp * cp * pp != world:
+            continue
+        several = {d for n in (model.layers // pp, -(-model.layers // pp)) for d in range(1, n + 1) if n % d == 0}
+        choices = product(
+            experts, experts, sorted({1, 2, *several}), SCHEDULES, (1, 2, 4, 8), ("ring", "ulysses"),
+            (True, False), [(0, None), *((z, s) for z in (1, 2, 3) for s in (None, *sizes))],
+        )  # fmt: skip
+        for ep, etp, v, schedule, mbs, kind, sp, (zero, shards) in choices:
+            if shards in (1, dp * cp) or (zero and dp * cp == 1) or (schedule == "interleaved" and v not in several):
+                continue
+            try:
+                layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
+                                cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
+                refuse(layout, model=model, job=job)
+            except (ValidationError, Mistake):
+                continue
+            found.add(layout)
+    return found
+
+
+@pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
+    _check_space(model, JOB.replace(sequence=sequence))
+
+
+def test_a_batch_that_grows_leaves_out_more() -> None:
+    _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
+
+
+def _check_space(model: Model, job: Job) -> None:
+    space = Space(model, job, world=4, recomputations=("none",), placements=False)
+    leaves = all_leaves(space)
+    mine = [space.layout(space.stems, leaves, at) for at in range(len(leaves.stem))]
+    assert len(mine) == len(set(mine)) == int(space.leaves_of(space.stems).sum())
+    assert set(mine) == every_layout(model, job, world=4)
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "text", ["dp8", "dp2 tp2 cp2", "dp2 cp2 pp2", "dp2 tp2 pp2", "tp4 pp2", "dp2 tp4 etp2", "dp2 tp2 pp2 etp2"]
+)
+def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(model: Model, text: str) -> None:
+    layout = Layout.parse(text if model.moe else text.partition(" etp")[0])
+    in_use = [axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1]
+    legal = set()
+    for order in permutations(DEFAULT_ORDER):
+        try:
+            refuse(layout.replace(order=order), model=model, job=JOB)
+        except Mistake:
+            continue
+        legal.add(tuple(axis for axis in order if axis in in_use))
+    space = Space(model, JOB, world=8)
+    degrees = ("dp", "tp", "cp", "pp", "ep", "etp", "mbs")
+    alike = [getattr(space.stems, name) == getattr(layout, name) for name in degrees]
+    stem = np.flatnonzero(np.logical_and.reduce(alike))[:1]
+    leaves = space.place(space.stems, space.expand(space.stems, stem))
+    orders = [space.orders[at] for at in leaves.take(leaves.shape == leaves.shape[0]).order]
+    found = [tuple(axis for axis in order if axis in in_use) for order in orders]
+    assert len(found) == len(set(found))
+    assert set(found) == legal
+
+
+def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:
+    assert "moe" in Space(MOE, JOB, world=2).recomputations
+    assert "mlp" in Space(DENSE, JOB, world=2).recomputations

@@ -1,0 +1,71 @@
+"""Each kernel against torch's own autograd."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.model.spec import Model
+from fivefold.train.model import kernels
+from fivefold.train.model.attention import rotary_tables
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+
+def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    upstream = torch.linspace(-1, 1, ours.numel()).view(ours.shape).to(ours.dtype)
+    expected = torch.autograd.grad(theirs, inputs, upstream, retain_graph=True)
+    found = torch.autograd.grad(ours, inputs, upstream)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
+    x, weight = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype)
+    theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
+    same(kernels.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
+    gate, up = drawn(4, 6, 32, dtype=dtype), drawn(4, 6, 32, dtype=dtype)
+    same(kernels.swiglu(gate, up), F.silu(gate) * up, (gate, up), tolerance=tolerance)
+
+
+def test_rotate() -> None:
+    model = Model(name="m", layers=1, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=8, rope_theta=100.0)
+    cos, sin = rotary_tables(model, positions=torch.arange(7), dtype=torch.float32, device=torch.device("cpu"))
+    angles = torch.outer(torch.arange(7), 100.0 ** -(torch.arange(0, 8, 2) / 8))[:, None, :]
+    x = drawn(2, 7, 3, 8)
+    turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
+    theirs = torch.cat((turned.real, turned.imag), -1)
+    same(kernels.rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 300])
+def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight = drawn(rows, 90), drawn(90, 90)
+    targets = torch.arange(rows) % 83
+    theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
+    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(kernels.nats, words=83))
+    same(ours, theirs, (logits, weight), tolerance=2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 300])
+def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight = drawn(rows, 90), drawn(90, 90)
+    targets = torch.arange(rows) % 90
+    theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
+    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25)
+    same(ours, theirs, (logits, weight), tolerance=2e-6)
