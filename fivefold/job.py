@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fivefold.record import Mistake, Record, nearest
-from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Multiple, Seed, Sequences, Steps, Tokens
+from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
+from fivefold.stack.catalog import STACKS, named
+from fivefold.stack.spec import Stack
 from fivefold.units import Dtype
 from fivefold.update import LearningRate, Optimizer, Ramp
 
@@ -72,6 +74,12 @@ class Recipe(Record):
             + self.accumulated_bytes
             + sum(self.moments_bytes)
         )
+
+    def reduced(self, *, in_fp32: bool) -> Recipe:
+        """The recipe; unless ``in_fp32``, with gradients that are summed and reduced as wide as they are made."""
+        if in_fp32 or self.accumulated_bytes <= self.gradients_bytes:
+            return self
+        return self.replace(name=f"{self.name}-grad16", accumulated_bytes=0)
 
     @property
     def summed_bytes(self) -> int:
@@ -171,6 +179,18 @@ RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
 
 
+def _stack(asked: object) -> dict[str, Any]:
+    """The fields of a stack by name, as a record, or as a table that may name one and change some of its fields."""
+    if isinstance(asked, Stack):
+        return asked.model_dump()
+    if isinstance(asked, str):
+        return named(asked).model_dump()
+    if not isinstance(asked, dict):
+        raise Mistake(f"stack is {asked!r}; name one of {', '.join(STACKS)}, or give a table of its fields")
+    name = asked.get("name")
+    return (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | asked
+
+
 def recipe(name: str) -> Recipe:
     """The recipe called ``name``."""
     if name not in RECIPES:
@@ -178,88 +198,43 @@ def recipe(name: str) -> Recipe:
     return RECIPES[name]
 
 
-Axis = Literal["dp", "tp", "cp", "ep", "pp"]
-
-
 class Job(Record):
-    """One training run, whatever it runs on."""
+    """One training run, whatever it runs on. Fields of its ``stack`` may be given as if they were its own."""
+
+    inlined: ClassVar[tuple[str, ...]] = ("stack",)
 
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]
-    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
-    # attention to one dim, as PyTorch's on CPU; unfused: scores written out
-    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] = "flash"
     # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
     documents: Literal["joined", "apart"] = "joined"
-    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
-    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
-    # as widened, but beside the fp32 logits (huggingface/nanotron@00708b8:src/nanotron/parallel/tensor_parallel)
-    loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
-    # plain: norms, rotary and activation as PyTorch's separate kernels; norms: the activation alone
-    kernels: Literal["fused", "norms", "plain"] = "fused"
-    compile: bool = False
     emulate: bool = False  # fp8 where there is no kernel for it: operands are cast as for one and multiplied in fp32
-    joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
-    # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
-    # sums itself (ours); apart: each for itself, under autograd
-    linears: Literal["fanned", "apart"] = "fanned"
-    # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
-    # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer Engine,
-    # NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad); late: all live until
-    # the backward has ended, and then are added to sums that live from the start; buckets: late, and copied for their
-    # reduction (PyTorch's DistributedDataParallel) (huggingface/nanotron@069c21c:src/nanotron/optim)
-    weight_gradients: Literal["apart", "late", "buckets", "summed", "placeholders"] = "apart"
-    # what the update joins to one tensor: a rank's gradients, as they are and widened (microsoft/DeepSpeed@cde57d2:
-    # deepspeed/runtime/zero/stage_1_and_2.py), or all weights, as they are gathered (nanotron@069c21c:distributed.py)
-    joined: tuple[Literal["gradients", "weights"], ...] = ()
-    # what tensor parallelism sends is used again only when the device has sent it, and the host is a pass ahead
-    # (PyTorch's record_stream, by which its NCCL groups hold what they send)
-    run_ahead: bool = False
-    # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
-    # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
-    graphs: Literal["none", "router", "partial", "full"] = "none"
-    # fused: a token goes once to each rank that wants it, sorted by expert underway (DeepEP, HybridEP)
-    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
-    pairs: bool = False  # one micro-batch's forward beside another's backward: each hides the other's ep messages
-    overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
-    reduce: Literal["step", "micro_batch"] = "step"  # gradients across ranks: once, or after every backward
-    # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
-    # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)
-    weights: Literal["ahead", "at_once", "broadcast"] = "ahead"
-    # the input of a column-parallel layer, gathered once more for the gradient of its weight, travels beside the
-    # product that makes the gradient of the input (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
-    async_tp: bool = False
-    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its time adds to theirs
-    # without sequence parallelism, each tensor-parallel rank sends its part of the stream to the next pipeline stage,
-    # which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends the whole
-    scatter_hops: bool = False
-    # recomputation ends with the last operation whose result the backward asks for (ours, and PyTorch's non-reentrant
-    # checkpoints); else the whole layer runs again (Megatron)
-    early_stop: bool = True
-    vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
-    expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
     offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
     ramp: Ramp | None = None  # how the batch grows to ``global_batch``, which is all that is planned
     steps: Steps = 1000
     seed: Seed = 0
+    stack: Stack = Stack()  # the software that runs it
 
     @model_validator(mode="before")
     @classmethod
-    def _named_precision(cls, values: object) -> object:
+    def _by_name(cls, values: object) -> object:
+        """A stack and a recipe by name, or with some of their fields changed."""
         if not isinstance(values, dict):
             return values
-        asked = values.get("precision")
-        if isinstance(asked, dict) and asked.get("name") in RECIPES:  # with some of its fields changed
-            return {**values, "precision": {**RECIPES[asked["name"]].model_dump(), **asked}}
-        if isinstance(asked, str):
-            try:
-                return {**values, "precision": recipe(asked)}
-            except Mistake as error:
-                raise ValueError(str(error)) from None
+        try:
+            stack = _stack(values.get("stack", {}))
+            stack |= {key: values[key] for key in values if key in Stack.model_fields}
+            values = {key: value for key, value in values.items() if key not in Stack.model_fields} | {"stack": stack}
+            asked = values.get("precision", "bf16")
+            if isinstance(asked, str):
+                values["precision"] = recipe(asked).reduced(in_fp32=stack.get("reduce_in_fp32", True) is True)
+            elif isinstance(asked, dict) and asked.get("name") in RECIPES:
+                values["precision"] = RECIPES[asked["name"]].model_dump() | asked
+        except Mistake as error:
+            raise ValueError(str(error)) from None
         return values
 
     @model_validator(mode="after")

@@ -87,7 +87,7 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
     """All of pydantic's complaints in one line, in our words; with the nearest field name where a key is unknown."""
     found = error.errors()
     said = list(dict.fromkeys(_explained(each, record) for each in found if each["type"] != "missing"))
-    missing = [_place(each) for each in found if each["type"] == "missing"]
+    missing = [_place(each, record) for each in found if each["type"] == "missing"]
     if len(missing) > 1:
         said.insert(0, f"missing: {', '.join(missing)}")
     elif missing:
@@ -111,13 +111,14 @@ def reworded(line: str) -> str:
     return line
 
 
-def _place(error: ErrorDetails) -> str:
-    return ".".join(str(part) for part in error["loc"])
+def _place(error: ErrorDetails, record: type[BaseModel]) -> str:
+    """Where it is, as a user would write it: fields of inlined records as the record's own."""
+    return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
 
 
 def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
     """One complaint."""
-    place = _place(error)
+    place = _place(error, record)
     if error["type"] == "extra_forbidden":
         close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
         return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}"
@@ -161,6 +162,9 @@ def _holds(annotation: Any, kind: Any) -> bool:
 
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
     """Whether the field at ``path`` of a record or of one within it is a list."""
+    for name in getattr(record, "inlined", ()):
+        within = _records_in(record.model_fields[name].annotation)[0]
+        record = within if path[0] in within.model_fields else record
     for name in path[:-1]:
         inner = _records_in(record.model_fields[name].annotation) if name in record.model_fields else []
         if not inner:
@@ -175,7 +179,10 @@ def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[s
         if part in record.model_fields:
             inner = _records_in(record.model_fields[str(part)].annotation)
             record = inner[0] if inner else record
-    return list(record.model_fields)
+    known = list(record.model_fields)
+    for name in getattr(record, "inlined", ()):
+        known += [key for inner in _records_in(record.model_fields[name].annotation) for key in inner.model_fields]
+    return known
 
 
 def _records_in(annotation: Any) -> list[type[BaseModel]]:

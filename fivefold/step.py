@@ -104,6 +104,7 @@ class Step(Record):
     machine: str
     layout: str
     job: dict[str, object]
+    stack: str = "fivefold"  # the software that runs it
     world: PositiveInt
     memory: Memory
     work: Work

@@ -92,6 +92,7 @@ def measured_step(
         machine=machine.name,
         layout=str(layout),
         job=run.job.model_dump(mode="json"),
+        stack=run.job.stack.name,
         world=layout.world,
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages

@@ -98,7 +98,15 @@ def dryrun(
     if found.step is not None:
         if over_time and not json:
             _draw(found, chips)
-        _save(found, chips, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=task.expandable_segments)
+        _save(
+            found,
+            chips,
+            asked,
+            charts=charts,
+            trace=trace,
+            snapshot=snapshot,
+            expandable=task.stack.expandable_segments,
+        )
     if found.findings:
         raise SystemExit(WOULD_FAIL)
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, get_args
 
 from fivefold.job import Job
-from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, Layout, MeshAxis, ScheduleName, divisor_below, divisors
+from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, ScheduleName
+from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisor_below, divisors
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.sizes import PLAYED
+from fivefold.stack.spec import Stack
 from fivefold.units import ceil_div
 
 
@@ -31,6 +33,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
     yield from unfit(model, job)
+    yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
     yield from _tensor(layout, model)
     yield from _context(layout, model=model, job=job)
@@ -57,6 +60,30 @@ def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool
     experts = [place for place, axis in enumerate(order) if axis in ("tp", "dp", "cp")] if spread else []
     in_a_row = all(places[-1] - places[0] < len(places) for places in (states, experts) if places)
     return in_a_row and not (partly and order[experts[0]] != "tp")
+
+
+def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
+    """What the software cannot run."""
+    runs = stack.runs
+    for axis in (axis for axis in get_args(Axis) if axis not in runs.axes and getattr(layout, axis) > 1):
+        yield f"{stack.name} has no {axis}; take {axis}1 or another stack"
+    if layout.pp > 1 and layout.schedule not in runs.schedules:
+        yield f"{stack.name} has no {layout.schedule}; take {' or '.join(runs.schedules)}, or another stack"
+    stages = runs.zero_with(layout.pp)
+    if layout.dp * layout.cp > 1 and layout.zero not in stages:
+        beside, mend = " with pipelines" if layout.pp > 1 else "", " or ".join(f"zero{n}" for n in stages)
+        yield f"{stack.name} has no zero{layout.zero}{beside}; take {mend}, or another stack"
+    if layout.cp > 1 and layout.cp_kind not in runs.cp_kinds:
+        yield f"{stack.name} has no cp={layout.cp_kind}; take cp={runs.cp_kinds[0]} or another stack"
+    for lacks, what, mend in (
+        (layout.shard_group and not runs.shard_groups, "shard groups", f"zero{layout.zero}"),
+        (layout.etp > 1 and not runs.expert_tensor, "tensor parallelism of experts", "etp1"),
+        (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
+        (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
+        (layout.order != DEFAULT_ORDER and not runs.orders, "other orders of the ranks", "it without order="),
+    ):
+        if lacks:
+            yield f"{stack.name} has no {what}; take {mend} or another stack"
 
 
 def _batch(layout: Layout, job: Job) -> Iterator[str]:

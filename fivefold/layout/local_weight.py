@@ -58,5 +58,5 @@ def piece(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: Pl
 
 def padded_vocab(model: Model, job: Job, *, tp: int) -> int:
     """The vocabulary, padded so that tp divides it."""
-    multiple = job.vocab_multiple * tp
+    multiple = job.stack.vocab_multiple * tp
     return ceil_div(model.vocab, multiple) * multiple

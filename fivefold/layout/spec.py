@@ -12,23 +12,14 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from math import isqrt
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from fivefold.job import Job
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, CpKind, MeshAxis, ScheduleName
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RANKS, Degree, Layers, Sequences
-
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"]
-SCHEDULES: tuple[ScheduleName, ...] = (
-    "gpipe", "1f1b", "interleaved", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev",
-)  # fmt: skip
-V_SHAPED: tuple[ScheduleName, ...] = ("zbv", "dualpipev")  # two stages per rank, placed as a V
-
-
-MeshAxis = Literal["tp", "cp", "dp", "pp"]
-DEFAULT_ORDER: tuple[MeshAxis, ...] = ("tp", "cp", "dp", "pp")
 
 # What can be computed again in the backward, by name of operation: the part before the dot, or the whole name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
@@ -56,7 +47,7 @@ class Layout(Record):
     ac: str = "none"  # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +
     stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
-    cp_kind: Literal["ring", "ulysses"] = "ring"
+    cp_kind: CpKind = "ring"
     sp: bool = True
 
     @model_validator(mode="after")

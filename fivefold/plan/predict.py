@@ -54,7 +54,7 @@ class Planner:
     def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
         """``counts``: of the same model and job for another machine of the backend, if there are any."""
         if machine.backend == "gloo":  # one stream: nothing runs beside compute; and kernels of one head dim
-            job = job.replace(overlap=(), attention="blocks" if job.attention == "flash" else job.attention)
+            job = job.replace(overlap=(), attention="blocks" if job.stack.attention == "flash" else job.stack.attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine)
@@ -87,6 +87,7 @@ class Planner:
             machine=machine.name,
             layout=str(layout),
             job=job.model_dump(mode="json"),
+            stack=job.stack.name,
             world=layout.world,
             memory=Memory(
                 peak_bytes=peak,

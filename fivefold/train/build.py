@@ -82,7 +82,7 @@ def build(
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     experts = model.moe is not None
     ranks = make_ranks(
-        layout, kv_heads=model.kv_heads, device=device, experts=experts, pairs=job.pairs, streams=streams
+        layout, kv_heads=model.kv_heads, device=device, experts=experts, pairs=job.stack.pairs, streams=streams
     )
     with torch.device("meta"):
         module = Transformer(model)

@@ -28,11 +28,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         flat = layout.replace(tp_inner=1)
         raise Mistake(f"layout {str(layout)!r}: the engine cuts tensors over one axis; try {str(flat)!r}")
     for field, ours in OURS.items():
-        if getattr(job, field) != ours:
-            raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job, field)}; `predict` plans both")
-    if job.loss not in LOSSES:
-        raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.loss}; `predict` plans all")
-    if job.pairs and not layout.schedule.startswith("dualpipe"):
+        if getattr(job.stack, field) != ours:
+            raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
+    if job.stack.loss not in LOSSES:
+        raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
+    if job.stack.pairs and not layout.schedule.startswith("dualpipe"):
         raise Mistake(
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )

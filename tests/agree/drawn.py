@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, RECOMPUTABLE, SCHEDULES, V_SHAPED, Layout, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, ScheduleName
+from fivefold.layout.spec import FEWEST_ROUNDS, RECOMPUTABLE, Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Record

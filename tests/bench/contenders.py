@@ -103,7 +103,7 @@ def _renamed(name: str, parts: dict[str, str]) -> str:
 
 def _loop(module: nn.Module, blocks: Iterable[nn.Module], loss_of: Loss, job: Job) -> Step:
     """The loop that one would write: one micro-batch, fused AdamW."""
-    if job.compile:
+    if job.stack.compile:
         for block in blocks:
             block.compile()
     low = job.precision.compute == "bf16"

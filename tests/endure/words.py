@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from fivefold.job import RECIPES, Job
-from fivefold.layout.spec import RECOMPUTABLE, SCHEDULES
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import RECOMPUTABLE
 from fivefold.machine import toml
 from fivefold.machine.catalog import names as chips
 from fivefold.machine.catalog import resolve as machine

@@ -10,7 +10,8 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.mesh import group, members
-from fivefold.layout.spec import DEFAULT_ORDER, Layout
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts

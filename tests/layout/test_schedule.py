@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fivefold.layout.names import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.schedule import GENERATORS, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
 from fivefold.layout.schedule.csv_file import read_table, write_table
@@ -20,7 +21,6 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import cues, links
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
-from fivefold.layout.spec import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.record import Fault, Mistake
 
 some = settings(derandomize=True, deadline=None, max_examples=50)

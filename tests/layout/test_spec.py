@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout
+from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model

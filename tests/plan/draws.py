@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import DEFAULT_ORDER, RECOMPUTABLE, SCHEDULES, V_SHAPED, Layout
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
+from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model import catalog as models

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from fivefold.job import Job
-from fivefold.layout.spec import SCHEDULES, Layout
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.count.counts import Counts

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import V_SHAPED, Layout
+from fivefold.layout.names import V_SHAPED
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import named

@@ -64,7 +64,7 @@ def rehearse_rank(
         if streams:
             gpu_attention(built.module)
         recorder.groups = groups_of(built.ranks)
-        if replay and not job.pairs:  # whose blocks run two at a time
+        if replay and not job.stack.pairs:  # whose blocks run two at a time
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
         return RankTapes(rank, first, steady, parameters=built.parameters)
@@ -82,7 +82,7 @@ def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout,
 def assumed(model: Model, job: Job) -> tuple[str, ...]:
     """Where a rehearsal is not what will run, in words."""
     remarks = []
-    if job.compile:
+    if job.stack.compile:
         remarks.append("blocks are rehearsed uncompiled")
     if job.documents == "apart":
         remarks.append("packed documents are rehearsed as one: apart, attention is less work")

@@ -84,7 +84,7 @@ def share(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> Sh
     stage = pipeline_rank(tapes.rank, layout)
     held, shortage = None, ""
     if machine.backend == "nccl":
-        both, expandable = (tapes.first, tapes.steady), job.expandable_segments
+        both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
         found = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine))
         shortage = str(found.shortage or "")
         held = (reserved(both, expandable=expandable) if shortage else found).reserved_bytes
@@ -126,6 +126,7 @@ def step(
         machine=machine.name,
         layout=str(layout),
         job=job.model_dump(mode="json"),
+        stack=job.stack.name,
         world=layout.world,
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),

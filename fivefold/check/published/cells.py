@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from fivefold.check.published.case import machine
 from fivefold.job import Recipe, recipe
-from fivefold.layout.spec import ScheduleName
+from fivefold.layout.names import ScheduleName
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models

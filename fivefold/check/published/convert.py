@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from fivefold.check.published.case import Case, Excluded, rows
 from fivefold.check.published.cells import Row, degree, needed, schedule, where, whole
-from fivefold.job import Axis, Job
+from fivefold.job import Job
+from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
+from fivefold.layout.names import V_SHAPED, ScheduleName
 from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
 from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
-from fivefold.layout.spec import V_SHAPED, ScheduleName
 from fivefold.record import Mistake
 
 GENERATORS: Mapping[ScheduleName, Callable[..., Table]] = MappingProxyType(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from fivefold.job import Job
-from fivefold.layout.spec import V_SHAPED, Layout
+from fivefold.layout.names import V_SHAPED
+from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
@@ -99,7 +100,7 @@ class Counts:
         local = self.local(part)
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.stream_bytes)
         unit, width = self.unit(part, name), self.job.precision.gradients_bytes
-        unit = fanned(unit, width=width) if self.job.linears == "fanned" else unit
+        unit = fanned(unit, width=width) if self.job.stack.linears == "fanned" else unit
         return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
@@ -146,7 +147,7 @@ class Counts:
 
     def adds(self, layout: Layout) -> bool:
         """Whether the head's gradient of a tied table is added to the embedding's sums at once, on the same rank."""
-        return self.model.tied_embeddings and not apart(layout) and self.job.linears == "fanned"
+        return self.model.tied_embeddings and not apart(layout) and self.job.stack.linears == "fanned"
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """All of a layout on which states depend."""

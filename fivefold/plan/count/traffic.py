@@ -13,8 +13,9 @@ from math import prod
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
+from fivefold.layout.names import V_SHAPED
 from fivefold.layout.sharding import copies, multiplies, padded_numel, policy, shard_numel
-from fivefold.layout.spec import V_SHAPED, Layout
+from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
@@ -56,7 +57,7 @@ def passes(layout: Layout, job: Job) -> int:
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """What data parallelism says about one unit in a step."""
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
-    each = counts.job.reduce == "micro_batch" and not policy(layout).gradients_stay
+    each = counts.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
     weights = counts.weights(layout, name)
     for unit, shards, replicas in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
         padded = padded_numel(unit, shards=shards)
@@ -197,7 +198,7 @@ def _boundaries(counts: Counts, layout: Layout, *, chunk: int, micro_batches: in
     if not sends:
         return
     size, tp = counts.local(part_of(layout)).stream_bytes, layout.tp
-    if counts.job.scatter_hops and tp > 1 and not layout.sp:
+    if counts.job.stack.scatter_hops and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
         yield Message("tp", "all_gather", sends, size, tp, "tp")  # as many arrive
     else:

@@ -79,7 +79,7 @@ class Prices:
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
-        self.plain = job.kernels == "plain" and not job.compile and machine.backend == "nccl"
+        self.plain = job.stack.kernels == "plain" and not job.stack.compile and machine.backend == "nccl"
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
         """``heads`` of attention on this rank."""
@@ -94,9 +94,9 @@ class Prices:
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
             return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
-        if op.kind == "loss" and self.job.loss == "chunked":
+        if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
-        if op.kind == "loss" and self.job.loss == "fused" and self.measured is None:
+        if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate = LOSS_RATE * self.chip.multiprocessors
             return OpTime(
                 max(self.moving(op.moved_bytes), op.moved_bytes / rate),
@@ -128,7 +128,7 @@ class Prices:
             )  # fmt: skip
         moved, moved_back = op.moved_bytes, op.moved_backward_bytes
         if op.kind == "message":  # what arrived from each rank is sorted by expert; fused dispatchers do so underway
-            sorts = self.job.dispatcher == "all_to_all"
+            sorts = self.job.stack.dispatcher == "all_to_all"
             whole = self.moving(2 * sum(op.writes.values())) if sorts else 0.0
             return OpTime(whole, whole, 0.0, forward, backward)
         return OpTime(
@@ -163,7 +163,7 @@ class Prices:
         if self.measured is None:
             sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if self.plain else 0)))
             weight += sums if self.plain else (1 - HIDDEN_SUMS) * sums
-        if op.batch > 1 and self.job.graphs != "full" and self.measured is None:
+        if op.batch > 1 and self.job.stack.graphs != "full" and self.measured is None:
             apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # whole graphs hold fused kernels
             forward, into, weight = forward + apart, into + apart, weight + apart
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
@@ -189,13 +189,13 @@ class Prices:
     def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
         if self.measured is not None and self.measured.attentions[0]:
             return self.measured.attention(op.causal_flops, shape=op.shape, heads=heads)
-        if self.job.attention == "unfused":
+        if self.job.stack.attention == "unfused":
             return self._batched(op, heads=heads)
         _, tokens, dim = op.shape
         forward, backward = (
             roofline.attention(
                 self.chip, flops=op.causal_flops, tokens=tokens, keys=tokens, head_dim=dim, dtype=self.wide,
-                kind=self.job.attention, backward=back,
+                kind=self.job.stack.attention, backward=back,
             )
             for back in (False, True)
         )  # fmt: skip

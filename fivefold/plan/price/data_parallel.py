@@ -39,7 +39,7 @@ class Parallel:
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
-        self.beside = "dp" in self.job.overlap and units.machine.backend == "nccl"
+        self.beside = "dp" in self.job.stack.overlap and units.machine.backend == "nccl"
         self._trips: dict[tuple[object, ...], Trip] = {}
 
     def trip(self, layout: Layout, name: Name) -> Trip:
@@ -72,7 +72,7 @@ class Parallel:
 
     def reduces_each(self, layout: Layout) -> bool:
         """Whether gradients are reduced after every backward."""
-        return self.job.reduce == "micro_batch" and not policy(layout).gradients_stay
+        return self.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
 
     def waits(self, message: float, room: float) -> tuple[float, float]:
         """Of a message beside ``room`` seconds of work: what shows, and by how much the rest slows the work."""
@@ -102,13 +102,13 @@ class Parallel:
                 if chunk == chunks[0]:
                     forward += times * (unit.forward + sum(unit.forward_exposed))
                     backward += times * max(0.0, behind - self.each_way(layout, run.name)[1])
-        if stays and self.job.weights == "broadcast":
+        if stays and self.job.stack.weights == "broadcast":
             gather = self._broadcast(layout, chunks)
         if not self.beside:
             return Ends(gather + reduce + copies, 0.0)
         first, last = first or 0.0, last or 0.0
         share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
-        early = first + max(0.0, share * (gather - first) - forward) if self.job.weights == "ahead" else gather
+        early = first + max(0.0, share * (gather - first) - forward) if self.job.stack.weights == "ahead" else gather
         late = last + max(0.0, share * (reduce - last) - backward)
         return Ends(early + late + copies, CONTENTION * (gather + reduce - early - late))
 

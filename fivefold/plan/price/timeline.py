@@ -88,7 +88,7 @@ class Durations:
         self.stages = [alike[work] for work in self.work]
         self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
         nccl = timeline.machine.backend == "nccl"
-        self.sending = 0.0 if "pp" in self.job.overlap and nccl else self.hop  # of sends that block
+        self.sending = 0.0 if self.job.stack.hides_p2p(layout.schedule) and nccl else self.hop  # of sends that block
         self._ways: dict[tuple[int, bool], Way] = {}
 
     def seconds(self, task: Task) -> float:
@@ -128,7 +128,7 @@ class Durations:
             shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
             work = ours
             for axis, some, every in zip(AXES, shown, whole, strict=True):
-                if axis in self.job.overlap:
+                if axis in self.job.stack.overlap:
                     beside[axis] += times * every
                     hidden += times * max(0.0, every - some)
                 else:
@@ -171,7 +171,7 @@ class Timeline:
     @cached_property
     def apart(self) -> Units:
         """The units with all their messages shown."""
-        job = self.job.replace(overlap=(), async_tp=self.job.async_tp and "tp" not in self.job.overlap)
+        job = self.job.replace(overlap=(), async_tp=self.job.stack.async_tp and "tp" not in self.job.stack.overlap)
         return Units(Counts(self.counts.model, job), self.machine)
 
     def durations(self, layout: Layout) -> Durations:
@@ -206,7 +206,7 @@ class Timeline:
     def hop(self, layout: Layout) -> float:
         """Seconds from one stage to the next; what was sent in parts is gathered on arrival."""
         size, network = self.counts.local(part_of(layout)).stream_bytes, self.units.network
-        if layout.tp == 1 or layout.sp or not self.job.scatter_hops:
+        if layout.tp == 1 or layout.sp or not self.job.stack.scatter_hops:
             return network.seconds("p2p", size, group(layout, "pp"))
         sent = network.seconds("p2p", size // layout.tp, group(layout, "pp"))
         return sent + network.seconds("all_gather", size, group(layout, "tp"))

@@ -94,7 +94,7 @@ class _Clock:
         # what the shared experts leave to hide: tokens travel beside them
         shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
         self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
-        if self.job.pairs:  # all of the other micro-batch's work, in the other direction
+        if self.job.stack.pairs:  # all of the other micro-batch's work, in the other direction
             self.room = [sum(t.backward + t.weight for t in times), sum(t.forward for t in times)]
 
     def add(self, index: int) -> None:
@@ -111,7 +111,7 @@ class _Clock:
         seconds = self.units.network.seconds
         backward_payload = message.payload if message.backward_payload is None else message.backward_payload
         moe = self.units.counts.model.moe
-        copies = moe.topk if moe and message.axis == "ep" and self.job.dispatcher == "fused" else 1
+        copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         forward = seconds(message.forward, message.payload, place, copies=copies) if message.forward else 0.0
         again = seconds(message.again, message.payload, place, copies=copies) if message.again else 0.0
         backward = seconds(message.backward, backward_payload, place, copies=copies) if message.backward else 0.0
@@ -123,7 +123,7 @@ class _Clock:
         ahead = self._beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        if message.axis == "tp" and message.again and self.job.async_tp and not op.again:
+        if message.axis == "tp" and message.again and self.job.stack.async_tp and not op.again:
             hidden = min(again, ahead.backward) if self.nccl else 0.0  # what it gathers is for the weight's gradient
             self.hidden[1] += hidden
             again -= hidden
@@ -150,7 +150,7 @@ class _Clock:
         message = self.ops[index].message
         assert message is not None
         axis, times = message.axis, max(1, message.times)
-        if not self.nccl or axis not in self.job.overlap:
+        if not self.nccl or axis not in self.job.stack.overlap:
             return seconds
         if axis == "tp":
             parts = group(self.layout, "tp").ranks
@@ -169,7 +169,7 @@ class _Clock:
         """Whether the host replays this operation with a whole graph instead of launching it."""
         choice = op.name in ("moe.router", "moe.topk")
         graphed = {"none": False, "router": choice, "partial": choice or not op.name.startswith("moe."), "full": True}
-        return graphed[self.job.graphs]
+        return graphed[self.job.stack.graphs]
 
     def _launches(self, index: int) -> tuple[int, int]:
         """Kernels and messages of an operation that the host launches one by one, forward and backward."""
@@ -186,7 +186,7 @@ class _Clock:
         where, and so each layer begins anew. Of two layers in a row, the second. While tokens travel it launches.
         """
         moe = self.units.counts.model.moe
-        waits = moe is not None and moe.capacity is None and self.job.graphs != "full"
+        waits = moe is not None and moe.capacity is None and self.job.stack.graphs != "full"
         device = launched = start = 0.0
         for _ in range(2):
             start = device
@@ -205,9 +205,9 @@ class _Clock:
         backward = sum(time.backward for _, time in pairs) + again + CONTENTION * self.hidden[1]
         weight = sum(time.weight for _, time in pairs)
         if self.nccl:
-            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.compile else 1)
+            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compile else 1)
             later = host * sum(self._launches(index)[1] for index in range(len(pairs)))
-            if self.job.blocking:  # +: the host launches only when the kernel before has ended
+            if self.job.stack.blocking:  # +: the host launches only when the kernel before has ended
                 forward += host * sum(self._launches(index)[0] for index in range(len(pairs)))
                 backward += later
             else:  # max: it runs ahead, and what the device waits for messages is time to launch in

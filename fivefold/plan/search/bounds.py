@@ -100,7 +100,7 @@ class Bounds:
         share = np.where(form.schedule == DUAL[0], 0.5, 1.0) * m
         said = np.stack([_over(form.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         whole = forward + backward + weight
-        work, hides = _over(form.held, whole), np.array([axis in self.planner.job.overlap for axis in PARTS[1:4]])
+        work, hides = _over(form.held, whole), np.array([axis in self.planner.job.stack.overlap for axis in PARTS[1:4]])
         # Beside one another, as long as the longer of compute and messages: these halved, or alone each way. What
         # runs beside nothing is in the work whole.
         every = talk[:, :3][:, hides].sum(axis=1)
@@ -141,7 +141,7 @@ class Bounds:
         stays = ((leaves.zero < 3) | (leaves.shards == 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
         reduce = np.where(stays | (not self.asked.each), parallel[:, 1], 0.0)
-        if self.planner.job.weights == "broadcast":  # on which nothing is claimed
+        if self.planner.job.stack.weights == "broadcast":  # on which nothing is claimed
             gather = np.zeros_like(gather)
         gathers, reduces = _over(form.held, gather), _over(form.held, reduce)
         if not self.planner.timeline.beside:
@@ -150,7 +150,7 @@ class Bounds:
         last = np.take_along_axis(reduce, form.start, axis=1)
         ahead, behind = _over(form.lead, unit[:, 0]), _over(form.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / form.chunks - behind)
-        if self.planner.job.weights != "ahead":
+        if self.planner.job.stack.weights != "ahead":
             return np.asarray(late + gathers)
         return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
 

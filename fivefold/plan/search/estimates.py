@@ -33,7 +33,7 @@ class Asked:
         example = self.counts.example
         self.runs = [Run("embed", 0, 1), Run("head", 0, 1)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
-        self.each = planner.job.reduce == "micro_batch"
+        self.each = planner.job.stack.reduce == "micro_batch"
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])

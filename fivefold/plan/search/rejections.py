@@ -138,7 +138,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     if job.precision.accumulated_bytes:
         recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
         yield "gradients summed in their own width", job.replace(precision=recipe)
-    if job.loss == "fused":
+    if job.stack.loss == "fused":
         yield "loss in chunks", job.replace(loss="chunked")
     for parts in (2, 4, 8):
         if job.sequence % (2 * parts) == 0:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.spec import SCHEDULES, Layout
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.search.space import Ints, Shape
 

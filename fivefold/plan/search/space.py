@@ -16,14 +16,14 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.job import Axis, Job
+from fivefold.job import Job
 from fivefold.layout.legal import neighbours, playable, takes_tp
-from fivefold.layout.spec import DEFAULT_ORDER, FEWEST_ROUNDS, SCHEDULES, Layout, MeshAxis, ScheduleName, divisors
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
+from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
 from fivefold.model.spec import Model
 
 Ints = NDArray[np.int64]
 RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
-CP_KINDS = ("ring", "ulysses")
 
 
 class Shape(NamedTuple):
@@ -82,12 +82,16 @@ class Space:
         placements: bool = True,
         shard_groups: bool = True,
     ) -> None:
-        self.model, self.job, self.world, self.schedules = model, job, world, tuple(schedules)
-        self.axes = tuple(axes)
+        stack = job.stack.runs
+        self.model, self.job, self.world, self.stack = model, job, world, stack
+        self.schedules = tuple(name for name in schedules if name in stack.schedules)
+        self.axes = tuple(axis for axis in axes if axis in stack.axes)
         swap = {"mlp": "moe"} if model.moe else {}
         self.recomputations = tuple(swap.get(ac, ac) for ac in recomputations)
-        self.placements, self.shard_groups = placements, shard_groups
-        self.orders: list[tuple[MeshAxis, ...]] = list(permutations(DEFAULT_ORDER)) if placements else [DEFAULT_ORDER]
+        self.shard_groups = shard_groups and stack.shard_groups
+        self.placements = placements and stack.orders
+        orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
+        self.orders: list[tuple[MeshAxis, ...]] = list(orders)
         self.shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
@@ -104,10 +108,13 @@ class Space:
         rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
-            rows = _cross(rows, 5, divisors(moe.ffn), lambda r: r[:, 1] % r[:, 5] == 0)
+            cuts = divisors(moe.ffn) if self.stack.expert_tensor else [1]
+            rows = _cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
             rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         rows = _cross(rows, 7, (0, 1), self._context)
-        rows = _cross(rows, 8, (1,) if moe else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = _cross(
+            rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1)
+        )
         rows = _cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         rows = _cross(rows, 9, range(len(self.recomputations)))
@@ -115,8 +122,10 @@ class Space:
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
-        ring = ~ulysses & ((cp == 1) | (self.job.sequence % (2 * cp) == 0))
-        return np.asarray(ring | (ulysses & (cp > 1) & (self.model.heads // tp % cp == 0)))
+        kinds = self.stack.cp_kinds
+        ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
+        whole = (cp > 1) & (self.model.heads // tp % cp == 0) & ("ulysses" in kinds)
+        return np.asarray(ring | (ulysses & whole))
 
     def micro_batches(self, stems: Stems) -> Ints:
         """Of every stem, in the first step."""
@@ -145,10 +154,19 @@ class Space:
             enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
         return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
 
-    def zeros(self, replicas: int) -> list[tuple[int, int]]:
-        """ZeRO stages with their shards for dp·cp = ``replicas``."""
+    def zeros(self, replicas: int, *, pp: int) -> list[tuple[int, int]]:
+        """ZeRO stages with their shards for dp·cp = ``replicas`` and ``pp`` pipeline ranks."""
+        if replicas == 1:
+            return [(0, 1)]
         sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-        return [(0, 1), *((zero, size) for zero in (1, 2, 3) for size in sizes if replicas > 1)]
+        return [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
+
+    def _zeros_of(self, stems: Stems) -> Ints:
+        """All on which ``zeros`` depends, as one number per stem."""
+        return np.asarray(stems.dp * stems.cp * 2 + (stems.pp > 1))
+
+    def _zeros(self, key: int) -> list[tuple[int, int]]:
+        return self.zeros(key // 2, pp=1 + key % 2)
 
     def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
         """One order for each legal way in which the axes with more than one rank can follow one another; ``spread`` and
@@ -173,10 +191,10 @@ class Space:
 
     def shard(self, stems: Stems, leaves: Leaves) -> Leaves:
         """The leaves with every ZeRO stage and shard group."""
-        replicas = (stems.dp * stems.cp)[leaves.stem]
+        keys = self._zeros_of(stems)[leaves.stem]
         pieces = []
-        for size in np.unique(replicas):
-            mine, zeros = np.flatnonzero(replicas == size), np.array(self.zeros(int(size)))
+        for key in np.unique(keys):
+            mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)))
             zero, shards = np.tile(zeros, (len(mine), 1)).T
             pieces.append(leaves.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
         return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
@@ -222,7 +240,7 @@ class Space:
 
     def zeros_each(self, stems: Stems) -> Ints:
         """How many ZeRO stages and shard groups."""
-        return _mapped(stems.dp * stems.cp, lambda size: len(self.zeros(size)))
+        return _mapped(self._zeros_of(stems), lambda key: len(self._zeros(key)))
 
     def any_layout(self, stem: int) -> Layout:
         """One leaf of a stem: the first schedule that runs, everything sharded."""
@@ -232,7 +250,7 @@ class Space:
             for at, each in enumerate(self.shapes)
             if each.pp == s.pp[0] and self.runs(each, self.micro_batches(s))[0]
         )
-        zero, shards = self.zeros(int(s.dp[0] * s.cp[0]))[-1]
+        zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
         row = Leaves(*(np.array([value]) for value in (stem, shape, zero, shards, 0)))
         return self.layout(self.stems, row, 0)
 

@@ -31,7 +31,7 @@ def apply(
     for part in module.modules():
         if isinstance(getattr(part, "later", None), Later):
             part.later = later  # type: ignore[assignment]
-    module.head.chunked = job.loss == "chunked"
+    module.head.chunked = job.stack.loss == "chunked"
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
     if layout.cp > 1:
@@ -44,6 +44,8 @@ def apply(
             narrow=job.precision.dispatches == "fp8",
         )  # fmt: skip
     attach_float8(module.blocks, job)
-    recompute.attach(dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.compile else None)
+    recompute.attach(
+        dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compile else None
+    )
     spread = Spread(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     return spread.units(), later

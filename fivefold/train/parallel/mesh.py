@@ -76,7 +76,7 @@ def ranks(
     """Process groups of ``layout`` over the initialised world; every rank must call it.
 
     ``experts``: those of experts too, which the order of axes need not allow a dense model; each rank is alone in them.
-    ``pairs``: as ``job.pairs``. ``streams``: whether messages have streams of their own; ``None``: as on ``device``.
+    ``pairs``: as ``Stack.pairs``. ``streams``: whether messages have streams of their own; ``None``: as on ``device``.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     spoken = {name: members(layout, name, rank=rank) for name in ALWAYS}

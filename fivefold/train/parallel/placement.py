@@ -102,7 +102,7 @@ class Spread:
             self.module, held, shard=shard, replica=replica, sums=sums,
             policy=policy(self.layout) if shard.size > 1 else POLICIES[0],
             dtypes=Dtypes(self.job.precision), device=ranks.device,
-            ahead="dp" in self.job.overlap and ranks.streams,
+            ahead="dp" in self.job.stack.overlap and ranks.streams,
         )  # fmt: skip
         made.deliveries = [backwards] * len(weights)
         return made

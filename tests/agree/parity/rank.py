@@ -50,7 +50,7 @@ def play(
     """One rank; ``sabotage`` breaks something before anything is built."""
     if sabotage is not None:
         sabotage()
-    if job.compile:
+    if job.stack.compile:
         _compile_alone()
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=model, layout=layout, job=job, end=END)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.layout.spec import SCHEDULES, Layout
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import Layout
 from tests.agree.parity.cases import END, MODELS, Case, batch, text
 from tests.agree.parity.compare import run
 from tests.agree.parity.covering import covering, every_case

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import FEWEST_ROUNDS, SCHEDULES, V_SHAPED, Layout
+from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.spec import FEWEST_ROUNDS, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.spec import DEFAULT_ORDER, Layout
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn, drawn
@@ -43,7 +44,7 @@ def test_the_draw_is_wide() -> None:
         "shard groups": sum(layout.shard_group is not None for layout in layouts),
         "ep": sum(layout.ep > 1 for layout in layouts), "etp": sum(layout.etp > 1 for layout in layouts),
         "apart": sum(case.job.documents == "apart" for case in cases),
-        "chunked": sum(case.job.loss == "chunked" for case in cases),
+        "chunked": sum(case.job.stack.loss == "chunked" for case in cases),
         "recomputed": sum(layout.ac != "none" for layout in layouts),
     }  # fmt: skip
     assert min(many.values()) >= 20, many

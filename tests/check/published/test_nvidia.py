@@ -72,11 +72,11 @@ def test_facts_of_the_hydra_files() -> None:
     found = cases("dgxc_benchmarking")
     grok, nemotron, gpt = (found[f"dgxc_benchmarking-{row}"] for row in ("0007", "0092", "0065"))
     assert str(grok.layout) == "dp8 tp4 cp2 pp8 ep8 etp4 v8 zero1 interleaved mbs1"
-    assert "tp" not in grok.job.overlap
+    assert "tp" not in grok.job.stack.overlap
     assert grok.model.moe is not None
     assert grok.model.moe.capacity == 1.0
     assert (nemotron.layout.ac, found["dgxc_benchmarking-0310"].layout.ac) == ("selective", "none")
-    assert {"pp", "tp"} < set(gpt.job.overlap)
+    assert {"pp", "tp"} < set(gpt.job.stack.overlap)
     # grad_sync_dtype is bf16 in GPT-3's file and left to its fp32 default in Nemotron 15B's.
     assert (gpt.job.precision.summed_bytes, found["dgxc_benchmarking-0075"].job.precision.summed_bytes) == (2, 4)
     assert found["dgxc_benchmarking-0255"].job.precision.summed_bytes == 2
@@ -99,7 +99,7 @@ def test_bridge_facts() -> None:
     found = cases("megatron_bridge_perf")
     rack, nvfp4, drop = (found[f"megatron_bridge_perf-{row}"] for row in ("0036", "0079", "0293"))
     assert (rack.machine.ranks_per_node, [link.span for link in rack.machine.links]) == (64, [64, 256])
-    assert ("tp" in rack.job.overlap, "tp" in nvfp4.job.overlap) == (True, False)
+    assert ("tp" in rack.job.stack.overlap, "tp" in nvfp4.job.stack.overlap) == (True, False)
     assert drop.model.moe is not None
     assert drop.model.moe.capacity == 1.0
     assert found["megatron_bridge_perf-0267"].job.precision.name == "fp8-grad16"

@@ -61,9 +61,9 @@ def test_torchtitan_mfu_is_the_printed_one() -> None:
 def test_torchtitan_facts() -> None:
     found = cases("torchtitan")
     vanilla, hidden = found["torchtitan-0021"], found["torchtitan-0022"]
-    assert ("tp" in vanilla.job.overlap, "tp" in hidden.job.overlap) == (False, True)
+    assert ("tp" in vanilla.job.stack.overlap, "tp" in hidden.job.stack.overlap) == (False, True)
     assert vanilla.machine.chip.memory_bandwidth == 2.4e12
-    assert (vanilla.job.precision.weights_bytes, vanilla.job.reduce) == (1, "micro_batch")
+    assert (vanilla.job.precision.weights_bytes, vanilla.job.stack.reduce) == (1, "micro_batch")
     assert found["torchtitan-0037"].layout.ac == "full/2"
     assert (found["torchtitan-0011"].memory_bytes, found["torchtitan-0011"].memory) == (71.9 * GIB, "reserved")
     assert all(case.memory_bytes is None for case in found.values() if case.layout.cp > 1)  # disputed: issue 1344
@@ -84,7 +84,7 @@ def test_kempnerforge_sums_gradients_in_fp32_only_under_fsdp() -> None:
     found = cases("kempnerforge")
     single, sharded = found["kempnerforge-0001"], found["kempnerforge-0002"]
     assert (single.job.precision.total_bytes, single.layout.zero) == (8, 0)
-    assert (sharded.job.precision.summed_bytes, sharded.job.reduce, sharded.layout.zero) == (4, "step", 3)
+    assert (sharded.job.precision.summed_bytes, sharded.job.stack.reduce, sharded.layout.zero) == (4, "step", 3)
     # Two thirds of six bytes' states and the whole sums fit, with room, below the peak that was measured.
     assert sharded.memory_bytes is not None
     assert 7 * sharded.model.parameters < sharded.memory_bytes < 9 * sharded.model.parameters
@@ -122,7 +122,7 @@ def test_playbook_stages_share_layers_and_head() -> None:
     found = cases("ultrascale_playbook")
     assert found["ultrascale_playbook-0001"].layout.stages == (11, 5)
     assert found["ultrascale_playbook-0025"].layout.stages == (6, *[5] * 13, 6, 3)
-    buckets = {row[-4:] for row, case in found.items() if case.job.weight_gradients == "buckets"}
+    buckets = {row[-4:] for row, case in found.items() if case.job.stack.weight_gradients == "buckets"}
     assert buckets == {"0006", "0013", "0020"}  # data parallel without ZeRO
 
 
@@ -137,7 +137,7 @@ def test_internevo_shards_in_groups() -> None:
 
 def test_torchtune_ladder() -> None:
     runs = list(cases("finetune_memory").values())
-    assert [(case.job.loss, case.job.kernels, case.layout.ac) for case in runs] == [
+    assert [(case.job.stack.loss, case.job.stack.kernels, case.layout.ac) for case in runs] == [
         ("plain", "plain", "none"),
         ("fused", "fused", "none"),
         ("fused", "fused", "full"),

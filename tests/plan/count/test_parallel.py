@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.names import V_SHAPED
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
-from fivefold.layout.spec import V_SHAPED, Layout
+from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.catalog import named, names
 from fivefold.model.shape import MLA, MoE

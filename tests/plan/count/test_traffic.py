@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
 from fivefold.layout.mesh import group
+from fivefold.layout.names import SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import local_weight
-from fivefold.layout.spec import SCHEDULES, V_SHAPED, Layout, ScheduleName
+from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights

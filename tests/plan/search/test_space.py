@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
-from fivefold.layout.spec import DEFAULT_ORDER, SCHEDULES, Layout
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
+from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.space import Leaves, Space

@@ -40,13 +40,13 @@ class Pricer:
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job)
         self.network = Network(machine)
         self.nccl = machine.backend == "nccl"
-        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.compile else 1) if self.nccl else 0.0
-        if job.graphs == "full":
+        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.stack.compile else 1) if self.nccl else 0.0
+        if job.stack.graphs == "full":
             self.host = 0.0
 
     def costs(self, tape: Tape) -> Costs:
         """Of everything that the tape lists."""
-        drags = self.nccl and not self.job.blocking
+        drags = self.nccl and not self.job.stack.blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             launches=[self.host * (kernel.launches if self.prices.plain else 1) for kernel in tape.kernels],
@@ -54,7 +54,7 @@ class Pricer:
             drag=[CONTENTION * (drags and _drags(message)) for message in tape.messages],
             reads=[message.dtype in INTEGERS for message in tape.messages],
             launch=self.host,
-            blocking=self.job.blocking and self.nccl,
+            blocking=self.job.stack.blocking and self.nccl,
         )
 
     def kernel(self, kernel: Kernel, *, line: str = "") -> float:
@@ -82,7 +82,7 @@ class Pricer:
             return measured.attention(seen, shape=(sequences, queries, dim), heads=1)[back]
         return roofline.attention(
             self.machine.chip, flops=seen, tokens=queries, keys=keys, head_dim=dim, dtype=self._dtype(kernel),
-            kind="flash" if self.job.attention == "unfused" else self.job.attention, backward=back,
+            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention, backward=back,
         )  # fmt: skip
 
     def message(self, message: Message, *, rank: int) -> float:

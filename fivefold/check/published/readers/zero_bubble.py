@@ -14,7 +14,7 @@ from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, needed, number, where
 from fivefold.check.published.convert import batch, read, spread
 from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
-from fivefold.layout.spec import ScheduleName
+from fivefold.layout.names import ScheduleName
 from fivefold.record import Mistake
 
 SOURCE = "zero_bubble"

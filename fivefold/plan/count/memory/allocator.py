@@ -76,14 +76,14 @@ def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
 
 
 def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
-    if counts.job.expandable_segments:
+    if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
     part, stages = part_of(layout), counts.stage_runs(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
     passes = segment(rank.passes_bytes) + sum(map(segment, _joined(counts, layout, rank, runs)))
     sent = sum(run.times * _sent(counts.unit(run_part(part, run), run.name).ops) for run in runs)
     split = sum(map(segment, _largest(counts, layout, runs)))
-    return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.run_ahead else 0)
+    return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
 
 
 def _sent(ops: Iterable[Op]) -> int:
@@ -96,7 +96,7 @@ def _joined(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run
     """What lives at once of that which an update joins: a bucket and, in turn, the gradient of the largest weight in
     fp64 for its norm, and all gradients of this rank, as they are and widened; or all weights.
     """
-    recipe, joined = counts.job.precision, counts.job.joined
+    recipe, joined = counts.job.precision, counts.job.stack.joined
     sizes = []
     if "gradients" in joined:
         norm = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]

@@ -22,9 +22,9 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:
     """Of a rank's ``chunks``: an unused gradient of each shape, or a bucket that holds every gradient again."""
     recipe = job.precision
-    if job.weight_gradients == "placeholders":
+    if job.stack.weight_gradients == "placeholders":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
-    if job.weight_gradients == "buckets":
+    if job.stack.weight_gradients == "buckets":
         return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes
     return 0

@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action, parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.spec import ScheduleName
 
 Kind = Literal["F", "B", "BW", "W"]
 Pass = tuple[Kind, int, int]  # stage, micro-batch

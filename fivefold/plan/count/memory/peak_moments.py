@@ -52,14 +52,14 @@ class Walker:
         # ids and targets of the rank's own tokens, where those are not all
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0
         # Summed by the matmuls themselves, gradients are one buffer that lives from the start.
-        self.lasting = job.weight_gradients != "apart" and self.policy.gradients_stay
-        self.late = job.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
+        self.lasting = job.stack.weight_gradients != "apart" and self.policy.gradients_stay
+        self.late = job.stack.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
         self.offloads = "activations" in job.offload
-        self.each = job.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
+        self.each = job.stack.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
         # Experts' gradients are reduced when the last of theirs has come, in the midst of their block's backward.
-        self.midway = not self.each and job.linears == "fanned"
-        self.ahead = "dp" in job.overlap and job.weights == "ahead"
-        self.lags = "dp" in job.overlap and not self.policy.gradients_stay and not self.each
+        self.midway = not self.each and job.stack.linears == "fanned"
+        self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"
+        self.lags = "dp" in job.stack.overlap and not self.policy.gradients_stay and not self.each
         # Of a tied weight the head's gradient is added to the sums at once, after which the head lets the table go; or
         # it waits for the embedding's, where both are on one rank.
         self.adds = counts.adds(layout)
@@ -172,7 +172,7 @@ class Walker:
             reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces, split=bool(off))
             lag = self.lag_bytes(unit) if reduces else 0
             table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
-            if table and self.counts.job.loss == "chunked":  # it comes when all chunks are done
+            if table and self.counts.job.stack.loss == "chunked":  # it comes when all chunks are done
                 profile, table = self._played(unit, born._replace(reduced=table), split=split), 0
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off

@@ -257,4 +257,4 @@ class _Ranks:
         job, widen = self.job.precision, 0
         if job.summed_bytes != job.updated_bytes:  # gradients are widened for the update
             widen = total.updated * job.updated_bytes
-        return widen + (total.updated * job.summed_bytes if "gradients" in self.job.joined else 0)
+        return widen + (total.updated * job.summed_bytes if "gradients" in self.job.stack.joined else 0)

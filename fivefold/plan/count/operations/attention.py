@@ -38,7 +38,7 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
     entry = Source(local, source, into=model.width, rows=local.stream_rows)
     ops, sizes = [*entry.ops], {"q": wide, "k": narrow, "v": narrow}
-    if local.job.joint:
+    if local.job.stack.joint:
         ops.append(entry.column("attention.qkv", "qkv", outof=wide + 2 * narrow, bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:
@@ -98,11 +98,13 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     )  # fmt: skip
     forward, backward = _scratch(local, dims, own=own if message else 0)
     core = core._replace(forward_scratch=forward, backward_scratch=backward)
-    if dims[0] != dims[1] == _computed(local, dims)[1] and job.linears == "fanned":  # a kernel that keeps its seeds
+    if (
+        dims[0] != dims[1] == _computed(local, dims)[1] and job.stack.linears == "fanned"
+    ):  # a kernel that keeps its seeds
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
-    if message and model.mla is None and job.linears == "fanned":  # the gradient of v is a view of that of both
+    if message and model.mla is None and job.stack.linears == "fanned":  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: own})
-    ops += _unfused(local, core) if job.attention == "unfused" else [core]
+    ops += _unfused(local, core) if job.stack.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
@@ -112,8 +114,8 @@ def _computed(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
     """The head dims of q and k and of v as the kernel has them: one that computes by blocks, as in our ring, or on CPU,
     knows but one (``train/model/flash_attention.py``).
     """
-    ring = local.part.cp > 1 and not local.part.ulysses and local.job.linears == "fanned"
-    return (max(dims),) * 2 if local.job.attention == "blocks" or ring else dims
+    ring = local.part.cp > 1 and not local.part.ulysses and local.job.stack.linears == "fanned"
+    return (max(dims),) * 2 if local.job.stack.attention == "blocks" or ring else dims
 
 
 def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int]:

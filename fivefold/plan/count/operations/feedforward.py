@@ -37,7 +37,7 @@ def experts(local: Local, source: str) -> list[Op]:
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
     if local.part.ep > 1 or local.part.etp > 1:
         there, mine = _out(local, sent=sent, received=received), _grouped_mlp(local, "arrived", "made", rows=received)
-        if local.job.linears == "fanned":
+        if local.job.stack.linears == "fanned":
             there, mine = _meanwhile(local, there, mine)
         home = _home(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens travel
@@ -77,7 +77,7 @@ def routed_rows(local: Local) -> int:
     assert moe is not None
     share = local.job.imbalance if local.part.ep > 1 else 1.0
     if moe.capacity is not None:
-        share = min(moe.capacity, share) if local.job.linears == "fanned" else moe.capacity
+        share = min(moe.capacity, share) if local.job.stack.linears == "fanned" else moe.capacity
     even = local.stream_rows * moe.topk * local.part.etp
     return even if share == 1 else ceil(even * share)
 
@@ -178,7 +178,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
     def grouped(op: Op) -> Op:
-        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.joint
+        first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
         op = casting(op._replace(batch=1), local, first=first, experts=held)
         op = op._replace(
             parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
@@ -189,13 +189,13 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ops = [*entry.ops]
     ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # the gradient of their input is a sum, before those of weights are made
-    if local.job.linears == "fanned" and not local.job.precision.narrow:
+    if local.job.stack.linears == "fanned" and not local.job.precision.narrow:
         made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the routing weight of each row, which is fp32, and so is the product of the gradient with it
-    wide = rows * ffn * 2 if width < 4 and local.job.linears == "fanned" else 0
+    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" else 0
     ops.append(
         product._replace(
             reads=(*product.reads, share), keeps=(*product.keeps, share),
@@ -224,7 +224,7 @@ def _entering(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -
     """The matmuls before the activation: up, and gate where there is one; jointly the first half is the gate."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
-    if local.job.joint:
+    if local.job.stack.joint:
         return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
     return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
 
@@ -234,8 +234,8 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     if local.model.mlp == "plain":
         return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
-    plain = local.job.kernels != "fused" and not local.job.compile
-    if local.job.joint:  # one kernel writes the gradient of both halves, or joins those of two
+    plain = local.job.stack.kernels != "fused" and not local.job.stack.compile
+    if local.job.stack.joint:  # one kernel writes the gradient of both halves, or joins those of two
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
     if plain:  # silu(gate) is a tensor of its own, which the product keeps
         silu = f"{name}.silu"

@@ -105,28 +105,28 @@ def head(local: Local) -> list[Op]:
         message=small,
     )  # fmt: skip
     wide = rows * vocab * 4
-    if job.loss == "plain":  # fp32 copy, log-softmax; backward two gradients in fp32 before the one of the logits
+    if job.stack.loss == "plain":  # fp32 copy, log-softmax; backward two gradients in fp32 before the one of the logits
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
             forward_scratch=wide if width < 4 else 0, backward_scratch=2 * wide - logits,
             moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
-    elif job.loss == "narrow":  # whoever called it holds the logits too
+    elif job.stack.loss == "narrow":  # whoever called it holds the logits too
         loss = loss._replace(
             writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
             backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
         )  # fmt: skip
-    elif job.loss in ("widened", "copied"):
+    elif job.stack.loss in ("widened", "copied"):
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
             # the logits that were widened are let go before they are copied
-            forward_scratch=wide - logits if job.loss == "copied" else 0,
+            forward_scratch=wide - logits if job.stack.loss == "copied" else 0,
             # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
     normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
                   plain=local.plain)  # fmt: skip
-    if job.loss == "chunked":
+    if job.stack.loss == "chunked":
         return [normed, *_chunked_loss(local)]
     return [normed, *entry.ops, project, loss]
 
@@ -185,4 +185,4 @@ def _in_16_bits(local: Local) -> Local:
 
 def block_unit(local: Local, *, layer: int) -> Unit:
     """A block with its recomputation."""
-    return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.early_stop)
+    return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.stack.early_stop)

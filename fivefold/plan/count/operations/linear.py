@@ -82,7 +82,7 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
 
 def settled(op: Op, job: Job) -> Op:
     """A weight whose matmul adds to the sums itself has a gradient of no elements: it is made, but is no tensor."""
-    if job.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
+    if job.stack.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
 
@@ -94,13 +94,13 @@ def sums_itself(op: Op) -> bool:
 
 def keeps_casts(local: Local) -> bool:
     """Whether the cast of an input is kept instead of it; ours is made again."""
-    return local.job.precision.narrow and local.job.linears == "apart"
+    return local.job.precision.narrow and local.job.stack.linears == "apart"
 
 
 def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op:
     """A product of ours with what it casts; ``first`` of those on its input. ``experts``: rows are theirs by groups."""
     recipe = local.job.precision
-    if not recipe.narrow or local.job.linears == "apart":
+    if not recipe.narrow or local.job.stack.linears == "apart":
         return op
     rows, outof, into = op.shape
     per, rows = max(1, experts), rows * op.batch

@@ -48,7 +48,7 @@ class Local:
     def __init__(self, model: Model, job: Job, part: Part) -> None:
         self.model, self.job, self.part = model, job, part
         self.width = activation_width(job)
-        self.plain = job.kernels == "plain" and not job.compile  # PyTorch's own kernels, one after another
+        self.plain = job.stack.kernels == "plain" and not job.stack.compile  # PyTorch's own kernels, one after another
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
         self.stream_bytes = self.stream_rows * model.width * self.width

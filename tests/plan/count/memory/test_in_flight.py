@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import needs
 from fivefold.layout.schedule.p2p import cues
-from fivefold.layout.spec import ScheduleName
 from fivefold.plan.count.memory.in_flight import Flight, _unexceeded, flights, in_order
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (

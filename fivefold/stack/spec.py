@@ -1,0 +1,97 @@
+"""The stack as a record: the software that runs a job, as far as memory, work, messages and time depend on it.
+
+The defaults are this engine's. A fact that a catalog's stack states otherwise has its source there (``catalog.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
+from fivefold.record import Record
+from fivefold.sizes import Multiple
+
+
+class Runs(Record):
+    """The layouts that a stack can run."""
+
+    axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # whose degree may exceed 1
+    schedules: tuple[ScheduleName, ...] = SCHEDULES
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    pipelined_zero: tuple[int, ...] = (0, 1, 2, 3)  # with pp > 1
+    shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
+    cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")
+    expert_tensor: bool = True  # etp smaller than tp, or larger than 1
+    no_sp: bool = True  # tensor parallelism without sequence parallelism
+    uneven_stages: bool = True
+    orders: bool = True  # any order of the axes over the ranks
+
+    def zero_with(self, pp: int) -> tuple[int, ...]:
+        """The ZeRO stages beside ``pp`` pipeline ranks."""
+        return self.pipelined_zero if pp > 1 else self.zero
+
+
+class Stack(Record):
+    """A training software: its kernels, what it keeps, sends and hides, and what it can run."""
+
+    name: str = "fivefold"
+    version: str = ""  # of the software that the facts are of
+    family: str = "fivefold"  # softwares that err alike in predictions (``plan/price/errors.py``)
+
+    # flash: the chip's fastest; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of latent
+    # attention to one dim, as PyTorch's on CPU; unfused: scores written out
+    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] = "flash"
+    # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
+    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
+    # as widened, but beside the fp32 logits (nanotron)
+    loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
+    # plain: norms, rotary and activation as PyTorch's separate kernels; norms: the activation alone
+    kernels: Literal["fused", "norms", "plain"] = "fused"
+    compile: bool = False
+    joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
+    # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
+    # sums itself (ours); apart: each for itself, under autograd
+    linears: Literal["fanned", "apart"] = "fanned"
+    # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
+    # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer
+    # Engine); late: all live until the backward has ended, and then are added to sums that live from the start;
+    # buckets: late, and copied for their reduction (PyTorch's DistributedDataParallel)
+    weight_gradients: Literal["apart", "late", "buckets", "summed", "placeholders"] = "apart"
+    # what the update joins to one tensor: a rank's gradients, as they are and widened (DeepSpeed), or all weights, as
+    # they are gathered (nanotron)
+    joined: tuple[Literal["gradients", "weights"], ...] = ()
+    # what tensor parallelism sends is used again only when the device has sent it, and the host is a pass ahead
+    # (PyTorch's record_stream, by which its NCCL groups hold what they send)
+    run_ahead: bool = False
+    # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
+    # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
+    graphs: Literal["none", "router", "partial", "full"] = "none"
+    # fused: a token goes once to each rank that wants it, sorted by expert underway (DeepEP, HybridEP)
+    dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    pairs: bool = False  # one micro-batch's forward beside another's backward: each hides the other's ep messages
+    overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
+    # under which schedules messages between stages run beside compute, where ``overlap`` names pp
+    p2p_overlap: Literal["any", "interleaved"] = "any"
+    reduce: Literal["step", "micro_batch"] = "step"  # gradients across ranks: once, or after every backward
+    reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
+    # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
+    # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)
+    weights: Literal["ahead", "at_once", "broadcast"] = "ahead"
+    # the input of a column-parallel layer, gathered once more for the gradient of its weight, travels beside the
+    # product that makes the gradient of the input (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
+    async_tp: bool = False
+    blocking: bool = False  # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that its time adds to theirs
+    # without sequence parallelism, each tensor-parallel rank sends its part of the stream to the next pipeline stage,
+    # which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends the whole
+    scatter_hops: bool = False
+    # recomputation ends with the last operation whose result the backward asks for (ours, and PyTorch's non-reentrant
+    # checkpoints); else the whole layer runs again (Megatron)
+    early_stop: bool = True
+    vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
+    expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
+
+    runs: Runs = Runs()
+
+    def hides_p2p(self, schedule: ScheduleName) -> bool:
+        """Whether messages between pipeline stages run beside compute under ``schedule``."""
+        return "pp" in self.overlap and (self.p2p_overlap == "any" or schedule == "interleaved")
