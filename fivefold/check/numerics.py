@@ -28,7 +28,7 @@ from fivefold.model.numerics import Compared, Kind, Numerics
 from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train.build import Built, build
-from fivefold.train.checkpoint.full_weights import lay_together
+from fivefold.train.checkpoint.full_weights import gather_full
 from fivefold.train.engine import Engine
 from fivefold.train.generate.source import Source
 from fivefold.train.model.experts import Experts
@@ -42,7 +42,7 @@ Place = tuple[Kind, int | None, str]
 
 
 @dataclass
-class Tally:
+class ErrorStats:
     """What is known so far of the tensors of one place."""
 
     elements: int = 0
@@ -82,13 +82,13 @@ class Tally:
 
 
 @dataclass
-class Seen:
+class TensorProbe:
     """What one run shows. With a ``reference``, tensors are compared as they come, else they are kept."""
 
-    reference: Seen | None = None
+    reference: TensorProbe | None = None
     scale: float = 1.0  # of the loss, and so of gradients
     tensors: dict[tuple[Place, int], Tensor] = field(default_factory=dict)
-    tallies: dict[Place, Tally] = field(default_factory=dict)
+    tallies: dict[Place, ErrorStats] = field(default_factory=dict)
     choices: int = 0
     rerouted: int = 0
     loss: float = math.nan
@@ -100,7 +100,7 @@ class Seen:
             return
         wanted = self.reference.tensors[place, index]
         scale = 1.0 if place[0] == "activation" else self.scale
-        tally = self.tallies.setdefault(place, Tally())
+        tally = self.tallies.setdefault(place, ErrorStats())
         tally.add(found, wanted, top=torch.finfo(found.dtype).max, scale=scale)
 
     def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
@@ -111,7 +111,7 @@ class Seen:
         top = (info.max + step / 2) * ones
         value, wide = x.double(), widen(cast, torch.float32).double()
         found = wide.masked_fill(value.abs() >= top, torch.inf)
-        self.tallies.setdefault(place, Tally()).add(found, x, top=torch.inf)
+        self.tallies.setdefault(place, ErrorStats()).add(found, x, top=torch.inf)
 
     def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:
         """The choice of experts, which the reference makes."""
@@ -143,20 +143,20 @@ def examine(
     job = job.replace(compile=False)
     run = partial(_run, model=model, weights=weights, tokens=torch.from_numpy(tokens), end=end, device=device)
     report("fp32", 0, 2)
-    reference = run(Seen(), job=job.replace(precision=RECIPES["fp32"]))
+    reference = run(TensorProbe(), job=job.replace(precision=RECIPES["fp32"]))
     report(job.precision.name, 1, 2)
-    scale, seen = _first_scale(job), reference
+    scale, probe = _first_scale(job), reference
     while True:
-        seen = run(Seen(reference, scale=scale), job=job)
-        gradients = [row for row in seen.rows() if row.kind == "weight"]
+        probe = run(TensorProbe(reference, scale=scale), job=job)
+        gradients = [row for row in probe.rows() if row.kind == "weight"]
         if scale <= 1 or all(row.overflow == 0 for row in gradients):
             break
         scale /= 2
     return Numerics(
         model=model.name, recipe=job.precision.name, weights="drawn" if source is None else str(source.path),
-        tokens=tokens[:, 1:].size, loss=seen.loss if math.isfinite(seen.loss) else None,
-        reference_loss=reference.loss, loss_scale=scale, rows=seen.rows(),
-        rerouted=seen.rerouted / seen.choices if seen.choices else None,
+        tokens=tokens[:, 1:].size, loss=probe.loss if math.isfinite(probe.loss) else None,
+        reference_loss=reference.loss, loss_scale=scale, rows=probe.rows(),
+        rerouted=probe.rerouted / probe.choices if probe.choices else None,
     )  # fmt: skip
 
 
@@ -165,9 +165,9 @@ def _first_scale(job: Job) -> float:
 
 
 def _run(
-    seen: Seen, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
+    probe: TensorProbe, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
     device: torch.device,
-) -> Seen:  # fmt: skip
+) -> TensorProbe:  # fmt: skip
     """One micro-batch forward and backward by the engine, as a part of the job's step."""
     layout = Layout.parse(f"dp1 mbs{len(tokens)}")
     table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)
@@ -175,20 +175,20 @@ def _run(
     if weights is not None:
         _fill(built, weights)
     engine = Engine(built, model=model, layout=layout, job=job, end=end)
-    engine.scale = seen.scale / job.tokens_per_step
+    engine.scale = probe.scale / job.tokens_per_step
     for moe in engine.routed.values():
         moe.scale = engine.scale
-    with looking(built.module, seen):
+    with probing(built.module, probe):
         total = engine.backward(tokens[None])
-    seen.loss = float(total) / engine.scale / tokens[:, 1:].numel()
-    if seen.reference is None and not math.isfinite(seen.loss):
-        raise Fault(f"the loss in fp32 is {seen.loss}: these weights cannot be compared; take an earlier checkpoint")
+    probe.loss = float(total) / engine.scale / tokens[:, 1:].numel()
+    if probe.reference is None and not math.isfinite(probe.loss):
+        raise Fault(f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint")
     rows = [_gradient(shard.weight) for shard in built.shards]
-    for name, gradient in lay_together(built, rows, model=model).items():
+    for name, gradient in gather_full(built, rows, model=model).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
         short = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
-        seen.take(("weight", layer, short), 0, gradient)
-    return seen
+        probe.take(("weight", layer, short), 0, gradient)
+    return probe
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _gradient(weight: Tensor) -> Tensor:
 def _fill(built: Built, weights: dict[str, Tensor]) -> None:
     """Give the shards the whole ``weights``, by name."""
     for shard in built.shards:
-        shard.weight.copy_(shard.cut(weights[shard.name]))
+        shard.weight.copy_(shard.rows_of(weights[shard.name]))
     for layer, moe in built.routed.items():
         moe.bias.copy_(weights[f"blocks.{layer}.moe.bias"])
     for unit in built.units:
@@ -207,62 +207,62 @@ def _fill(built: Built, weights: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def looking(module: nn.Module, seen: Seen) -> Iterator[None]:
-    """Within it ``seen`` is shown what every operation of ``module`` makes, and its gradient."""
+def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
+    """Within it ``probe`` is shown what every operation of ``module`` makes, and its gradient."""
     hooks = []
     for layer, block in enumerate(module.get_submodule("blocks").children()):
         for path, part in block.named_modules():
             if hasattr(part, "run"):
-                part.run = partial(_looked, seen, layer, part.run)
-            if isinstance(part, Linear | Experts) and hasattr(part.products, "casts"):
-                part.products = _watched(part.products, seen, layer, path)
-        hooks.append(block.register_forward_hook(partial(_left, seen, layer, "stream")))
+                part.run = partial(_looked, probe, layer, part.run)
+            if isinstance(part, Linear | Experts) and hasattr(part.gemms, "casts"):
+                part.gemms = _watched(part.gemms, probe, layer, path)
+        hooks.append(block.register_forward_hook(partial(_left, probe, layer, "stream")))
     outside = ("embed", "head.norm", "head.out")
-    hooks += [module.get_submodule(path).register_forward_hook(partial(_left, seen, None, path)) for path in outside]
+    hooks += [module.get_submodule(path).register_forward_hook(partial(_left, probe, None, path)) for path in outside]
     yield
     for hook in hooks:
         hook.remove()
 
 
-def _looked(seen: Seen, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any) -> Any:
+def _looked(probe: TensorProbe, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any) -> Any:
     """The seam ``run`` of a block's operations."""
     if name == "moe.topk":
-        return run(name, partial(seen.pick, ("activation", layer, name), function), *inputs)
+        return run(name, partial(probe.pick, ("activation", layer, name), function), *inputs)
     found = run(name, function, *inputs)
     if name.split(".")[-1] not in MOVED:
-        _show(seen, layer, name, found)
+        _show(probe, layer, name, found)
     return found
 
 
-def _left(seen: Seen, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any) -> None:
-    _show(seen, layer, name, found)
+def _left(probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any) -> None:
+    _show(probe, layer, name, found)
 
 
-def _show(seen: Seen, layer: int | None, name: str, found: Any) -> None:
+def _show(probe: TensorProbe, layer: int | None, name: str, found: Any) -> None:
     for index, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
-        seen.take(("activation", layer, name), index, tensor)
+        probe.take(("activation", layer, name), index, tensor)
         if tensor.requires_grad:
-            tensor.register_hook(partial(_came, seen, ("gradient", layer, name), index))
+            tensor.register_hook(partial(_came, probe, ("gradient", layer, name), index))
 
 
-def _came(seen: Seen, place: Place, index: int, gradient: Tensor) -> None:
-    seen.take(place, index, gradient)
+def _came(probe: TensorProbe, place: Place, index: int, gradient: Tensor) -> None:
+    probe.take(place, index, gradient)
 
 
-def _watched(products: Any, seen: Seen, layer: int, path: str) -> Any:
-    """``products`` in eight bits, whose casts are shown."""
-    found = copy.copy(products)
+def _watched(gemms: Any, probe: TensorProbe, layer: int, path: str) -> Any:
+    """``gemms`` in eight bits, whose casts are shown."""
+    found = copy.copy(gemms)
     roles = {"x": "x", "gradient": "gradient", "weight": "weight", "weight_back": "weight"}
-    found.casts = products.casts._replace(
+    found.casts = gemms.casts._replace(
         **{
-            role: partial(_cast, seen, ("operand", layer, f"{path} {name}"), getattr(products.casts, role))
+            role: partial(_cast, probe, ("operand", layer, f"{path} {name}"), getattr(gemms.casts, role))
             for role, name in roles.items()
         }
     )
     return found
 
 
-def _cast(seen: Seen, place: Place, caster: Callable[[Tensor], Cast], x: Tensor) -> Cast:
+def _cast(probe: TensorProbe, place: Place, caster: Callable[[Tensor], Cast], x: Tensor) -> Cast:
     cast = caster(x)
-    seen.cast(place, x, cast)
+    probe.cast(place, x, cast)
     return cast

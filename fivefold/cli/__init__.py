@@ -12,7 +12,7 @@ import typer
 
 from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run
 from fivefold.cli.settle import launcher, remark, settle
-from fivefold.train.faults.signals import heed_signals
+from fivefold.train.faults.signals import install_signal_handlers
 
 app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
@@ -31,6 +31,6 @@ app.command("export")(huggingface.export_weights)
 
 def main() -> None:
     """Run the command line; every foreseen failure is one line on stderr."""
-    heed_signals(launcher=launcher())
+    install_signal_handlers(launcher=launcher())
     warnings.showwarning = remark
     sys.exit(settle(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False)))

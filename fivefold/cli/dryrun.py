@@ -125,7 +125,9 @@ def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
         "rehearsed": found.step.model_dump(mode="json"),
-        "first_step": [share.first.model_dump(mode="json") for share in found.shares if share.rank in found.ranks],
+        "first_step": [
+            share.first.model_dump(mode="json") for share in found.rank_summaries if share.rank in found.ranks
+        ],
         "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
         "findings": found.findings,
         "assumed": found.assumed,

@@ -32,11 +32,11 @@ def generate(
     json: AsJson = False,
 ) -> None:
     """Go on from prompts with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
-    from fivefold.train.generate.decode import Drawing
+    from fivefold.train.generate.decode import SamplingParams
     from fivefold.train.generate.sample import samples
     from fivefold.train.generate.source import Source
 
-    how = Drawing.read({"temperature": temperature, "top_p": top_p, "seed": seed}, origin="generate")
+    sampling = SamplingParams.read({"temperature": temperature, "top_p": top_p, "seed": seed}, origin="generate")
     found = Source.find(source)
     used, prompts = found.tokenizer(tokenizer), prompt or [""]
     decoder = found.decoder(dtype=dtype)
@@ -45,7 +45,7 @@ def generate(
         _write(prompts[0])
     begin = perf_counter()
     texts = samples(
-        decoder, used, prompts, tokens=tokens, window=window or found.window, how=how, ends=found.ends(used),
+        decoder, used, prompts, tokens=tokens, window=window or found.window, sampling=sampling, ends=found.ends(used),
         **({"hear": _aloud} if alone else {}),
     )  # fmt: skip
     seconds = perf_counter() - begin

@@ -13,7 +13,7 @@ import typer
 
 from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake, Remark, reworded
-from fivefold.train.faults.signals import LAUNCHER, Stopped, tell
+from fivefold.train.faults.signals import LAUNCHER, StopSignal, write_error_file
 
 LONG_WORD = 300  # in characters; of what a user typed, or has in a file
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
@@ -32,7 +32,7 @@ def settle(action: Callable[[], object]) -> int:
         return _said(str(error), code=2)
     except Fault as error:
         return _said(str(error), code=1)
-    except Stopped as stop:
+    except StopSignal as stop:
         return _said(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,7 +45,7 @@ def settle(action: Callable[[], object]) -> int:
 def _said(line: str, *, code: int) -> int:
     """``code``, when the line is said; a process of ours says it to its launcher, which says one line for all."""
     line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
-    if line and not (launcher() is not None and tell(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):
+    if line and not (launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):
         say(f"fivefold: {line}")
     return code
 

@@ -15,7 +15,7 @@ from fivefold.model.weights import Weight
 from fivefold.units import ceil_div
 
 
-class Place(NamedTuple):
+class RankCoordinate(NamedTuple):
     """Where a rank stands on the axes that cut weights."""
 
     tp: int = 0
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     etp: int = 0
 
 
-class Piece(NamedTuple):
+class LocalSlice(NamedTuple):
     """``slices`` of the whole weight lie at the front of a local tensor of ``shape``; what is over is padding.
 
     ``holders``: ranks of one tensor-parallel group (experts: 1) that hold this same piece.
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
         return tuple(slice(0, part.stop - part.start) for part in self.slices)
 
 
-def piece(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: Place) -> Piece:
+def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: RankCoordinate) -> LocalSlice:
     """The piece of ``weight`` on the rank at ``place``; ``vocab`` is padded."""
     local = local_weight(weight, model=model, layout=layout, vocab=vocab).shape
     expert = weight.kind.startswith("expert")
@@ -53,7 +53,7 @@ def piece(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: Pl
             index = place.tp * pieces // layout.tp
         start = min(index * part, whole)
         slices.append(slice(start, min(start + part, whole)))
-    return Piece(local, tuple(slices), 1 if expert else layout.tp // pieces)
+    return LocalSlice(local, tuple(slices), 1 if expert else layout.tp // pieces)
 
 
 def padded_vocab(model: Model, job: Job, *, tp: int) -> int:

@@ -42,7 +42,7 @@ class Reason(Record):
     line: str
 
 
-class Miss(Record):
+class NearMiss(Record):
     """A layout that almost fits, and what would make it fit."""
 
     layout: str
@@ -52,14 +52,14 @@ class Miss(Record):
     mends: tuple[str, ...]
 
 
-class Found(Record):
+class SearchResult(Record):
     """The answer of ``plan.search``. ``tried`` = ``evaluated`` + those that bounds excluded."""
 
     by: By
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
-    misses: tuple[Miss, ...] = ()  # where nothing fits
+    misses: tuple[NearMiss, ...] = ()  # where nothing fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat

@@ -88,7 +88,7 @@ WHOLE = (
 )  # biases of row layers are added once
 
 
-def copies(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv"]:
+def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv"]:
     """Whose gradients of a weight must be added up beside data parallelism's, since each has seen a part of its use.
 
     tp: all tensor ranks hold the weight, but under sequence parallelism each sees only its rows, and of norms over

@@ -17,14 +17,14 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, run_part
-from fivefold.plan.count.memory.allocator import held, room_bytes
+from fivefold.plan.count.memory.allocator import allocator_totals, room_bytes
 from fivefold.plan.count.memory.liveness import kept_bytes
 from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
 from fivefold.plan.price.errors import expected_error
-from fivefold.plan.price.timeline import Clock, Timeline
+from fivefold.plan.price.timeline import StepTime, Timeline
 from fivefold.plan.price.units import Units
 from fivefold.record import Mistake
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, utilisation
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
     layout: Layout
     ranks: list[RankMemory]
-    clock: Clock
+    step_time: StepTime
 
     @property
     def peak_bytes(self) -> int:
@@ -75,12 +75,12 @@ class Planner:
 
     def step(self, layout: Layout) -> Step:
         """The whole answer as the record of the contract."""
-        ranks, clock = self.estimate(layout)[1:]
+        ranks, step_time = self.estimate(layout)[1:]
         model, machine, job = self.model, self.machine, self.job
         done = work(model, layout=layout, job=job)
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
-        device = held(self.counts, layout, ranks) if machine.backend == "nccl" else None
+        device = allocator_totals(self.counts, layout, ranks) if machine.backend == "nccl" else None
         return Step(
             kind="predicted",
             model=model.name,
@@ -99,18 +99,18 @@ class Planner:
             work=done,
             traffic=traffic(self.counts, layout),
             time=Time(
-                step_seconds=clock.seconds,
-                compute_seconds=clock.compute,
-                bubble_seconds=clock.bubble,
-                exposed_seconds=clock.exposed,
-                optimizer_seconds=clock.optimizer,
+                step_seconds=step_time.seconds,
+                compute_seconds=step_time.compute,
+                bubble_seconds=step_time.bubble,
+                exposed_seconds=step_time.exposed,
+                optimizer_seconds=step_time.optimizer,
                 error=expected_error(model=model, machine=machine, layout=layout, quantity="time"),
-                bound_by=clock.bound_by,
+                bound_by=step_time.bound_by,
             ),
-            tokens_per_second_per_gpu=job.tokens_per_step / clock.seconds / layout.world,
+            tokens_per_second_per_gpu=job.tokens_per_step / step_time.seconds / layout.world,
             mfu=utilisation(
                 done,
-                seconds=clock.seconds,
+                seconds=step_time.seconds,
                 world=layout.world,
                 peak_flops=machine.chip.peak(job.precision.compute),
             ),

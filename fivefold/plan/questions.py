@@ -132,7 +132,7 @@ def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, token
     refuse(layout, model=model, job=job, machine=machine)
     steps = ceil(checked(tokens) / job.tokens_per_step)
     step, room = planner.estimate(layout), room_bytes(machine)
-    seconds = steps * step.clock.seconds
+    seconds = steps * step.step_time.seconds
     hours = seconds * layout.world / 3600
     price = machine.dollars_per_rank_hour
     money = "" if price is None else f", {hours * price:,.0f} dollars"
@@ -157,8 +157,8 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list
                 layout=str(other),
                 fits=after.peak_bytes <= room_bytes(machine),
                 memory_bytes=after.peak_bytes,
-                step_seconds=after.clock.seconds,
-                faster=before.clock.seconds / after.clock.seconds,
+                step_seconds=after.step_time.seconds,
+                faster=before.step_time.seconds / after.step_time.seconds,
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )
@@ -217,7 +217,7 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
     found = planner.estimate(layout)
     return Answer(
         question=question, line=line, value=value, layout=str(layout),
-        memory_bytes=found.peak_bytes, step_seconds=found.clock.seconds,
+        memory_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
     )  # fmt: skip
 
 

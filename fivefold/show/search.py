@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.layout.search_result import Answer, Batch, Change, Found, Point, Ranked
+from fivefold.layout.search_result import Answer, Batch, Change, Point, Ranked, SearchResult
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
@@ -16,7 +16,7 @@ from fivefold.units import GIB, show_bytes, show_count, show_seconds
 NAMED = 8  # points of a front that are written out in the chart
 
 
-def page(found: Found) -> RenderableType:
+def page(found: SearchResult) -> RenderableType:
     """The best, the front where it has more than one point, why the others lost, and the nearest misses."""
     fits = "" if found.best else ", none fits"
     parts: list[RenderableType] = [
@@ -75,7 +75,7 @@ def batches(found: Sequence[Batch]) -> RenderableType:
     return Grid(("sequences", "tokens", "micro-batches", "steps"), rows, words=())
 
 
-def front_chart(found: Found, *, subtitle: str = "") -> Chart:
+def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
     """The Pareto front: a step's time over the memory that it takes."""
     alt = _altair()
     if not found.front:

@@ -16,11 +16,11 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
-from fivefold.train.model.linear import Later
+from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.optimizers import optimizer
-from fivefold.train.optimizers.loss_scaling import Scaler
+from fivefold.train.optimizers.loss_scaling import LossScaler
 from fivefold.train.parallel.apply import apply
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
@@ -35,11 +35,11 @@ class Built:
 
     module: Transformer
     units: list[ZeroUnit]
-    later: Later
+    wgrad_store: WgradStore
     optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # of the pipeline; of one rank, forward and backward in turn
-    scaler: Scaler | None = None  # of the loss, where gradients are fp16
+    scaler: LossScaler | None = None  # of the loss, where gradients are fp16
 
     @property
     def shards(self) -> list[Shard]:
@@ -49,11 +49,11 @@ class Built:
     @property
     def parameters(self) -> float:
         """This rank's share of the model: what n ranks hold counts 1/n on each."""
-        return sum(math.prod(box.sizes) / shard.held.holders for shard in self.shards for box in shard.boxes())
+        return sum(math.prod(box.sizes) / shard.local_weight.holders for shard in self.shards for box in shard.boxes())
 
     def weights(self) -> list[Tensor]:
         """What holds them from step to step."""
-        return [tensor for unit in self.units for tensor in unit.living()]
+        return [tensor for unit in self.units for tensor in unit.live_tensors()]
 
     def moments(self) -> list[Tensor]:
         """What the optimizer holds; nothing before its first step."""
@@ -86,13 +86,13 @@ def build(
     )
     with torch.device("meta"):
         module = Transformer(model)
-    units, later = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    units, wgrad_store = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     drawn = {weight.name: weight for weight in weights(model)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in unit.shards):
-            shard.weight.copy_(shard.cut(initial(drawn[shard.name], model=model, seed=job.seed)))
-    scaler = Scaler() if job.precision.loss_scaling else None
-    return Built(module, units, later, optimizer.make(units, job, ranks), ranks, table, scaler)
+            shard.weight.copy_(shard.rows_of(initial(drawn[shard.name], model=model, seed=job.seed)))
+    scaler = LossScaler() if job.precision.loss_scaling else None
+    return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, scaler)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:

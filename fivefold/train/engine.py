@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.train.build import Built
-from fivefold.train.measure.meter import Watch
+from fivefold.train.measure.meter import StepObserver
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
@@ -28,7 +28,7 @@ from fivefold.train.parallel import expert
 from fivefold.train.parallel.pipeline import Pipeline
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """What all know after a step: mean loss in nats per token, gradient norm before clipping, whether to stop.
 
     ``skipped``: weights, moments and biases of experts are what they were, as a scaled gradient was not finite or the
@@ -57,7 +57,7 @@ class Engine:
         self.sequences = job.global_batch  # of this step
         self.scale = 1.0  # of the loss of one token, in the graph
         self.tokens = torch.empty(0, dtype=torch.long)
-        self.meter: Watch | None = None
+        self.meter: StepObserver | None = None
         self.kept_bytes, self._before = 0, -1  # and what else lived before the first forward
         self.routed = built.routed
         self._scale_losses(1.0)
@@ -66,8 +66,8 @@ class Engine:
         self.loads = torch.zeros(len(self.routed), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
         self._pipeline = partial(
-            Pipeline, ranks=built.ranks, later=built.later,
-            stages={stage: partial(self._stage, stage) for stage in built.table.held[built.ranks["pp"].rank]},
+            Pipeline, ranks=built.ranks, wgrad_store=built.wgrad_store,
+            stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
             shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
         )  # fmt: skip
         self.pipeline = self._pipeline(built.table)
@@ -75,7 +75,7 @@ class Engine:
 
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
-    ) -> Done:  # fmt: skip
+    ) -> StepResult:  # fmt: skip
         """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it.
 
         ``judge``: told loss and norm, the same on all ranks, before the update, it says whether that is made. Of a
@@ -84,13 +84,13 @@ class Engine:
         built, scaler = self.built, self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
         if scaler is not None or len(tokens) != self.pipeline.table.micro_batches:
-            self._follow(len(tokens))
+            self._resize_schedule(len(tokens))
             self._scale_losses(scale)
         biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
-        norm, (loss, wishes) = optimizer.sum_over_ranks(
+        norm, (loss, stop_votes) = optimizer.sum_over_ranks(
             built.shards, total / self.layout.tp, float(stop), ranks=built.ranks
         )
         finite = True
@@ -101,23 +101,23 @@ class Engine:
         if judge is not None and (finite or scale <= LEAST):
             wanted = judge(loss.item() / scale, norm.item()) and finite
         if scaler is not None and wanted == finite:
-            scaler.learn(finite=finite)
+            scaler.update(finite=finite)
         if wanted:
             optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
             built.optimizer.step()
         else:  # experts were chosen by what is not taken
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
-        return Done(loss.item() / scale, norm.item(), wishes.item() > 0, skipped=not wanted, loss_scale=scale)
+        return StepResult(loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale)
 
-    def _follow(self, micro_batches: int) -> None:
+    def _resize_schedule(self, micro_batches: int) -> None:
         """A batch of another size has another schedule, and as many more gradients of each weight."""
         before, layout = self.pipeline, self.layout
         if micro_batches == before.table.micro_batches:
             return
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
         for unit in self.built.units:
-            unit.deliveries = [each * micro_batches // before.table.micro_batches for each in unit.deliveries]
+            unit.expected_grads = [each * micro_batches // before.table.micro_batches for each in unit.expected_grads]
         self.pipeline = self._pipeline(table)
         self.pipeline.on_action, self.pipeline.on_pass = before.on_action, before.on_pass
         self.sequences = layout.dp * micro_batches * layout.mbs
@@ -161,7 +161,7 @@ class Engine:
             axes = [self.built.ranks[name] for name in ("stage", "twin") if name in self.built.ranks.axes]
             self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Let gradients go; the weights are stale."""
         for unit in self.built.units:
             unit.updated()
@@ -192,10 +192,10 @@ class Engine:
     # What the meter is told
 
     @property
-    def _metered(self) -> Watch | None:
+    def _metered(self) -> StepObserver | None:
         """The meter, unless two passes run beside one another: each makes and lets go of its own."""
-        turns = self.built.ranks.turns
-        return self.meter if turns is None or turns.alone else None
+        interleaver = self.built.ranks.interleaver
+        return self.meter if interleaver is None or interleaver.alone else None
 
     def _begin_forward(self, entry: Tensor | None) -> None:
         if self._metered is not None:
@@ -207,7 +207,7 @@ class Engine:
         if self._metered is not None and self._before >= 0:
             self.kept_bytes = max(self.kept_bytes, self._apart(self._metered) - self._before)
 
-    def _apart(self, meter: Watch) -> int:
+    def _apart(self, meter: StepObserver) -> int:
         """Live bytes less what comes and goes: weights that are gathered, gradients, messages between stages."""
         passing = [*self.pipeline.messages(), *(each for unit in self.built.units for each in unit.passing())]
         storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in passing}

@@ -28,15 +28,15 @@ from fivefold.train.checkpoint import checkpoint, huggingface_import
 from fivefold.train.checkpoint.async_saver import Saver
 from fivefold.train.checkpoint.resume import set_aside, step_past
 from fivefold.train.data.loader import Loader, heldout_batches
-from fivefold.train.data.prefetch import Ahead
+from fivefold.train.data.prefetch import Prefetcher
 from fivefold.train.data.shards import Shards
-from fivefold.train.engine import Done, Engine
-from fivefold.train.faults.signals import noted
-from fivefold.train.faults.spikes import Guard, Trouble
+from fivefold.train.engine import Engine, StepResult
+from fivefold.train.faults.signals import catch_signals
+from fivefold.train.faults.spikes import BadLoss, LossGuard
 from fivefold.train.faults.watchdog import Watchdog
 from fivefold.train.generate.sample import sample_of
 from fivefold.train.logs.run_log import NoLogs
-from fivefold.train.measure.measured_step import Measured, living, measure
+from fivefold.train.measure.measured_step import Measured, live_tensors, measure
 from fivefold.train.measure.meter import Meter, resident_bytes
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
@@ -79,7 +79,7 @@ class Loop:
         self.shards = shards
         self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
         self.loader.check(global_batch=self.job.global_batch)
-        self.ahead = Ahead(self._read, pinned=built.ranks.device.type == "cuda")
+        self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
         self.signal = ""
         self.step, self.batch, self.rate = 0, 0, 0.0  # of the step that is underway
         self.samples = 0  # read so far, and never again: the whole state of the loader
@@ -87,30 +87,30 @@ class Loop:
             run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
             asynchronous=run.checkpoints.asynchronous,
         )  # fmt: skip
-        self.trouble: Trouble | None = None  # with the last step
+        self.bad_loss: BadLoss | None = None  # with the last step
         self.returned: Path | None = None  # the checkpoint to which a bad loss has led last
         self.seconds: list[float] = []
-        self.guard = Guard(run.faults)
+        self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
             run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
-            tell=lambda text: logs.event(self.step, text),
+            report=lambda text: logs.event(self.step, text),
         )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
 
     def train(self) -> Outcome:
         """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
-        with self.watchdog, self.saver, self.ahead:
+        with self.watchdog, self.saver, self.prefetcher:
             start = self._begin()
             step, loss, stopped = start, None, ""
             heldout = self.evaluate(step) if start < self.job.steps else None
-            with noted(self._note):
+            with catch_signals(self._on_signal):
                 while step < self.job.steps and not stopped:
                     meter = self._meter() if step >= start + METERED else None
                     done, took = self._timed_step(step, meter)
-                    stopped = self._named(done.stop)
-                    if self.trouble:
-                        step, due = self._pass_over(self.trouble, step + 1), False
+                    stopped = self._signal_name(done.stop)
+                    if self.bad_loss:
+                        step, due = self._skip_or_roll_back(self.bad_loss, step + 1), False
                     else:
                         step += 1
                         if self.measured and not meter:
@@ -119,10 +119,10 @@ class Loop:
                         self._log_step(step, done, took)
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)
-                            stopped = stopped or self._wish()
+                            stopped = stopped or self._stop_vote()
                     if stopped or due:
                         self._save(step)
-                        stopped = stopped or self._wish()
+                        stopped = stopped or self._stop_vote()
                 self.watchdog.at(step, "a save")
                 saved = self.saver.wait()
         typical = statistics.median(self.seconds) if self.seconds else None
@@ -138,7 +138,7 @@ class Loop:
             self._save(start)
         return start
 
-    def _timed_step(self, step: int, meter: Meter | None) -> tuple[Done, float]:
+    def _timed_step(self, step: int, meter: Meter | None) -> tuple[StepResult, float]:
         self.step = step
         self.watchdog.at(step, "a step")
         begin = time.perf_counter()
@@ -146,30 +146,30 @@ class Loop:
 
     def _judge(self, loss: float, norm: float) -> bool:
         """Whether the update of a step may be made."""
-        self.trouble = self.guard.judge(loss, norm)
-        return self.trouble is None
+        self.bad_loss = self.guard.judge(loss, norm)
+        return self.bad_loss is None
 
-    def _pass_over(self, trouble: Trouble, step: int) -> int:
+    def _skip_or_roll_back(self, bad_loss: BadLoss, step: int) -> int:
         """After the bad ``step`` (from 1), the one to go on from: that before it, or a checkpoint's."""
-        if trouble.action == "skip":
-            self.guard.count(trouble, step=step)
+        if bad_loss.action == "skip":
+            self.guard.count(bad_loss, step=step)
             first, to, done = self.samples - self.batch, step - 1, "no update"
         else:
-            progress, done = self._back(trouble, step)
+            progress, done = self._roll_back(bad_loss, step)
             first, to = progress.samples, progress.step
-        passed = f"samples {first} to {self.samples - 1} passed over ({trouble.action} {self.guard.rollbacks})"
-        self.logs.event(step, f"{trouble.what}: {done}, and {passed}")
+        passed = f"samples {first} to {self.samples - 1} passed over ({bad_loss.action} {self.guard.rollbacks})"
+        self.logs.event(step, f"{bad_loss.what}: {done}, and {passed}")
         return to
 
-    def _back(self, trouble: Trouble, step: int) -> tuple[checkpoint.Progress, str]:
+    def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
         """Load the newest checkpoint, or the one before if the last way back has led to it as well."""
         good = self.saver.wait()
-        if trouble.action == "stop" or good is None:
+        if bad_loss.action == "stop" or good is None:
             rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
             raise Fault(
-                f'step {step}: {trouble.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
+                f'step {step}: {bad_loss.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
             )
-        self.guard.count(trouble, step=step)
+        self.guard.count(bad_loss, step=step)
         self.watchdog.at(step, "going back")
         past = step_past(good, ranks=self.built.ranks) if good == self.returned else None
         self.saver.newest = self.returned = past or good
@@ -178,21 +178,21 @@ class Loop:
         self.logs.start(progress.step)
         return progress, f"back to step {progress.step}" + (f", as {good.name} led here again" if past else "")
 
-    def _note(self, name: str) -> None:
+    def _on_signal(self, name: str) -> None:
         self.signal = name
 
-    def _wish(self) -> str:
+    def _stop_vote(self) -> str:
         """The signal that came to any rank during the evaluation or save that is done."""
-        wishes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
-        dist.all_reduce(wishes)
-        return self._named(wishes.item() > 0)
+        stop_votes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
+        dist.all_reduce(stop_votes)
+        return self._signal_name(stop_votes.item() > 0)
 
     def _meter(self) -> Meter | None:
         """For one step of the whole batch, which is the one that was predicted; those after it are timed."""
         whole = self.job.batch(self.samples) == self.job.global_batch
-        return Meter(living(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
+        return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
 
-    def _named(self, stop: bool) -> str:
+    def _signal_name(self, stop: bool) -> str:
         return (self.signal or "a signal to another rank") if stop else ""
 
     def _read(self, samples: int) -> NDArray[np.int64]:
@@ -203,17 +203,17 @@ class Loop:
             micro_batches=size // (layout.dp * layout.mbs), mbs=layout.mbs,
         )  # fmt: skip
 
-    def _step(self, step: int, meter: Meter | None) -> Done:
+    def _step(self, step: int, meter: Meter | None) -> StepResult:
         """One optimizer step; with a ``meter``, measured."""
         job, built, engine = self.job, self.built, self.engine
         self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
         optimizer.set_rate(built.optimizer, self.rate)
         self.batch = job.batch(self.samples)
         after = self.samples + self.batch
-        tokens, self.samples = self.ahead.take(self.samples, following=after), after
+        tokens, self.samples = self.prefetcher.take(self.samples, following=after), after
         if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        engine.meter, self.trouble = meter, None
+        engine.meter, self.bad_loss = meter, None
         judge = self._judge if self.run.faults.judges_first else None
         with meter or nullcontext():
             done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
@@ -222,7 +222,7 @@ class Loop:
             self._judge(done.loss, done.norm)
         if meter and not done.skipped:
             self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)
-        engine.forget()
+        engine.zero_grad()
         return done
 
     def evaluate(self, step: int) -> float:
@@ -247,7 +247,7 @@ class Loop:
             self.logs.event(step, f"sample {text!r}")
         return loss
 
-    def _log_step(self, step: int, done: Done, seconds: float) -> None:
+    def _log_step(self, step: int, done: StepResult, seconds: float) -> None:
         self.logs.write(
             {
                 "step": step,

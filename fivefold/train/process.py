@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fivefold.record import Fault, Mistake
 from fivefold.train.checkpoint.checkpoint_folder import latest
-from fivefold.train.faults.signals import AGAIN, LAUNCHER, STOPPING, TIME, Stopped, rest
+from fivefold.train.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, StopSignal, resume_hint
 from fivefold.units import ceil_div
 
 # A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.
@@ -109,7 +109,7 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
     while True:
         try:
             return _launch(arguments, ranks=ranks, folder=folder)
-        except Again as again:
+        except RetryableExit as again:
             newest = latest(folder / "checkpoints")
             left, before = restarts if newest != before else left, newest
             if not left:
@@ -120,7 +120,7 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
             print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
 
 
-class Again(Exception):
+class RetryableExit(Exception):
     """Processes have ended, and the same command may succeed; the line is empty if it was said."""
 
 
@@ -131,8 +131,8 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
     asked: list[int] = []
     logging.disable()  # torch's own account of a failure; ours is one line
-    # Born with signals blocked, a process is not hit before it heeds them (``ending.heed_signals``).
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    # Born with signals blocked, a process is not hit before it heeds them (``signals.install_signal_handlers``).
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     with TemporaryDirectory() as answers:
         processes = start_processes(
             "fivefold",
@@ -141,8 +141,8 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
             envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
             logs_specs=DefaultLogsSpecs(log_dir=answers),
         )
-        former = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in STOPPING}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        former = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         passed = False
         while (result := processes.wait(timeout=0.2, period=0.05)) is None:
             if asked and not passed:
@@ -178,18 +178,18 @@ def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
     What the others complain of, a peer that does not answer, follows from it; so does the SIGTERM that ends them.
     """
     spoke = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
-    killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOPPING]
+    killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOP_SIGNALS]
     if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
         killed = []  # it did not end when it was told to, after the other's failure
     first = (killed or spoke or failures)[0]
-    if first.exitcode == AGAIN and not asked:
-        raise Again(first.message if first in spoke else "")
+    if first.exitcode == EXIT_RETRY and not asked:
+        raise RetryableExit(first.message if first in spoke else "")
     if first.exitcode >= 0:
         if first in spoke:
             raise (Mistake if first.exitcode == 2 else Fault)(first.message)
         raise SystemExit(first.exitcode)  # stopped in the loop, and has said so
     if asked:
-        raise Stopped(asked)
+        raise StopSignal(asked)
     name = first.signal_name()
     why = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    raise Again(f"rank {first.local_rank} was ended by {name}{why}; {rest(folder)}")
+    raise RetryableExit(f"rank {first.local_rank} was ended by {name}{why}; {resume_hint(folder)}")

@@ -35,7 +35,7 @@ def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step
     def step(tokens: Tensor) -> float:
         rows = tokens.chunk(parts)[part].unflatten(0, (-1, layout.mbs))
         loss = engine.step(rows).loss / layout.world if update else engine.backward(rows).item() / layout.tp
-        engine.forget()
+        engine.zero_grad()
         return loss
 
     return step

@@ -89,8 +89,8 @@ def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
     """A module per stage, cut as ours."""
     rank, device, count = dist.get_rank(), torch.device("cpu"), layout.micro_batches(job)
     kind, several = SCHEDULES[layout.schedule], layout.v > 1 or layout.schedule == "zb1p"
-    cuts = layout if layout.schedule != "zb1p" else Layout(pp=layout.pp, v=2, schedule="interleaved")
-    layers = stage_layers(model.layers, cuts)
+    sharded_weights = layout if layout.schedule != "zb1p" else Layout(pp=layout.pp, v=2, schedule="interleaved")
+    layers = stage_layers(model.layers, sharded_weights)
     if layout.schedule in ("zbv", "dualpipev"):
         held = [rank, len(layers) - 1 - rank]
     else:

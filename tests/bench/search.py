@@ -34,10 +34,12 @@ def stream(*, pipelines: bool) -> float:
     model, machine, job, _ = RUNS["GPT-3 175B on 64 A100"]
     planner = Planner(model=named(model), machine=resolve(machine, local=Path("/nowhere")), job=job)
     space, some = Space(planner.model, job, world=64, placements=False), random.Random(0)
-    stems = [at for at in range(len(space.stems.dp)) if (space.stems.pp[at] > 1) == pipelines]
-    leaves = space.shard(space.stems, space.expand(space.stems, space.stems.dp.nonzero()[0][some.sample(stems, 400)]))
-    chosen = some.sample(range(len(leaves.stem)), STREAM)
-    layouts = [space.layout(space.stems, leaves, at) for at in chosen]
+    partials = [at for at in range(len(space.partials.dp)) if (space.partials.pp[at] > 1) == pipelines]
+    candidates = space.shard(
+        space.partials, space.expand(space.partials, space.partials.dp.nonzero()[0][some.sample(partials, 400)])
+    )
+    chosen = some.sample(range(len(candidates.partial)), STREAM)
+    layouts = [space.layout(space.partials, candidates, at) for at in chosen]
     for layout in layouts:
         planner.estimate(layout)
     begin = time.perf_counter()

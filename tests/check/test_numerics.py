@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from fivefold.check.numerics import Tally, examine
+from fivefold.check.numerics import ErrorStats, examine
 from fivefold.job import Job, recipe
 from fivefold.model.numerics import Compared, Numerics
 from fivefold.model.shape import MLA, MoE
@@ -126,7 +126,7 @@ def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
 
 
 def test_a_tally_against_figures_by_hand() -> None:
-    tally = Tally()
+    tally = ErrorStats()
     tally.add(torch.tensor([0.0, 2.0, 0.0, 8.0, torch.inf]), torch.tensor([0.5, 1.0, 0.0, 3.0, 9.0]), top=8, scale=2)
     row = tally.compared(("gradient", 3, "mlp.act"))
     assert (row.elements, row.underflow, row.overflow, row.largest) == (5, 0.2, 0.4, 1.0)

@@ -19,7 +19,7 @@ from fivefold.cli import app
 from fivefold.cli.dryrun import WOULD_FAIL
 from fivefold.record import Mistake
 from fivefold.step import Step
-from fivefold.train.faults.signals import Stopped
+from fivefold.train.faults.signals import StopSignal
 from fivefold.train.model import mlp
 
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
@@ -130,9 +130,9 @@ def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
 def test_a_file_that_was_begun_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stopped(_played: object, path: Path, **_also: object) -> None:
         path.write_text("{")
-        raise Stopped("SIGINT")
+        raise StopSignal("SIGINT")
 
     monkeypatch.setattr(trace, "save", stopped)
-    with pytest.raises(Stopped):
+    with pytest.raises(StopSignal):
         run(*TINY, "--trace", str(tmp_path / "step.json"))
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def test_a_layout_that_is_left_to_us_is_for_the_hosts_that_are_there(monkeypatch
         started.append(layout)
 
     monkeypatch.setattr(run, "_train_here", train)
-    monkeypatch.setattr(cli, "heed_signals", lambda **_: None)  # the tests' own stay
+    monkeypatch.setattr(cli, "install_signal_handlers", lambda **_: None)  # the tests' own stay
     monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml"])
     monkeypatch.setenv("RANK", "0")
     for named in ("auto", "dp2 zero2 mbs2"):

@@ -20,7 +20,7 @@ TABLE = (
     "quantity      predicted    measured  difference\nstep time\ntokens/s per GPU     1.17 k      2.03 k      -42.7%\n"
 )
 PAIR = json.dumps({"predicted": {}, "measured": {}}, indent=2)
-AGAIN = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nfivefold: started again from run\n"
+EXIT_RETRY = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nfivefold: started again from run\n"
 
 
 def test_every_draw_is_legal() -> None:
@@ -46,7 +46,7 @@ def test_every_draw_is_legal() -> None:
         (TABLE[: len(TABLE) // 2], SAID, 0, "no closing table"),
         (PAIR[:-1], SAID, 0, "no JSON"),
         (json.dumps({"predicted": {}}), SAID, 0, "no pair of steps"),
-        (TABLE, AGAIN + SAID, 0, "it was started again"),
+        (TABLE, EXIT_RETRY + SAID, 0, "it was started again"),
         (TABLE, SAID.partition("\n")[0], 0, "no word of its end"),
         (TABLE, SAID + "Fatal Python error: Aborted\n", 0, "an account of an error"),
     ],

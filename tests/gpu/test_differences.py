@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.check.dryrun.memory.reserved import opening
+from fivefold.check.dryrun.memory.reserved import initial_allocations
 from fivefold.check.dryrun.record.recorder import Recorder
 from fivefold.check.dryrun.record.tape import ALLOC, Tape
 from fivefold.check.dryrun.rehearse import rehearse_rank
@@ -106,7 +106,7 @@ def test_every_weight_has_a_step_counter() -> None:
     model = named("nano")
     job = Job(sequence=64, global_batch=1)
     tapes = rehearse_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
-    born = dict(opening(tapes.steady))
+    born = dict(initial_allocations(tapes.steady))
     opened = [event for event in tapes.steady if event[0] == ALLOC and born.get(event[1]) == event[3]]
     living = [size for _, _, size, site in opened if tapes.steady.sites[site].category == "optimizer"]
     weights = 2 * 9 + 3  # of two blocks; table, last norm, head

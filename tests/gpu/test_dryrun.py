@@ -166,7 +166,7 @@ def measure(case: Case) -> dict[str, int]:
     shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)
     for step in range(STEPS):
         engine.step(torch.randint(case.model.vocab, shape, generator=torch.Generator().manual_seed(step)))
-        engine.forget()
+        engine.zero_grad()
     torch.cuda.synchronize()
     found = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     Process.end()

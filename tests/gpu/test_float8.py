@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fivefold.job import recipe
-from fivefold.train.model.float8.matmul import Float8
-from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.float8.matmul import Float8Gemms
+from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.precision import FIRST_FP8
 
 pytestmark = pytest.mark.skipif(
@@ -23,9 +23,9 @@ def run(name: str, *, kernel: bool, rows: int, into: int) -> list[Tensor]:
         with torch.no_grad():
             for weight in each.parameters():
                 weight.copy_(torch.randn(weight.shape, generator=generator))
-        each.cuda().products = Float8(recipe(name), kernel=kernel)
+        each.cuda().gemms = Float8Gemms(recipe(name), kernel=kernel)
     x = torch.randn(rows, into, generator=generator).to(torch.bfloat16).cuda().requires_grad_()
-    outs = fan(x, *made)
+    outs = fused_linears(x, *made)
     gradients = [torch.randn(out.shape, generator=generator).to(torch.bfloat16).cuda() for out in outs]
     torch.autograd.backward(outs, gradients)
     assert x.grad is not None

@@ -11,7 +11,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.train.build import initial
 from fivefold.train.checkpoint.full_weights import decoder
-from fivefold.train.generate.decode import Drawing, generate
+from fivefold.train.generate.decode import SamplingParams, generate
 from fivefold.train.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -32,8 +32,8 @@ def on_gpu(model: Model, dtype: torch.dtype) -> Transformer:
 
 
 def said(module: Transformer, prompts: list[list[int]]) -> list[list[int | None]]:
-    how = Drawing(temperature=0)
-    return list(generate(module, prompts, tokens=24, window=16, vocab=128, ends=frozenset(), how=how))
+    sampling = SamplingParams(temperature=0)
+    return list(generate(module, prompts, tokens=24, window=16, vocab=128, ends=frozenset(), sampling=sampling))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -103,7 +103,7 @@ def measure(case: Case, *, device: torch.device) -> tuple[float, int]:
             _wait(device)
             begin = time.perf_counter()
         engine.step(tokens)
-        engine.forget()
+        engine.zero_grad()
     _wait(device)
     seconds = (time.perf_counter() - begin) / TIMED
     return seconds, torch.cuda.max_memory_allocated() if device.type == "cuda" else 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.local_weight import Place, padded_vocab, piece
+from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
@@ -32,13 +32,13 @@ def test_pieces_tile_the_whole(model: Model, text: str) -> None:
     for weight in weights(model):
         expert = weight.kind.startswith("expert")
         places = (
-            [Place(ep=ep, etp=etp) for ep in range(layout.ep) for etp in range(layout.etp)]
+            [RankCoordinate(ep=ep, etp=etp) for ep in range(layout.ep) for etp in range(layout.etp)]
             if expert
-            else [Place(tp=tp) for tp in range(layout.tp)]
+            else [RankCoordinate(tp=tp) for tp in range(layout.tp)]
         )
         held, holders = np.zeros(weight.shape, int), set()
         for place in places:
-            found = piece(weight, model=model, layout=layout, vocab=vocab, place=place)
+            found = local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
             assert found.shape == local_weight(weight, model=model, layout=layout, vocab=vocab).shape
             assert all(part.stop <= size for part, size in zip(found.front, found.shape, strict=True))
             held[found.slices] += 1

@@ -18,7 +18,7 @@ from fivefold.layout.schedule import GENERATORS, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.p2p import cues, links
+from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Fault, Mistake
@@ -101,7 +101,7 @@ def test_what_an_action_waits_for() -> None:
 )
 def test_where_the_stages_lie(name: ScheduleName, held: tuple[tuple[int, ...], ...]) -> None:
     v = len(held[0]) if name != "dualpipe" else 1
-    assert schedule(name, pp=4, v=v, micro_batches=8).held == held
+    assert schedule(name, pp=4, v=v, micro_batches=8).rank_stages == held
 
 
 def test_dualpipe_enters_from_both_ends() -> None:
@@ -258,7 +258,7 @@ def test_levels_are_counted_action_by_action(table: Table, random: Any) -> None:
 # ---- play
 
 
-def settle(table: Table, seconds: Callable[[Task], float], hop: Callable[[int, int], float]) -> dict[Any, float]:
+def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[int, int], float]) -> dict[Any, float]:
     """When each part ends by repeated relaxation: slow, and unlike ``play``."""
     end = {part: 0.0 for row in table.rows for action in row for part in parts(action)}
     while True:
@@ -290,7 +290,7 @@ def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
 
     spans = play(table, seconds=seconds, hop_seconds=hop).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
-    assert ends == settle(table, seconds, hop)
+    assert ends == wait_sends(table, seconds, hop)
 
 
 def test_a_play_by_hand() -> None:
@@ -498,12 +498,12 @@ def crossings(table: Table) -> dict[tuple[str, int, int], tuple[int, int]]:
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
 @example(schedule("interleaved", pp=2, v=4, micro_batches=5))
 def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(table: Table) -> None:
-    rows = [cues(table, rank=rank) for rank in range(table.pp)]
+    rows = [p2p_steps(table, rank=rank) for rank in range(table.pp)]
     made = crossings(table)
-    assert sorted(part for row in rows for cue in row for part in cue.post) == sorted(made)
+    assert sorted(part for row in rows for cue in row for part in cue.post_receives) == sorted(made)
     for rank, row in enumerate(rows):
         assert tuple(cue.action for cue in row) == table.rows[rank]
-        posted = {part: index for index, cue in enumerate(row) for part in cue.post}
+        posted = {part: index for index, cue in enumerate(row) for part in cue.post_receives}
         for index, cue in enumerate(row):
             needed = [part for part in needs(cue.action, stages=table.stages) if made.get(part, (0, -1))[1] == rank]
             assert all(posted[part] <= max(0, index - 1) for part in needed)
@@ -518,7 +518,7 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
 def test_waiting_for_sends_never_locks(table: Table) -> None:
     """Played as the engine plays it: a send that is waited for must have met a posted receive."""
-    rows = [cues(table, rank=rank) for rank in range(table.pp)]
+    rows = [p2p_steps(table, rank=rank) for rank in range(table.pp)]
     done: set[Any] = set()
     posted: set[Any] = set()
     at, begun = [0] * table.pp, [False] * table.pp
@@ -527,11 +527,11 @@ def test_waiting_for_sends_never_locks(table: Table) -> None:
         moved = False
         for rank, row in enumerate(rows):
             while at[rank] < len(row):
-                action, post, settle = row[at[rank]]
+                action, post_receives, wait_sends = row[at[rank]]
                 if not begun[rank]:
-                    posted.update(post)
+                    posted.update(post_receives)
                     begun[rank] = moved = True
-                if not (posted.issuperset(settle) and done.issuperset(needs(action, stages=table.stages))):
+                if not (posted.issuperset(wait_sends) and done.issuperset(needs(action, stages=table.stages))):
                     break
                 done.update(parts(action))
                 at[rank], begun[rank], moved = at[rank] + 1, False, True
@@ -545,9 +545,9 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
         under_way = []
         for rank in range(table.pp):
             open_, most = set(), 0
-            for action, _, settle in cues(table, rank=rank):
-                assert open_.issuperset(settle)
-                open_ -= set(settle)
+            for action, _, wait_sends in p2p_steps(table, rank=rank):
+                assert open_.issuperset(wait_sends)
+                open_ -= set(wait_sends)
                 open_ |= {part for part in parts(action) if crossings(table).get(part, (-1,))[0] == rank}
                 most = max(most, len(open_))
             under_way.append(most)
@@ -563,11 +563,11 @@ def test_the_links_are_those_that_are_used() -> None:
 
 
 def test_the_messages_of_1f1b_by_hand() -> None:
-    first, second = (cues(ONE, rank=rank) for rank in range(2))
-    assert [(str(action), post, settle) for action, post, settle in first] == [
+    first, second = (p2p_steps(ONE, rank=rank) for rank in range(2))
+    assert [(str(action), post_receives, wait_sends) for action, post_receives, wait_sends in first] == [
         ("F0.0", (), ()),
         ("F0.1", (("B", 1, 0),), ()),
         ("BW0.0", (("B", 1, 1),), (("F", 0, 0),)),
         ("BW0.1", (), (("F", 0, 1),)),
     ]
-    assert [cue.post for cue in second] == [(("F", 0, 0),), (("F", 0, 1),), (), ()]
+    assert [cue.post_receives for cue in second] == [(("F", 0, 0),), (("F", 0, 1),), (), ()]

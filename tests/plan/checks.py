@@ -58,7 +58,7 @@ def its_pictures(case: Case) -> None:
     if count <= 64:  # the timeline plays the first rounds and continues them in a straight line
         end = max(row[-1].end for row in spans(plan, layout))
         assert math.isclose(
-            end, found.clock.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
+            end, found.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
         )
     for rank in {0, layout.pp - 1}:
         moments = over_time(plan.counts, layout, rank=rank)
@@ -92,7 +92,7 @@ def a_search(case: Case) -> None:
     estimate = planner(model, machine, job).estimate(layout)
     searched = layout.world == machine.ranks and not layout.stages and layout.ac in ("none", "selective", "full")
     if searched and estimate.peak_bytes <= room_bytes(machine):
-        assert found.best[0].step.time.step_seconds <= estimate.clock.seconds * (1 + 1e-9)
+        assert found.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
 
 
 def answered(ask: Callable[[], Any]) -> None:

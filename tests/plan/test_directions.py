@@ -88,10 +88,10 @@ def states(rank: RankMemory) -> int:
 @SOME
 @given(cases(late=True))
 def test_parts_of_the_time_add_up(case: Case) -> None:
-    clock = case.estimate().clock
-    parts = clock.compute + clock.bubble + sum(clock.exposed.values()) + clock.optimizer
-    assert parts == pytest.approx(clock.seconds, rel=EXACT)
-    assert min(clock.compute, clock.bubble, clock.optimizer, *clock.exposed.values()) >= 0
+    step_time = case.estimate().step_time
+    parts = step_time.compute + step_time.bubble + sum(step_time.exposed.values()) + step_time.optimizer
+    assert parts == pytest.approx(step_time.seconds, rel=EXACT)
+    assert min(step_time.compute, step_time.bubble, step_time.optimizer, *step_time.exposed.values()) >= 0
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)
@@ -212,27 +212,31 @@ def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
     assume(case.layout.zero < 3 and not case.layout.schedule.startswith("zb"))
     found = recomputing(case)
     for before, after in pairwise(found):
-        assert after.clock.seconds >= before.clock.seconds * (1 - EXACT)
+        assert after.step_time.seconds >= before.step_time.seconds * (1 - EXACT)
         for more, less in zip(before.ranks, after.ranks, strict=True):
             assert less.activations_bytes <= more.activations_bytes
     every_second = case.estimate(ac="full/2")
-    assert found[0].clock.seconds * (1 - EXACT) <= every_second.clock.seconds <= found[2].clock.seconds * (1 + EXACT)
+    assert (
+        found[0].step_time.seconds * (1 - EXACT)
+        <= every_second.step_time.seconds
+        <= found[2].step_time.seconds * (1 + EXACT)
+    )
 
 
 @SOME
 @given(cases(layout="zero3"))
 def test_under_zero_3_recomputation_is_free_where_gathers_are_waited_for(case: Case) -> None:
-    found = [estimate.clock.seconds for estimate in recomputing(case)]
+    found = [estimate.step_time.seconds for estimate in recomputing(case)]
     assert all(after >= before * (1 - EXACT) for before, after in pairwise(found))
 
 
 @SOME
 @given(cases())
 def test_more_tokens_take_longer(case: Case) -> None:
-    seconds, job = case.estimate().clock.seconds * (1 - EXACT), case.job
-    assert seconds <= case.estimate(job=job.replace(sequence=2 * job.sequence)).clock.seconds
-    assert seconds <= case.estimate(job=job.replace(global_batch=2 * job.global_batch)).clock.seconds
-    assert seconds <= case.estimate(model=case.model.replace(layers=2 * case.model.layers)).clock.seconds
+    seconds, job = case.estimate().step_time.seconds * (1 - EXACT), case.job
+    assert seconds <= case.estimate(job=job.replace(sequence=2 * job.sequence)).step_time.seconds
+    assert seconds <= case.estimate(job=job.replace(global_batch=2 * job.global_batch)).step_time.seconds
+    assert seconds <= case.estimate(model=case.model.replace(layers=2 * case.model.layers)).step_time.seconds
 
 
 def better(machine: Machine) -> dict[str, Machine]:
@@ -259,16 +263,16 @@ def better(machine: Machine) -> dict[str, Machine]:
 @SOME
 @given(cases())
 def test_a_better_machine_is_never_slower(case: Case) -> None:
-    seconds = case.estimate().clock.seconds
+    seconds = case.estimate().step_time.seconds
     for what, machine in better(case.machine).items():
-        assert case.estimate(machine=machine).clock.seconds <= seconds * (1 + EXACT), what
+        assert case.estimate(machine=machine).step_time.seconds <= seconds * (1 + EXACT), what
 
 
 @SOME
 @given(cases())
 def test_h100_is_faster_than_a100(case: Case) -> None:
     a100, h100 = (case.estimate(machine=on(name, case.layout.world)) for name in ("a100", "h100"))
-    assert h100.clock.seconds < a100.clock.seconds
+    assert h100.step_time.seconds < a100.step_time.seconds
     assert h100.peak_bytes == a100.peak_bytes
 
 
@@ -285,6 +289,6 @@ def test_a_little_more_costs_a_little_more(case: Case) -> None:
     longer = case.estimate(job=job.replace(sequence=job.sequence + 8))
     wider = case.estimate(model=case.model.replace(width=case.model.width + 64))
     for after, limit in ((longer, 0.05), (wider, 0.05)):
-        assert 0 <= after.clock.seconds / before.clock.seconds - 1 < limit
+        assert 0 <= after.step_time.seconds / before.step_time.seconds - 1 < limit
     assert 0 < longer.peak_bytes / before.peak_bytes - 1 < 0.01
     assert 0 < wider.peak_bytes / before.peak_bytes - 1 < 0.02

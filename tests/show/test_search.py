@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fivefold.layout.search_result import Batch, Change, Found, Miss, Point, Ranked, Reason
+from fivefold.layout.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult
 from fivefold.record import Mistake
 from fivefold.show import search
 from fivefold.step import Step
@@ -17,18 +17,18 @@ POINTS = (
     Point(layout="dp2 zero3 mbs1", precision="bf16", world=2, memory_bytes=30 * 2**30, step_seconds=1.5),
 )
 REASON = Reason(cause="memory", layouts=1234, nearest="dp2 zero0 mbs8", line="needs 91.0 GiB or more of 79.6")
-MISS = Miss(
+MISS = NearMiss(
     layout="dp2 zero3 mbs1", needs_bytes=98 * 2**30, has_bytes=80 * 2**30, cause="head", mends=("adamw8bit: 70 GiB",)
 )
 
 
 @pytest.fixture
-def found(small: Step) -> Found:
+def found(small: Step) -> SearchResult:
     best = (Ranked(step=small, gpu_hours=0.000456, dollars=1.25),)
-    return Found(by="time", best=best, front=POINTS, reasons=(REASON,), tried=2000, evaluated=7, seconds=0.5)
+    return SearchResult(by="time", best=best, front=POINTS, reasons=(REASON,), tried=2000, evaluated=7, seconds=0.5)
 
 
-def nothing(found: Found) -> Found:
+def nothing(found: SearchResult) -> SearchResult:
     return found.model_copy(update={"best": (), "front": (), "misses": (MISS,)})
 
 
@@ -38,7 +38,7 @@ def printed(page: object, width: int = 140) -> str:
     return console.export_text()
 
 
-def test_the_page_has_the_best_the_front_and_the_losers(found: Found) -> None:
+def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> None:
     text = printed(search.page(found))
     for said in (
         "2,000 layouts in 500.0 ms, 7 evaluated",
@@ -52,14 +52,14 @@ def test_the_page_has_the_best_the_front_and_the_losers(found: Found) -> None:
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
 
 
-def test_where_nothing_fits_the_page_says_what_would(found: Found) -> None:
+def test_where_nothing_fits_the_page_says_what_would(found: SearchResult) -> None:
     text = printed(search.page(nothing(found)))
     assert "none fits" in text
     assert "needs 98.00 GiB of 80.00 GiB: head" in text
     assert "would fit with adamw8bit: 70 GiB" in text
 
 
-def test_no_number_is_cut_on_a_narrow_terminal(found: Found) -> None:
+def test_no_number_is_cut_on_a_narrow_terminal(found: SearchResult) -> None:
     text = printed(search.page(found), width=40)
     assert "0.000456" in text
     assert "1,234" in text
@@ -74,7 +74,7 @@ def test_changes_and_batches_are_rows() -> None:
     assert "4.19 M" in printed(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
 
 
-def test_the_chart_draws_the_front_and_says_its_price(found: Found) -> None:
+def test_the_chart_draws_the_front_and_says_its_price(found: SearchResult) -> None:
     pytest.importorskip("altair")
     spec = search.front_chart(found).to_dict()
     assert spec["title"]["text"] == "50% less memory costs 50% more time"

@@ -14,8 +14,8 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
 from fivefold.train.checkpoint import checkpoint
-from fivefold.train.checkpoint.reshard import Boxes
-from fivefold.train.engine import Done, Engine
+from fivefold.train.checkpoint.reshard import BoxTensor
+from fivefold.train.engine import Engine, StepResult
 from fivefold.train.optimizers.loss_scaling import LEAST
 
 MODEL = Model(
@@ -26,8 +26,8 @@ MODEL = Model(
 
 def state(built: Built) -> dict[str, Tensor]:
     """All that a checkpoint keeps, as it is now."""
-    found = checkpoint.held(built).items()
-    return {name: (kept.rows if isinstance(kept, Boxes) else kept).detach().clone() for name, kept in found}
+    found = checkpoint.state_dict(built).items()
+    return {name: (kept.rows if isinstance(kept, BoxTensor) else kept).detach().clone() for name, kept in found}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
@@ -44,14 +44,14 @@ class Trained:
         self.shape = (layout.micro_batches(job), layout.mbs, 17)
         self.heard: list[tuple[float, float]] = []
 
-    def step(self, number: int, *, allowed: bool = True) -> Done:
+    def step(self, number: int, *, allowed: bool = True) -> StepResult:
         def judge(loss: float, norm: float) -> bool:
             self.heard.append((loss, norm))
             return allowed
 
         drawn = torch.Generator().manual_seed(10 * number + self.built.ranks["dp"].rank)
         done = self.engine.step(torch.randint(MODEL.vocab, self.shape, generator=drawn), judge=judge)
-        self.engine.forget()
+        self.engine.zero_grad()
         return done
 
 

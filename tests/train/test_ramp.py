@@ -47,7 +47,7 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
             torch.randint(0, 83, (17,), generator=torch.Generator().manual_seed(taken + row)) for row in range(size)
         ])  # fmt: skip
         done = engine.step(rows.view(-1, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank])
-        engine.forget()
+        engine.zero_grad()
         found.append((done.loss, done.norm))
         step, taken = step + 1, taken + size
     if folder:

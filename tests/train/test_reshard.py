@@ -16,7 +16,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
 from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
-from fivefold.train.checkpoint.full_weights import lay_together
+from fivefold.train.checkpoint.full_weights import gather_full
 from fivefold.train.engine import Engine
 
 MODEL = Model(
@@ -44,7 +44,7 @@ def bits(built: Built) -> Bits:
             s.weight if kind == "weight" else built.optimizer.state[s.weight][kind] if s.rows else s.weight
             for s in built.shards
         ]
-        for name, whole in lay_together(built, rows, model=MODEL).items():
+        for name, whole in gather_full(built, rows, model=MODEL).items():
             found.setdefault(name, []).append(whole)
     return found
 
@@ -61,7 +61,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
         tokens = torch.randint(0, MODEL.vocab, (4, 17), generator=torch.Generator().manual_seed(step))
         micro = layout.micro_batches(JOB)
         losses.append(engine.step(tokens.view(micro, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]).loss)
-        engine.forget()
+        engine.zero_grad()
     progress = Progress(step=first + 2, samples=0, tokens=0)
     save(directory, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
     biases = [built.module.blocks[layer].get_submodule("moe").get_buffer("bias") for layer in (1, 2)]

@@ -84,7 +84,7 @@ def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str],
     engine = Engine(built, model=model, layout=layout, job=job, end=0)
     rows = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, 17))
     engine.step(rows)
-    engine.forget()
+    engine.zero_grad()
     inside, backward = list[str](), engine.backward
 
     def watched(tokens: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str],
     engine.backward = watched  # type: ignore[method-assign]
     with waits() as whole:
         engine.step(rows)
-    engine.forget()
+    engine.zero_grad()
     return inside, whole
 
 
@@ -116,8 +116,8 @@ def test_the_host_does_not_wait_in_forward_and_backward(forked: Fork, text: str,
 def test_what_it_waits_for(forked: Fork) -> None:
     """The rows of experts, and with a loss scale whether the gradients are finite."""
     for inside, whole in forked(2, played, SPARSE, "dp2 ep2 zero1 mbs2", {"precision": "fp16"}):
-        assert inside == ["Voyage.read"] * 4 * 2  # layers, micro-batches
+        assert inside == ["DispatchPlan.read"] * 4 * 2  # layers, micro-batches
         assert whole.count("Engine.step") == 4
-        assert set(whole) == {"Voyage.read", "Engine.step"}
+        assert set(whole) == {"DispatchPlan.read", "Engine.step"}
     ((inside, _),) = forked(1, played, DENSE, "mbs2", {"documents": "apart"})
     assert set(inside) == {"within"}

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from fivefold.check.calibrate.points import Facts, Kind, Measured, Order, Points, Progress
+from fivefold.check.calibrate.points import Facts, Kind, MeasuredPoint, Points, Progress, WorkerOrder
 from fivefold.check.calibrate.processes import side_by_side
 from fivefold.machine.spec import Calibration, Chip, Link, Machine
 from fivefold.record import Fault, Mistake
 from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
-MESSAGE: TypeAdapter[Facts | Progress | Measured] = TypeAdapter(Facts | Progress | Measured)
+MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
 MOST = 1024  # processes side by side: more than any host has cores
 PARTS = 1000  # of the progress, for each number of ranks
 
@@ -48,8 +48,8 @@ def calibrate(
     facts: Facts | None = None
     for part, count in enumerate(counts):
 
-        def note(heard: Progress | Measured, part: int = part, count: int = count) -> None:
-            if isinstance(heard, Measured):
+        def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
+            if isinstance(heard, MeasuredPoint):
                 found[heard.kind].append(heard.point)
             elif progress:
                 done = part * PARTS + PARTS * heard.done // heard.total
@@ -60,7 +60,7 @@ def calibrate(
     calibration = Calibration.model_validate(
         {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores(), **found}
     )
-    return conclude(calibration, facts=facts, ranks=counts[-1])
+    return fit_machine(calibration, facts=facts, ranks=counts[-1])
 
 
 def cores() -> int:
@@ -68,7 +68,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def conclude(calibration: Calibration, *, facts: Facts, ranks: int) -> Machine:
+def fit_machine(calibration: Calibration, *, facts: Facts, ranks: int) -> Machine:
     """The machine of ``ranks`` ranks that the measured points amount to."""
     shared = facts.backend == "gloo"  # ranks on a CPU share its memory; a GPU has its own
     return Machine(
@@ -133,7 +133,9 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
     return Link(name="local", span=ranks, bandwidth=bandwidth, latency_seconds=latency, source=source)
 
 
-def _measure(ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | Measured], None]) -> Facts:
+def _measure(
+    ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | MeasuredPoint], None]
+) -> Facts:
     """Run ``ranks`` workers, hand on what the first one says, and return what it found here."""
     heard: list[Facts] = []
 
@@ -146,7 +148,7 @@ def _measure(ranks: int, *, quick: bool, points: Points | None, note: Callable[[
 
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
-            Order(
+            WorkerOrder(
                 rank=rank,
                 ranks=ranks,
                 threads=max(1, cores() // ranks),

@@ -37,7 +37,7 @@ class Points(Record):
     seconds_per_point: PositiveFloat  # of repeats, in one round
 
 
-class Order(Record):
+class WorkerOrder(Record):
     """What one worker is told."""
 
     rank: NonNegativeInt
@@ -69,14 +69,14 @@ class Progress(Record):
     total: PositiveInt
 
 
-class Measured(Record):
+class MeasuredPoint(Record):
     """One point, when all are measured."""
 
     kind: Kind
     point: dict[str, Any]
 
 
-def cube(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
+def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
     """Every (m, n, k) of ``sizes`` that is not too expensive, so that forward and both gradients lie inside."""
     return tuple((m, n, k) for m, n, k in product(sizes, repeat=3) if 2 * m * n * k <= most_flops)
 
@@ -85,7 +85,7 @@ def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionShape, ...]
     return tuple(AttentionShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
 
 
-def usual(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
+def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
     """The points for a CPU (``gloo``) or a GPU (``nccl``)."""
     if backend == "nccl":
         return GPU.replace(rounds=1) if quick else GPU
@@ -94,7 +94,7 @@ def usual(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
 
 FULL = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=cube((64, 256, 1024, 4096), most_flops=2**34),
+    matmuls=matmul_shapes((64, 256, 1024, 4096), most_flops=2**34),
     attentions=_attention(
         (1, 128, 4, 64), (8, 128, 4, 64), (1, 512, 8, 64), (4, 512, 8, 64), (4, 512, 4, 32), (2, 512, 4, 128),
         (1, 2048, 8, 64), (1, 4096, 2, 64),
@@ -108,7 +108,7 @@ FULL = Points(
 
 QUICK = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=cube((64, 384, 2048), most_flops=2**32),
+    matmuls=matmul_shapes((64, 384, 2048), most_flops=2**32),
     attentions=_attention((1, 128, 4, 64), (4, 512, 4, 64), (1, 1024, 8, 64)),
     kernel_bytes=(64 * KIB, 2 * MIB, 32 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),
@@ -118,7 +118,7 @@ QUICK = Points(
 )
 
 GPU = FULL.replace(
-    matmuls=cube((256, 1024, 4096, 16384), most_flops=2**42),
+    matmuls=matmul_shapes((256, 1024, 4096, 16384), most_flops=2**42),
     attentions=_attention(
         (8, 512, 16, 64), (1, 2048, 16, 64), (4, 2048, 16, 128), (1, 4096, 32, 128), (1, 16384, 8, 128),
     ),

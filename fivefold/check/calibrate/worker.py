@@ -4,7 +4,7 @@
 
 Every repeat begins at a barrier and runs long enough to time. Counted is the median of the repeats, of the slowest
 rank (a training step waits for it), of the best round (a disturbance only slows).
-Said, a line each: ``Facts``, ``Progress`` at every point, in the end every ``Measured``.
+Said, a line each: ``Facts``, ``Progress`` at every point, in the end every ``MeasuredPoint``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.check.calibrate.kernels import KERNELS
-from fivefold.check.calibrate.points import AttentionShape, Facts, Kind, Measured, Order, Points, Progress, usual
+from fivefold.check.calibrate.points import (
+    AttentionShape,
+    Facts,
+    Kind,
+    MeasuredPoint,
+    Points,
+    Progress,
+    WorkerOrder,
+    default_points,
+)
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import Mistake
 from fivefold.units import Dtype
@@ -42,7 +51,7 @@ TORCH: dict[Dtype, torch.dtype] = {
 }
 
 
-class Site(NamedTuple):
+class WorkerContext(NamedTuple):
     """Where a worker stands: which of how many, on which device, with how much time for a point."""
 
     rank: int
@@ -75,32 +84,32 @@ class Site(NamedTuple):
         return float(value)
 
 
-def noise(site: Site, *shape: int, dtype: Dtype) -> Tensor:
+def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
     """Normal numbers, repeated with a prime period: drawing them all would take longer than the products."""
     count = math.prod(shape)
-    few = torch.randn(8191, device=site.device).to(TORCH[dtype])
+    few = torch.randn(8191, device=context.device).to(TORCH[dtype])
     return few.repeat(count // 8191 + 1)[:count].view(shape).clone()
 
 
-def matmul(site: Site, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
+def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
     """Time ``(m, k) @ (k, n)``."""
     m, n, k = shape
-    a, b = noise(site, m, k, dtype=dtype), noise(site, k, n, dtype=dtype)
-    return MatmulPoint(dtype=dtype, ranks=site.ranks, m=m, n=n, k=k, seconds=site.clock(lambda: a @ b))
+    a, b = noise(context, m, k, dtype=dtype), noise(context, k, n, dtype=dtype)
+    return MatmulPoint(dtype=dtype, ranks=context.ranks, m=m, n=n, k=k, seconds=context.clock(lambda: a @ b))
 
 
-def attention(site: Site, shape: AttentionShape, dtype: Dtype) -> AttentionPoint:
+def attention(context: WorkerContext, shape: AttentionShape, dtype: Dtype) -> AttentionPoint:
     """Time causal attention on q, k, v of (sequences, heads, tokens, head_dim), forward and backward apart."""
     size = (shape.sequences, shape.heads, shape.tokens, shape.head_dim)
-    q, k, v = (noise(site, *size, dtype=dtype).requires_grad_() for _ in range(3))
+    q, k, v = (noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
     run = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
-    forward = site.clock(run)
+    forward = context.clock(run)
     out = run()
     grad = torch.randn_like(out)
-    backward = site.clock(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    backward = context.clock(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
     return AttentionPoint(
         dtype=dtype,
-        ranks=site.ranks,
+        ranks=context.ranks,
         kv_heads=shape.heads,
         forward_seconds=forward,
         backward_seconds=backward,
@@ -108,12 +117,12 @@ def attention(site: Site, shape: AttentionShape, dtype: Dtype) -> AttentionPoint
     )
 
 
-def kernel(site: Site, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
+def kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
     """Time one of ``KERNELS`` on a tensor of ``size_bytes``."""
-    x = torch.ones(size_bytes // TORCH[dtype].itemsize, dtype=TORCH[dtype], device=site.device)
+    x = torch.ones(size_bytes // TORCH[dtype].itemsize, dtype=TORCH[dtype], device=context.device)
     work = KERNELS[name](x)
-    seconds = site.clock(work.run)
-    return KernelPoint(kernel=name, dtype=dtype, ranks=site.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
+    seconds = context.clock(work.run)
+    return KernelPoint(kernel=name, dtype=dtype, ranks=context.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
 
 
 # torch 2.13 renamed the two single-tensor collectives.
@@ -121,12 +130,12 @@ all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_singl
 reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def there_and_back(site: Site, x: Tensor) -> None:
+def ping_pong(context: WorkerContext, x: Tensor) -> None:
     """Rank 2i sends x to rank 2i + 1 and gets it back; the last of an odd number rests."""
-    other = site.rank ^ 1
-    if other >= site.ranks:
+    other = context.rank ^ 1
+    if other >= context.ranks:
         return
-    if site.rank < other:
+    if context.rank < other:
         dist.send(x, other)
         dist.recv(x, other)
     else:
@@ -134,20 +143,20 @@ def there_and_back(site: Site, x: Tensor) -> None:
         dist.send(x, other)
 
 
-def collective(site: Site, name: Collective, size_bytes: int) -> CollectivePoint:
+def collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares."""
-    share = torch.zeros(max(1, size_bytes // 4 // site.ranks), device=site.device)
-    full = torch.zeros(share.numel() * site.ranks, device=site.device)
+    share = torch.zeros(max(1, size_bytes // 4 // context.ranks), device=context.device)
+    full = torch.zeros(share.numel() * context.ranks, device=context.device)
     other = torch.empty_like(full)
     runs: dict[Collective, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(full),
         "all_gather": lambda: all_gather(full, share),
         "reduce_scatter": lambda: reduce_scatter(share, full),
         "all_to_all": lambda: dist.all_to_all_single(other, full),
-        "p2p": lambda: there_and_back(site, full),
+        "p2p": lambda: ping_pong(context, full),
     }
-    seconds = site.clock(runs[name]) / (2 if name == "p2p" else 1)
-    return CollectivePoint(collective=name, ranks=site.ranks, bytes=full.nbytes, seconds=seconds)
+    seconds = context.clock(runs[name]) / (2 if name == "p2p" else 1)
+    return CollectivePoint(collective=name, ranks=context.ranks, bytes=full.nbytes, seconds=seconds)
 
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -159,19 +168,19 @@ KINDS: dict[type[Point], Kind] = {
 }
 
 
-def jobs(site: Site, points: Points) -> Iterator[Callable[[], Point]]:
+def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]]:
     """Every measurement, in the same order on every rank; first the ones that a disturbance harms most."""
-    for operation in COLLECTIVES if site.ranks > 1 else ():
+    for operation in COLLECTIVES if context.ranks > 1 else ():
         for size in points.collective_bytes:
-            yield partial(collective, site, operation, size)
+            yield partial(collective, context, operation, size)
     for dtype in points.dtypes:
         for matrices in points.matmuls:
-            yield partial(matmul, site, matrices, dtype)
+            yield partial(matmul, context, matrices, dtype)
         for shape in points.attentions:
-            yield partial(attention, site, shape, dtype)
+            yield partial(attention, context, shape, dtype)
         for name in KERNELS:
             for size in points.kernel_bytes:
-                yield partial(kernel, site, name, size, dtype)
+                yield partial(kernel, context, name, size, dtype)
 
 
 def seconds(point: Point) -> float:
@@ -179,17 +188,17 @@ def seconds(point: Point) -> float:
     return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
 
 
-def best_of(todo: list[Callable[[], Point]], *, site: Site, points: Points) -> list[Point]:
+def best_of(todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points) -> list[Point]:
     """All measurements at least once, then further rounds while there is time, and the fastest of each."""
     start = time.perf_counter()
     best: dict[int, Point] = {}
     for step in range(points.rounds * len(todo)):
-        if step >= len(todo) and site.slowest(time.perf_counter() - start) > points.budget_seconds:
+        if step >= len(todo) and context.slowest(time.perf_counter() - start) > points.budget_seconds:
             break
         index = step % len(todo)
         point = todo[index]()
         best[index] = min(best.get(index, point), point, key=seconds)
-        say(Progress(kind=KINDS[type(point)], done=step + 1, total=points.rounds * len(todo)), site.rank)
+        say(Progress(kind=KINDS[type(point)], done=step + 1, total=points.rounds * len(todo)), context.rank)
     return [best[index] for index in range(len(todo))]
 
 
@@ -224,13 +233,13 @@ def processor_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def say(message: Facts | Progress | Measured, rank: int) -> None:
+def say(message: Facts | Progress | MeasuredPoint, rank: int) -> None:
     """Print a message as one line, on the first rank only."""
     if rank == 0:
         print(message.model_dump_json(), flush=True)
 
 
-def main(order: Order) -> None:
+def main(order: WorkerOrder) -> None:
     """Measure all points of ``order``; rank 0 prints them."""
     torch.set_num_threads(order.threads)
     device, facts = find_device(order.rank, order.ranks)
@@ -241,12 +250,12 @@ def main(order: Order) -> None:
         world_size=order.ranks,
         timeout=timedelta(seconds=order.silence_seconds),
     )
-    points = order.points or usual(facts.backend, quick=order.quick)
-    site = Site(order.rank, order.ranks, device, points.seconds_per_point)
+    points = order.points or default_points(facts.backend, quick=order.quick)
+    context = WorkerContext(order.rank, order.ranks, device, points.seconds_per_point)
     say(facts, order.rank)
-    best = best_of(list(jobs(site, points)), site=site, points=points)
+    best = best_of(list(jobs(context, points)), context=context, points=points)
     for point in best:
-        say(Measured(kind=KINDS[type(point)], point=point.model_dump()), order.rank)
+        say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump()), order.rank)
     dist.destroy_process_group()
 
 
@@ -258,7 +267,7 @@ def run(words: list[str]) -> NoReturn:
     """
     code = 0
     try:
-        main(Order.model_validate_json(words[0]))
+        main(WorkerOrder.model_validate_json(words[0]))
     except BaseException as error:  # Ctrl-C as well
         print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
         code = 1

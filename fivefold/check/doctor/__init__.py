@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fivefold.check.doctor import memory
 from fivefold.check.doctor.advice import advise, candidates
 from fivefold.check.doctor.blame import blaming
-from fivefold.check.doctor.rehearse import Patient, Seen, Step, plain_step, recompute, rehearse
+from fivefold.check.doctor.rehearse import ExaminedSteps, Step, UserCode, plain_step, recompute, rehearse
 from fivefold.model.diagnosis import Advice, Diagnosis
 from fivefold.record import Mistake
 
@@ -41,29 +41,29 @@ def examine(
         raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
     if budget_bytes is not None and budget_bytes <= 0:
         raise Mistake(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
-    patient = Patient(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
+    user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
     tell = report or (lambda _: None)
     follow = candidates if budget_bytes is not None else None
     tell("examining two steps")
     with blaming(file):
-        seen = rehearse(patient, follow=follow)
+        seen = rehearse(user, follow=follow)
     advice = None
     if budget_bytes is not None:
-        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_again, patient, file=file, tell=tell))
+        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_again, user, file=file, tell=tell))
     return _diagnosis(seen, advice)
 
 
-def _again(patient: Patient, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]) -> Seen:
+def _again(user: UserCode, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]) -> ExaminedSteps:
     tell(f"recomputing {len(modules)} modules")
     with blaming(file):
-        return rehearse(patient, recompute_in=modules)
+        return rehearse(user, recompute_in=modules)
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters())
 
 
-def _diagnosis(seen: Seen, advice: Advice | None) -> Diagnosis:
+def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
     parts = memory.parts(seen.model, seen.steady)
     whole = parts[0]
     every = list(seen.model.parameters())
@@ -78,6 +78,6 @@ def _diagnosis(seen: Seen, advice: Advice | None) -> Diagnosis:
     )  # fmt: skip
 
 
-def _bytes(seen: Seen, category: str) -> int:
+def _bytes(seen: ExaminedSteps, category: str) -> int:
     """The most that lives of it at once."""
     return memory.most(seen.steady, category)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from fivefold.check.doctor.memory import Story, fullest
-from fivefold.check.doctor.rehearse import Seen
+from fivefold.check.doctor.memory import StepLifetimes, fullest
+from fivefold.check.doctor.rehearse import ExaminedSteps
 from fivefold.check.doctor.watch import Call
 from fivefold.check.dryrun.record.tape import ALLOC, KERNEL, SCOPE
 from fivefold.model.diagnosis import Advice, Fullest, like
@@ -58,7 +58,7 @@ class Trial(NamedTuple):
 
     modules: tuple[str, ...]
     predicted: int
-    seen: Seen
+    seen: ExaminedSteps
 
 
 def candidates(model: nn.Module) -> tuple[str, ...]:
@@ -72,12 +72,12 @@ def candidates(model: nn.Module) -> tuple[str, ...]:
     return tuple(path for path in paths if members & {path, above[path]} and not isinstance(paths[path], uncalled))
 
 
-def advise(seen: Seen, *, budget_bytes: int, again: Callable[[tuple[str, ...]], Seen]) -> Advice:
+def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
     """The best choice. ``again``: examine with these modules recomputed."""
     best = Trial((), seen.peak_bytes, seen)
-    story, refused = seen.fuller, dict[str, str]()
-    drops = _drops(story, [call for call in seen.calls if call.tape is story.tape])
-    ranked, margin = _ranked(story, drops), 0
+    lifetimes, refused = seen.fuller, dict[str, str]()
+    drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
+    ranked, margin = _ranked(lifetimes, drops), 0
     for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
         place = next((at for at, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
         modules, peak = ranked[place] if place is not None else min(ranked, key=lambda each: each[1])
@@ -86,7 +86,7 @@ def advise(seen: Seen, *, budget_bytes: int, again: Callable[[tuple[str, ...]], 
         except Mistake as error:
             refused |= _culprits(again, modules, error)
             drops = {path: these for path, these in drops.items() if like(path) not in refused}
-            ranked = _ranked(story, drops)
+            ranked = _ranked(lifetimes, drops)
             continue
         best = min(best, trial, key=lambda each: each.seen.peak_bytes)
         if best.seen.peak_bytes <= budget_bytes or place is None:
@@ -95,13 +95,17 @@ def advise(seen: Seen, *, budget_bytes: int, again: Callable[[tuple[str, ...]], 
     return _advice(best, seen, budget_bytes=budget_bytes, refused=refused)
 
 
-def _ranked(story: Story, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
+def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
     """Choices with the peak that each leads to, in order of work."""
     choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
-    return [(each.modules, _peak(story, [drop for path in each.modules for drop in drops[path]])) for each in choices]
+    return [
+        (each.modules, _peak(lifetimes, [drop for path in each.modules for drop in drops[path]])) for each in choices
+    ]
 
 
-def _culprits(again: Callable[[tuple[str, ...]], Seen], modules: tuple[str, ...], error: Mistake) -> dict[str, str]:
+def _culprits(
+    again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: Mistake
+) -> dict[str, str]:
     """Which kinds of modules cannot be run twice, and why; all, if each alone can."""
     found: dict[str, str] = {}
     first = {like(path): path for path in reversed(modules)}
@@ -113,7 +117,7 @@ def _culprits(again: Callable[[tuple[str, ...]], Seen], modules: tuple[str, ...]
     return found or dict.fromkeys(first, str(error))
 
 
-def _least(peak: int, seen: Seen, at: Fullest) -> str:
+def _least(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
     """Why not less. ``at``: the fullest moment that is left."""
     least = f"{show_bytes(peak)} is the least that recomputation reaches"
     if at.phase == "update":
@@ -126,7 +130,7 @@ def _least(peak: int, seen: Seen, at: Fullest) -> str:
     )
 
 
-def _advice(best: Trial, seen: Seen, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
+def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
     total, peak = _flops(seen), best.seen.peak_bytes
     extra, fits = _flops(best.seen) - total, peak <= budget_bytes
     return Advice(
@@ -137,7 +141,7 @@ def _advice(best: Trial, seen: Seen, *, budget_bytes: int, refused: dict[str, st
     )  # fmt: skip
 
 
-def _flops(seen: Seen) -> int:
+def _flops(seen: ExaminedSteps) -> int:
     tape = seen.steady.tape
     return sum(tape.kernels[first].flops for kind, first, _, _ in tape if kind == KERNEL)
 
@@ -145,27 +149,27 @@ def _flops(seen: Seen) -> int:
 # What a call keeps
 
 
-def _drops(story: Story, calls: Sequence[Call]) -> dict[str, list[Drop]]:
+def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
     """Of each module that is called and whose backward is found."""
-    backs = _backs(story)
-    lives = {life.key: life for life in story.lives}
-    births = np.array([life.birth for life in story.lives])
-    work, flops = _work(story)
+    backs = _backs(lifetimes)
+    lives = {life.key: life for life in lifetimes.lives}
+    births = np.array([life.birth for life in lifetimes.lives])
+    work, flops = _work(lifetimes)
     found: dict[str, list[Drop]] = defaultdict(list)
     for call in calls:
         back = next((at for at in backs.get(call.module, ()) if at >= call.end), None)
         if back is None:
             continue
         first, last = np.searchsorted(births, [call.begin, call.end])
-        made = story.lives[first:last]
+        made = lifetimes.lives[first:last]
         size = sum(
             life.bytes for life in made if _kept(life.category, life.death, back) and life.key not in call.outputs
         )
         for key in call.inputs & lives.keys():
             if call.end < lives[key].death < back:
                 size -= lives[key].bytes
-        level = int(story.living[call.begin - 1])
-        rise = int(story.living[call.begin : call.end].max(initial=level)) - level
+        level = int(lifetimes.living[call.begin - 1])
+        rise = int(lifetimes.living[call.begin : call.end].max(initial=level)) - level
         found[call.module].append(
             Drop(
                 call.end,
@@ -183,11 +187,11 @@ def _kept(category: str, death: int, back: int) -> bool:
     return category == "activations" and death >= back
 
 
-def _backs(story: Story) -> dict[str, list[int]]:
+def _backs(lifetimes: StepLifetimes) -> dict[str, list[int]]:
     """Where in each backward the first event of a module, or of one inside of it, lies."""
     found: dict[str, list[int]] = defaultdict(list)
     seen: set[str] = set()
-    tape, ids = story.tape, {scope for scope, each in enumerate(story.tape.scopes) if each.phase == "backward"}
+    tape, ids = lifetimes.tape, {scope for scope, each in enumerate(lifetimes.tape.scopes) if each.phase == "backward"}
     within = False
     for place, (kind, first, _, third) in enumerate(tape):
         if kind == SCOPE:
@@ -204,12 +208,12 @@ def _backs(story: Story) -> dict[str, list[int]]:
     return found
 
 
-def _work(story: Story) -> tuple[np.ndarray, np.ndarray]:
+def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
     """Work and FLOPs before each event."""
-    flops, moved = np.zeros((2, len(story.tape) + 1), np.int64)
-    for place, (kind, first, _, _) in enumerate(story.tape):
+    flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
+    for place, (kind, first, _, _) in enumerate(lifetimes.tape):
         if kind == KERNEL:
-            kernel = story.tape.kernels[first]
+            kernel = lifetimes.tape.kernels[first]
             flops[place + 1], moved[place + 1] = kernel.flops, kernel.moved_bytes
     return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved)), np.cumsum(flops)
 
@@ -217,15 +221,15 @@ def _work(story: Story) -> tuple[np.ndarray, np.ndarray]:
 # Which to drop
 
 
-def _peak(story: Story, drops: Sequence[Drop]) -> int:
+def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     """The fullest moment of the step with these dropped."""
-    change = np.zeros(len(story.tape) + 1, np.int64)
+    change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for drop in drops:
         change[drop.end] -= drop.bytes
         change[drop.back] += drop.bytes
-    living = story.living + np.cumsum(change[:-1])
+    living = lifetimes.living + np.cumsum(change[:-1])
     again = [int(living[drop.back - 1]) + drop.rise for drop in drops]
-    return max(int(living[story.begin :].max()), *again) if again else int(living[story.begin :].max())
+    return max(int(living[lifetimes.begin :].max()), *again) if again else int(living[lifetimes.begin :].max())
 
 
 def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:

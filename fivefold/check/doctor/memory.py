@@ -23,7 +23,7 @@ OURS = HERE.removeprefix(ROOT)
 MOST = 12  # kinds of tensors that are named
 
 
-class Life(NamedTuple):
+class Lifetime(NamedTuple):
     """A storage from birth to death, as places on the tape."""
 
     key: int
@@ -35,11 +35,11 @@ class Life(NamedTuple):
     name: str
 
 
-class Story(NamedTuple):
+class StepLifetimes(NamedTuple):
     """A step, read."""
 
     tape: Tape
-    lives: tuple[Life, ...]
+    lives: tuple[Lifetime, ...]
     scopes: tuple[tuple[int, Scope], ...]  # from which event on
     living: NDArray[np.int64]  # bytes after each event
 
@@ -63,7 +63,7 @@ class Story(NamedTuple):
         return self.scopes[1][0] if len(self.scopes) > 1 else len(self.tape)
 
 
-def read(tape: Tape, roles: Mapping[int, Role]) -> Story:
+def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
     """All lives on a tape."""
     scopes: list[tuple[int, Scope]] = []
     born: dict[int, tuple[int, int, int, int]] = {}  # place, bytes, site, number of its scope
@@ -85,8 +85,8 @@ def read(tape: Tape, roles: Mapping[int, Role]) -> Story:
     lives = []
     for key, birth, size, at, scope, death, last in sorted(died, key=lambda life: life[1]):
         what = _what(roles.get(key), tape.sites[at], phases[scope], last - scope)
-        lives.append(Life(key, birth, death, size, tape.sites[at], *what))
-    return Story(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
+        lives.append(Lifetime(key, birth, death, size, tape.sites[at], *what))
+    return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
 def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
@@ -98,10 +98,10 @@ def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, s
     return "activations" if phase == "forward" and later else "temporary", site.module
 
 
-def fullest(story: Story) -> Fullest:
+def fullest(lifetimes: StepLifetimes) -> Fullest:
     """The peak."""
-    peak = story.peak_place
-    alive = [life for life in story.lives if life.birth <= peak < life.death]
+    peak = lifetimes.peak_place
+    alive = [life for life in lifetimes.lives if life.birth <= peak < life.death]
     sizes: Counter[str] = Counter()
     groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
     for life in alive:
@@ -113,31 +113,31 @@ def fullest(story: Story) -> Fullest:
     site = born.site if born else Site("", "", "")
     return Fullest(
         **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
-        phase=story.scopes[story.scope(peak)][1].phase, module=site.module, line=_line(site), operation=site.operation,
-        largest=tuple(
+        phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase, module=site.module, line=_line(site),
+        operation=site.operation, largest=tuple(
             Holding(bytes=size, number=number, category=category, name=name, line=line, operation=operation)
             for (size, category, name, line, operation), number in largest
         ),
     )  # fmt: skip
 
 
-def most(story: Story, category: str) -> int:
+def most(lifetimes: StepLifetimes, category: str) -> int:
     """The most bytes of a category that live at once."""
-    change = np.zeros(len(story.tape) + 1, np.int64)
-    for life in story.lives:
+    change = np.zeros(len(lifetimes.tape) + 1, np.int64)
+    for life in lifetimes.lives:
         if life.category == category:
             change[life.birth] += life.bytes
             change[life.death] -= life.bytes
     return int(np.cumsum(change).max())
 
 
-def kept(story: Story) -> dict[str, int]:
+def kept(lifetimes: StepLifetimes) -> dict[str, int]:
     """Activations that live when a backward begins, by the module in which they were born; of the fullest backward."""
     found: dict[str, int] = {}
-    for at, scope in story.scopes:
+    for at, scope in lifetimes.scopes:
         if scope.phase == "backward":
             now: Counter[str] = Counter()
-            for life in story.lives:
+            for life in lifetimes.lives:
                 if life.category == "activations" and life.birth < at < life.death:
                     now[life.site.module] += life.bytes
             if now.total() > sum(found.values()):
@@ -145,27 +145,27 @@ def kept(story: Story) -> dict[str, int]:
     return found
 
 
-def flops(story: Story) -> dict[str, Counter[str]]:
+def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
     """Of each module alone, by phase."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     phase = ""
-    for kind, first, _, _ in story.tape:
+    for kind, first, _, _ in lifetimes.tape:
         if kind == SCOPE:
-            phase = story.tape.scopes[first].phase
+            phase = lifetimes.tape.scopes[first].phase
         elif kind == KERNEL:
-            kernel = story.tape.kernels[first]
-            found[story.tape.sites[kernel.site].module][phase] += kernel.flops
+            kernel = lifetimes.tape.kernels[first]
+            found[lifetimes.tape.sites[kernel.site].module][phase] += kernel.flops
     return found
 
 
-def parts(model: nn.Module, story: Story) -> tuple[Part, ...]:
+def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
     """Every module, with what is inside of it."""
     work: dict[str, Counter[str]] = defaultdict(Counter)
     keeps: Counter[str] = Counter()
-    for module, phases in flops(story).items():
+    for module, phases in flops(lifetimes).items():
         for path in above(module):
             work[path].update(phases)
-    for module, size in kept(story).items():
+    for module, size in kept(lifetimes).items():
         for path in above(module):
             keeps[path] += size
     return tuple(

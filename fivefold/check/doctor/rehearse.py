@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from fivefold.check.doctor.memory import Story, read
-from fivefold.check.doctor.watch import Call, Watch
+from fivefold.check.doctor.memory import StepLifetimes, read
+from fivefold.check.doctor.watch import Call, ModuleRecorder
 from fivefold.record import Mistake
 
 FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # says again, in many lines, what is raised
@@ -28,7 +28,7 @@ NO_GPU = "Disabling autocast"  # of torch's warning
 Step = Callable[[nn.Module, torch.optim.Optimizer], object]
 
 
-class Patient(NamedTuple):
+class UserCode(NamedTuple):
     """What makes a user's step."""
 
     make_model: Callable[[], nn.Module]
@@ -36,20 +36,20 @@ class Patient(NamedTuple):
     step: Step
 
 
-class Seen(NamedTuple):
+class ExaminedSteps(NamedTuple):
     """What two steps were."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    first: Story
-    steady: Story
+    first: StepLifetimes
+    steady: StepLifetimes
     calls: tuple[Call, ...]
     remarks: tuple[str, ...]
 
     @property
-    def fuller(self) -> Story:
+    def fuller(self) -> StepLifetimes:
         """The step with the higher peak."""
-        return max(self.steady, self.first, key=lambda story: story.peak_bytes)
+        return max(self.steady, self.first, key=lambda lifetimes: lifetimes.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -58,22 +58,22 @@ class Seen(NamedTuple):
 
 
 def rehearse(
-    patient: Patient,
+    user: UserCode,
     *,
     recompute_in: tuple[str, ...] = (),
     follow: Callable[[nn.Module], tuple[str, ...]] | None = None,
-) -> Seen:
+) -> ExaminedSteps:
     """Two steps, with some modules recomputed. ``follow``: modules whose calls are noted."""
-    watch = Watch()
+    watch = ModuleRecorder()
     with _no_numbers(watch), watch:
-        model, optimizer = _made(patient, watch)
+        model, optimizer = _made(user, watch)
         watch.memo = None
         recompute(model, recompute_in)
         stories = []
         with watch.following(model, optimizer, follow(model) if follow else ()):
             for _ in range(2):
                 watch.begin()
-                patient.step(model, optimizer)
+                user.step(model, optimizer)
                 states = (
                     (f"{name}.{key}", value)
                     for name, parameter in model.named_parameters()
@@ -83,7 +83,7 @@ def rehearse(
                 watch.note(states, "optimizer")
                 stories.append(watch.cut())
     first, steady = (read(tape, watch.roles) for tape in stories)
-    return Seen(model, optimizer, first, steady, tuple(watch.calls), tuple(watch.remarks))
+    return ExaminedSteps(model, optimizer, first, steady, tuple(watch.calls), tuple(watch.remarks))
 
 
 def recompute(model: nn.Module, modules: tuple[str, ...]) -> None:
@@ -110,9 +110,9 @@ def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
     return step
 
 
-def _made(patient: Patient, watch: Watch) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _made(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The user's model and optimizer."""
-    model = patient.make_model()
+    model = user.make_model()
     if not isinstance(model, nn.Module):
         raise Mistake(f"model() returned {type(model).__name__}; return a torch.nn.Module")
     for name, parameter in model.named_parameters():
@@ -129,7 +129,7 @@ def _made(patient: Patient, watch: Watch) -> tuple[nn.Module, torch.optim.Optimi
         watch.remarks["model() returned a model in evaluation: dropout and the like are off; call train()"] = None
     if any(hasattr(part, "_orig_mod") for part in model.modules()):
         watch.remarks["torch.compile is passed over: all figures are of eager"] = None
-    optimizer = patient.make_optimizer(model)
+    optimizer = user.make_optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise Mistake(f"optimizer(model) returned {type(optimizer).__name__}; return a torch.optim.Optimizer")
     for group in optimizer.param_groups:
@@ -158,7 +158,7 @@ def _copying() -> Iterator[None]:
 
 
 @contextmanager
-def _no_numbers(watch: Watch) -> Iterator[None]:
+def _no_numbers(watch: ModuleRecorder) -> Iterator[None]:
     """Tensors that are their shapes; compiled functions run as they are written."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

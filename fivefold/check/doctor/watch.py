@@ -48,7 +48,7 @@ class Call(NamedTuple):
     outputs: frozenset[int]
 
 
-class Watch(Recorder):
+class ModuleRecorder(Recorder):
     """Of a user's step on one rank. ``roles``: of storages by id; ``calls``: of modules that are followed."""
 
     def __init__(self) -> None:

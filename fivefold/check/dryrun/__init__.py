@@ -15,7 +15,7 @@ from fivefold.check.dryrun import match, report
 from fivefold.check.dryrun.failures import failed, quiet
 from fivefold.check.dryrun.fake.world import representatives
 from fivefold.check.dryrun.rehearse import RankTapes, assumed, rehearse_rank
-from fivefold.check.dryrun.report import Rehearsal, Share
+from fivefold.check.dryrun.report import RankSummary, Rehearsal
 from fivefold.check.dryrun.time.play import play
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
@@ -47,7 +47,7 @@ def dryrun(
     job = job if streams else job.replace(overlap=())  # one stream: nothing runs beside compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     kept = {*representatives(layout), *ranks}
-    shares: list[Share] = []
+    rank_summaries: list[RankSummary] = []
     tapes: dict[int, RankTapes] = {}
     chosen = range(layout.world) if every_rank else sorted(kept)
     for done, rank in enumerate(chosen):
@@ -62,17 +62,17 @@ def dryrun(
             raise
         except Exception as error:
             return Rehearsal(step=None, findings=(failed(error, rank=rank),))
-        shares.append(report.share(found, machine=machine, layout=layout, job=job))
-        tapes[rank] = found if rank in kept else report.talk(found)
-    findings = report.too_large(shares, model=model, machine=machine, layout=layout, job=job)
+        rank_summaries.append(report.summarise(found, machine=machine, layout=layout, job=job))
+        tapes[rank] = found if rank in kept else report.messages_only(found)
+    findings = report.too_large(rank_summaries, model=model, machine=machine, layout=layout, job=job)
     unmet = _unmet(list(tapes.values()), streams=streams)
     if unmet:
-        return Rehearsal(step=None, findings=(*findings, *unmet), shares=tuple(shares))
+        return Rehearsal(step=None, findings=(*findings, *unmet), rank_summaries=tuple(rank_summaries))
     tapes = {rank: tapes[rank] for rank in sorted(kept)}
     steady = [each.steady for each in tapes.values()]
     played = play(steady, machine=machine, job=job, world=layout.world)
-    step = report.step(shares, steady[0], played, model=model, machine=machine, layout=layout, job=job)
-    return Rehearsal(step, findings, tuple(shares), tapes, played, table, assumed(model, job))
+    step = report.step(rank_summaries, steady[0], played, model=model, machine=machine, layout=layout, job=job)
+    return Rehearsal(step, findings, tuple(rank_summaries), tapes, played, table, assumed(model, job))
 
 
 def _unmet(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:

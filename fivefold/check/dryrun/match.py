@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from fivefold.check.dryrun.record.tape import SCOPE, Message, Tape
-from fivefold.check.dryrun.time.streams import Meeting, Side, Streams
+from fivefold.check.dryrun.time.streams import Endpoint, Exchange, Streams
 
 Part = tuple[int, int, Message]  # place among the tapes, event, message
 
@@ -36,31 +36,31 @@ class _Mismatches:
 
     def __init__(self, played: Streams) -> None:
         self.tapes, self.played = played.tapes, played
-        self.lines: dict[Hashable, list[Meeting]] = {}
-        for meeting in played.meetings.values():
-            self.lines.setdefault(meeting.key, []).append(meeting)
+        self.lines: dict[Hashable, list[Exchange]] = {}
+        for exchange in played.exchanges.values():
+            self.lines.setdefault(exchange.key, []).append(exchange)
 
     def found(self) -> list[str]:
         """One line each."""
-        lines = (self._line(sorted(line, key=lambda meeting: meeting.number)) for line in self.lines.values())
+        lines = (self._line(sorted(line, key=lambda exchange: exchange.number)) for line in self.lines.values())
         return [line for line in lines if line]
 
-    def _line(self, meetings: list[Meeting]) -> str:
-        for meeting in meetings:
-            check = self._pair if meeting.parts[0][2].collective == "p2p" else self._group
-            wrong = check(meeting, meetings)
+    def _line(self, exchanges: list[Exchange]) -> str:
+        for exchange in exchanges:
+            check = self._pair if exchange.parts[0][2].collective == "p2p" else self._group
+            wrong = check(exchange, exchanges)
             if wrong:
                 return wrong
         return ""
 
-    def _pair(self, meeting: Meeting, meetings: list[Meeting]) -> str:
+    def _pair(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
         """A send and its receive."""
-        parts = meeting.parts
+        parts = exchange.parts
         place, _, message = parts[0]
         own, other = self.tapes[place].rank, message.peer
-        what = f"{_nth(meeting.number)} p2p {'from' if message.receives else 'to'} rank {other}"
+        what = f"{_nth(exchange.number)} p2p {'from' if message.receives else 'to'} rank {other}"
         if len(parts) < len(message.members[:2]) and other in self.played.places:
-            here, there = (sum(len(m.parts) > n for m in meetings) for n in (0, 1))
+            here, there = (sum(len(m.parts) > n for m in exchanges) for n in (0, 1))
             have, lack, mend = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
             return (
                 f"rank {own} {have} {self.say(parts[0])} as its {what}, but rank {other} never {lack} it: {here} "
@@ -73,20 +73,20 @@ class _Mismatches:
             )
         return ""
 
-    def _group(self, meeting: Meeting, meetings: list[Meeting]) -> str:
+    def _group(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
         """A collective on all its members."""
-        parts = meeting.parts
+        parts = exchange.parts
         first = parts[0]
         place, _, message = first
         own = self.tapes[place].rank
         others = [member for member in message.members if member in self.played.places]
         if len(parts) >= len(others) and all(_kind(part[2]) == _kind(message) for part in parts[1:]):
             return ""
-        counts = Counter(self.tapes[at].rank for m in meetings for at, _, _ in m.parts)
+        counts = Counter(self.tapes[at].rank for m in exchanges for at, _, _ in m.parts)
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in others)}"
         uneven = ending if len({counts[rank] for rank in others}) > 1 else ""
         mend = "let every rank of the group issue the same collectives in the same order"
-        what = f"{_nth(meeting.number)} collective over {message.axis} of ranks {_few(message.members)}"
+        what = f"{_nth(exchange.number)} collective over {message.axis} of ranks {_few(message.members)}"
         for part in parts[1:]:
             if _kind(part[2]) != _kind(message):
                 rank = self.tapes[part[0]].rank
@@ -116,7 +116,7 @@ def _kind(message: Message) -> tuple[str, str, int]:
 class _Step(NamedTuple):
     """A rank's part in a message that cannot begin."""
 
-    side: Side
+    endpoint: Endpoint
     waits: bool  # the rank waits for it
     queued: bool = False  # what the step before needs of this rank stands behind it on a stream
 
@@ -125,50 +125,50 @@ def deadlocks(played: Streams) -> list[str]:
     """After who waits for whom: the circle, then all who wait behind it. None, if every rank comes to its end."""
     if played.run():
         return []
-    parked = {place: parked.side for place, parked in played.parked.items()}
+    blocked = {place: blocked.endpoint for place, blocked in played.blocked.items()}
     path: list[_Step] = []
-    step: _Step | None = _Step(next(iter(parked.values())), waits=True)
-    while step is not None and step.side not in [each.side for each in path]:
+    step: _Step | None = _Step(next(iter(blocked.values())), waits=True)
+    while step is not None and step.endpoint not in [each.endpoint for each in path]:
         path.append(step)
-        step = _next(step.side, parked)
+        step = _next(step.endpoint, blocked)
     if step is not None:
-        begin = next(i for i, each in enumerate(path) if each.side is step.side)
+        begin = next(i for i, each in enumerate(path) if each.endpoint is step.endpoint)
         path = [step, *path[begin + 1 :]]  # as it is reached from the last
-    ranks = sorted({played.tapes[each.side.rank].rank for each in path})
+    ranks = sorted({played.tapes[each.endpoint.rank].rank for each in path})
     mend = ("issue them in the same order on both ranks, as one batch, or over groups of their own"
             if any(each.queued for each in path) else "start what the other waits for before waiting")  # fmt: skip
     lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_words(each, played) for each in path)}; {mend}"]
-    for place, side in sorted(parked.items()):
-        if not any(each.side.rank == place for each in path):
-            lines.append(f"behind a deadlock, {_words(_Step(side, waits=True), played)}; mend that")
+    for place, endpoint in sorted(blocked.items()):
+        if not any(each.endpoint.rank == place for each in path):
+            lines.append(f"behind a deadlock, {_words(_Step(endpoint, waits=True), played)}; mend that")
     return lines
 
 
 def _words(step: _Step, played: Streams) -> str:
     """What a rank waits for, or has on a stream."""
-    tape = played.tapes[step.side.rank]
-    message = _said(tape, _open(step.side).parts[_open(step.side).sides.index(step.side)])
-    place = scope(tape, played.parked[step.side.rank].at) if step.waits else ""
+    tape = played.tapes[step.endpoint.rank]
+    message = _said(tape, _open(step.endpoint).parts[_open(step.endpoint).endpoints.index(step.endpoint)])
+    place = scope(tape, played.blocked[step.endpoint.rank].at) if step.waits else ""
     if step.queued:
         waited = f"what it waits for in {place}, " if step.waits else ""
         return f"rank {tape.rank} has its part of that on one stream behind {waited}{message}"
     return f"rank {tape.rank} waits in {place} for {message}"
 
 
-def _next(side: Side, parked: dict[int, Side]) -> _Step | None:
+def _next(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
     """What must come first: what a rank waits for instead of issuing its part, or what lies before it on a stream."""
-    for other in _open(side).sides:
+    for other in _open(endpoint).endpoints:
         if other.posted < 0:
-            found = parked.get(other.rank)
+            found = blocked.get(other.rank)
             return _Step(found, waits=True) if found is not None else None
         if other.missing and other.before is not None:
-            return _Step(other.before, waits=parked.get(other.rank) is other.before, queued=True)
+            return _Step(other.before, waits=blocked.get(other.rank) is other.before, queued=True)
     return None
 
 
-def _open(side: Side) -> Meeting:
+def _open(endpoint: Endpoint) -> Exchange:
     """A message of the side that has not begun."""
-    return next(meeting for meeting in side.meetings if meeting.missing)
+    return next(exchange for exchange in endpoint.exchanges if exchange.missing)
 
 
 # Words

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from fivefold.check.dryrun.fake.world import even_experts, gpu_attention, groups_of, rank_of
+from fivefold.check.dryrun.fake.world import even_experts, fake_rank, gpu_attention, groups_of
 from fivefold.check.dryrun.record.recorder import Recorder
 from fivefold.check.dryrun.record.replay import play_like_blocks
 from fivefold.check.dryrun.record.tape import Scope, Tape
@@ -25,7 +25,7 @@ from fivefold.train.engine import Engine
 
 # of what the engine's functions make, what it is; all else is known by how long it lives
 CATEGORIES = {
-    "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._hand_out": "widened",
+    "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._set_grads": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
     "Payload.pack": "gathers", "resize": "gathers",
     "Pipeline._receive": "pipeline",
@@ -56,7 +56,7 @@ def rehearse_rank(
         model = model.replace(moe=model.moe.replace(capacity=None))
     job = job.replace(compile=False, documents="joined")
     recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
-    with rank_of(layout, rank=rank), recorder:
+    with fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")
         built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
@@ -105,7 +105,7 @@ def _step(engine: Engine, recorder: Recorder) -> Tape:
     engine.meter = recorder
     engine.step(engine.tokens)
     tape = recorder.cut()
-    engine.forget()
+    engine.zero_grad()
     return tape
 
 

@@ -1,6 +1,7 @@
 """A rehearsed step from the tapes: memory by pipeline rank, work, traffic, time, and what would go wrong.
 
-tapes of the ranks → Share of each → Step        a rank that was not rehearsed is as the first of its pipeline rank
+tapes of the ranks → RankSummary of each → Step        a rank that was not rehearsed is as the first of its pipeline
+rank
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.check.dryrun.memory.breakdown import Living, largest, stage_memory
+from fivefold.check.dryrun.memory.breakdown import LiveStorage, largest, stage_memory
 from fivefold.check.dryrun.memory.reserved import reserved
 from fivefold.check.dryrun.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.check.dryrun.rehearse import RankTapes
@@ -29,7 +30,7 @@ from fivefold.step import Memory, StageMemory, Step, Traffic, Work, sent_bytes, 
 from fivefold.units import show_bytes
 
 
-class Share(NamedTuple):
+class RankSummary(NamedTuple):
     """What one rank takes of a step."""
 
     rank: int
@@ -51,7 +52,7 @@ class Rehearsal(NamedTuple):
 
     step: Step | None
     findings: tuple[str, ...]
-    shares: tuple[Share, ...] = ()
+    rank_summaries: tuple[RankSummary, ...] = ()
     tapes: Mapping[int, RankTapes] = {}  # of one rank of each pipeline rank, and of those that were asked for
     played: Played | None = None
     table: Table | None = None  # that the pipeline played
@@ -70,16 +71,18 @@ class Rehearsal(NamedTuple):
     @property
     def ranks(self) -> list[int]:
         """The one of each pipeline rank that stands for the others."""
-        stages = {each.steady.stage: each.rank for each in reversed(self.shares)}
+        stages = {each.steady.stage: each.rank for each in reversed(self.rank_summaries)}
         return [stages[stage] for stage in sorted(stages)]
 
     @property
-    def fullest(self) -> Share:
+    def fullest(self) -> RankSummary:
         """The rank with the highest peak of a steady step, of those whose tapes are kept."""
-        return max((each for each in self.shares if each.rank in self.tapes), key=lambda each: each.steady.peak_bytes)
+        return max(
+            (each for each in self.rank_summaries if each.rank in self.tapes), key=lambda each: each.steady.peak_bytes
+        )
 
 
-def share(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> Share:
+def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
     """What of a rank's tapes is left when they are gone."""
     stage = pipeline_rank(tapes.rank, layout)
     held, shortage = None, ""
@@ -90,10 +93,10 @@ def share(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> Sh
         held = (reserved(both, expandable=expandable) if shortage else found).reserved_bytes
     flops = sum(tapes.steady.kernels[place].flops for kind, place, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
-    return Share(tapes.rank, first, steady, held, shortage, flops, tapes.parameters)
+    return RankSummary(tapes.rank, first, steady, held, shortage, flops, tapes.parameters)
 
 
-def talk(tapes: RankTapes) -> RankTapes:
+def messages_only(tapes: RankTapes) -> RankTapes:
     """What is left of a rank whose messages alone are asked for."""
     return tapes._replace(first=_spoken(tapes.first), steady=_spoken(tapes.steady))
 
@@ -113,13 +116,20 @@ def pipeline_rank(rank: int, layout: Layout) -> int:
 
 
 def step(
-    shares: Sequence[Share], tape: Tape, played: Played, *, model: Model, machine: Machine, layout: Layout, job: Job
+    rank_summaries: Sequence[RankSummary],
+    tape: Tape,
+    played: Played,
+    *,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    job: Job,
 ) -> Step:
     """The record. ``tape``: the steady one of the first representative, whose traffic is told."""
     seconds = played.step_seconds
-    stages = _stages(shares, layout)
-    done = _work(shares, work(model, layout=layout, job=job), layout)
-    held = [share.reserved_bytes for share in shares if share.reserved_bytes is not None]
+    stages = _stages(rank_summaries, layout)
+    done = _work(rank_summaries, work(model, layout=layout, job=job), layout)
+    held = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
     return Step(
         kind="rehearsed",
         model=model.name,
@@ -131,7 +141,7 @@ def step(
         memory=Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             reserved_bytes=max(held, default=None),
-            fits=not any(short_of(share, machine) for share in shares),
+            fits=not any(out_of_memory(share, machine) for share in rank_summaries),
             stages=stages,
         ),
         work=done,
@@ -160,7 +170,7 @@ def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
     """All that lives at the peak of a steady step: by category, and the most of like tensors."""
     living = largest(tapes.steady, len(tapes.steady))
     parts = Counter[str]()
-    alike: dict[tuple[str, str, str], list[Living]] = {}
+    alike: dict[tuple[str, str, str], list[LiveStorage]] = {}
     for each in living:
         parts[each.category] += each.bytes
         module = ".".join("*" if word.isdigit() else word for word in each.site.module.split("."))
@@ -170,7 +180,7 @@ def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
     return Moment(tapes.rank, dict(parts.most_common()), held[:rows])
 
 
-def _holding(together: Sequence[Living], category: str, module: str, line: str) -> Holding:
+def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> Holding:
     sizes = [each.bytes for each in together]
     scopes, phases = ({name(each.scope) for each in together} for name in (str, lambda scope: scope.phase))
     since = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
@@ -178,21 +188,23 @@ def _holding(together: Sequence[Living], category: str, module: str, line: str) 
     return Holding(sum(sizes), len(sizes), max(sizes), category, since, module, line)
 
 
-def short_of(share: Share, machine: Machine) -> bool:
+def out_of_memory(share: RankSummary, machine: Machine) -> bool:
     """Whether a rank runs out of memory, if only because what is free lies in pieces."""
     return bool(share.shortage) or share.peak_bytes > room_bytes(machine)
 
 
-def too_large(shares: Sequence[Share], *, model: Model, machine: Machine, layout: Layout, job: Job) -> tuple[str, ...]:
+def too_large(
+    rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
+) -> tuple[str, ...]:
     """The finding of a job whose tensors have no room, if it is one."""
-    short = [share for share in shares if short_of(share, machine)]
+    short = [share for share in rank_summaries if out_of_memory(share, machine)]
     if not short:
         return ()
     room, fullest = room_bytes(machine), max(short, key=lambda share: share.peak_bytes)
     if fullest.peak_bytes <= room:
         return (fullest.shortage,)
     stage = max(fullest.first, fullest.steady, key=lambda memory: memory.peak_bytes)
-    more = f", and so do {len(short) - 1} more of the {len(shares)} ranks rehearsed" if len(short) > 1 else ""
+    more = f", and so do {len(short) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(short) > 1 else ""
     return (
         f"rank {fullest.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
         f"has {show_bytes(room)} for tensors{more}; {_mend(model=model, machine=machine, layout=layout, job=job)}",
@@ -220,23 +232,23 @@ def _planned(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Mem
         return None
 
 
-def _stages(shares: Sequence[Share], layout: Layout) -> tuple[StageMemory, ...]:
+def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[StageMemory, ...]:
     """Of each pipeline rank the fullest of its ranks."""
     fullest: dict[int, StageMemory] = {}
-    for each in shares:
+    for each in rank_summaries:
         stage = pipeline_rank(each.rank, layout)
         if stage not in fullest or each.steady.peak_bytes > fullest[stage].peak_bytes:
             fullest[stage] = each.steady
     return tuple(fullest[stage] for stage in sorted(fullest))
 
 
-def _work(shares: Sequence[Share], counted: Work, layout: Layout) -> Work:
+def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
     """What all ranks do and hold; the model FLOPs, and which parameters are active, are definitions."""
-    rehearsed = Counter(pipeline_rank(each.rank, layout) for each in shares)
+    rehearsed = Counter(pipeline_rank(each.rank, layout) for each in rank_summaries)
     alike = layout.world // layout.pp
     parameters, flops = 0.0, 0
     seen: set[int] = set()
-    for each in shares:
+    for each in rank_summaries:
         stage = pipeline_rank(each.rank, layout)
         times = 1 if stage in seen else alike - rehearsed[stage] + 1  # the first stands for those left out
         seen.add(stage)

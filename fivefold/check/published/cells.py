@@ -27,7 +27,7 @@ NO_STAGES = "virtual stages are not printed"
 LARGEST = 10**8  # of any count in a row
 
 
-def whole(row: Row, key: str) -> int:
+def integer(row: Row, key: str) -> int:
     """The integer in a cell; 0 where the source is silent."""
     text = row.get(key, "")
     if not text:
@@ -39,7 +39,7 @@ def whole(row: Row, key: str) -> int:
 
 def needed(row: Row, key: str) -> int:
     """The integer in a cell, 1 or more, without which there is no run to predict."""
-    found = whole(row, key)
+    found = integer(row, key)
     if found < 1:
         raise Mistake(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
     return found
@@ -131,9 +131,9 @@ def printed(model: Model, row: Row) -> Model:
         "experts": moe.experts if moe else 0, "topk": moe.topk if moe else 0, "moe_ffn": moe.ffn if moe else 0,
     }  # fmt: skip
     for key, figure in ours.items():
-        if (said := whole(row, key)) and said != figure:
+        if (said := integer(row, key)) and said != figure:
             raise Mistake(f"{key} is {said}, where {model.name} has {figure}")
-    layers, vocab = whole(row, "layers") or model.layers, whole(row, "vocab") or model.vocab
+    layers, vocab = integer(row, "layers") or model.layers, integer(row, "vocab") or model.vocab
     return model if (layers, vocab) == (model.layers, model.vocab) else model.replace(layers=layers, vocab=vocab)
 
 

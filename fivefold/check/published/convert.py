@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from fivefold.check.published.case import Case, Excluded, rows
-from fivefold.check.published.cells import Row, degree, needed, schedule, where, whole
+from fivefold.check.published.cells import Row, degree, integer, needed, schedule, where
 from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
@@ -66,7 +66,7 @@ def _rule(row: Row, kinds: tuple[str, ...]) -> str:
     return (CHECK if row["trust"] == "check" else "") or (OUT_OF_MEMORY if row.get("oom") == "y" else "")
 
 
-def spread(row: Row, *, zero: int, **more: Any) -> Layout:
+def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
     """The layout of a row's degrees; data parallelism is what they leave of its GPUs."""
     tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
     gpus = needed(row, "gpus")
@@ -88,7 +88,7 @@ def spread(row: Row, *, zero: int, **more: Any) -> Layout:
 
 def batch(row: Row, layout: Layout) -> int:
     """Sequences per step: as printed, or what the printed micro-batches add up to."""
-    micro_batches = whole(row, "microbatches") or whole(row, "grad_accum")
+    micro_batches = integer(row, "microbatches") or integer(row, "grad_accum")
     if not row.get("gbs") and micro_batches:
         return layout.dp * layout.mbs * micro_batches
     return needed(row, "gbs")

@@ -13,7 +13,7 @@ from fivefold.layout.schedule.action import Action
 Count = tuple[int, ...]
 
 
-def alive(row: Sequence[Action], *, held: Sequence[int]) -> tuple[Count, ...]:
+def live_micro_batches(row: Sequence[Action], *, held: Sequence[int]) -> tuple[Count, ...]:
     """The count during each action of a rank that holds the stages ``held``; length 2 · stages held."""
     place = {stage: i for i, stage in enumerate(held)}
     later = len(held)

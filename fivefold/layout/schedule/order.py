@@ -23,7 +23,7 @@ class Task(NamedTuple):
     backward_stage: int
 
 
-class Turn(NamedTuple):
+class OrderedAction(NamedTuple):
     """One action. ``first`` and ``second`` are turns of other ranks that it waits for, or -1; the rest are indices."""
 
     rank: int
@@ -39,7 +39,7 @@ class Order(NamedTuple):
 
     tasks: tuple[Task, ...]
     hops: tuple[tuple[int, int], ...]
-    turns: tuple[Turn, ...]
+    actions: tuple[OrderedAction, ...]
 
 
 def order(rows: Sequence[Row], *, stages: int) -> Order:
@@ -48,7 +48,7 @@ def order(rows: Sequence[Row], *, stages: int) -> Order:
     waiting: dict[Part, list[int]] = {}  # part → the ranks that stand before an action that needs it
     tasks: dict[Task, int] = {}
     hops: dict[tuple[int, int], int] = {}
-    turns: list[Turn] = []
+    actions: list[OrderedAction] = []
     position = [0] * len(rows)
     awake = deque(range(len(rows)))
     while awake:
@@ -62,20 +62,20 @@ def order(rows: Sequence[Row], *, stages: int) -> Order:
                 waiting.setdefault(missing, []).append(rank)
                 break
             links = [
-                (turn, hops.setdefault((turns[turn].rank, rank), len(hops)))
+                (turn, hops.setdefault((actions[turn].rank, rank), len(hops)))
                 for turn in map(done.__getitem__, needed)
-                if turns[turn].rank != rank
+                if actions[turn].rank != rank
             ]
             (first, first_hop), (second, second_hop) = (*links, (-1, 0), (-1, 0))[:2]
             task = tasks.setdefault(Task(action.kind, action.stage, action.backward_stage), len(tasks))
             for part in parts(action):
-                done[part] = len(turns)
+                done[part] = len(actions)
                 awake.extend(waiting.pop(part, ()))
-            turns.append(Turn(rank, task, first, first_hop, second, second_hop))
+            actions.append(OrderedAction(rank, task, first, first_hop, second, second_hop))
             position[rank] += 1
-    if len(turns) < sum(map(len, rows)):
+    if len(actions) < sum(map(len, rows)):
         raise _deadlock({rows[rank][position[rank]]: (rank, part) for part, ranks in waiting.items() for rank in ranks})
-    return Order(tuple(tasks), tuple(hops), tuple(turns))
+    return Order(tuple(tasks), tuple(hops), tuple(actions))
 
 
 def _deadlock(stuck: dict[Action, tuple[int, Part]]) -> Mistake:

@@ -18,15 +18,15 @@ from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
 
 
-class Cue(NamedTuple):
+class P2PStep(NamedTuple):
     """An action, and what comes before it: receives to post, and own sends to wait for."""
 
     action: Action
-    post: tuple[Part, ...]
-    settle: tuple[Part, ...]
+    post_receives: tuple[Part, ...]
+    wait_sends: tuple[Part, ...]
 
 
-def taker(part: Part, *, path: Sequence[int]) -> int | None:
+def receiver(part: Part, *, path: Sequence[int]) -> int | None:
     """The rank that the message of ``part`` goes to; None where it stays on its rank or is none."""
     kind, stage, _ = part
     to = {"F": stage + 1, "B": stage - 1}.get(kind, -1)
@@ -42,15 +42,15 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
         for i, path in enumerate(table.paths)
         for stage in range(table.stages)
         for kind in ("F", "B")
-        if (target := taker((kind, stage, i), path=path)) is not None
+        if (target := receiver((kind, stage, i), path=path)) is not None
     }
     return tuple(sorted(found))
 
 
-def cues(table: Table, *, rank: int) -> tuple[Cue, ...]:
+def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
     """The row of ``rank`` with its messages; a ``Mistake`` where ranks wait for ever."""
     row = table.rows[rank]
-    return tuple(map(Cue, row, _posts(table, rank=rank), _settles(table, rank=rank)))
+    return tuple(map(P2PStep, row, _posts(table, rank=rank), _settles(table, rank=rank)))
 
 
 def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
@@ -58,7 +58,7 @@ def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     lines: dict[tuple[str, int], list[Part]] = defaultdict(list)  # what comes from each rank, in its order
     for source, row in enumerate(table.rows):
         for part in (part for action in row for part in parts(action)):
-            if taker(part, path=table.paths[part[2]]) == rank:
+            if receiver(part, path=table.paths[part[2]]) == rank:
                 lines[part[0], source].append(part)
     waiting = {part: line for line in lines.values() for part in line}
     by_action: list[list[Part]] = [[] for _ in table.rows[rank]]
@@ -81,7 +81,7 @@ def _settles(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
         under_way = [(end, part) for end, part in under_way if end > span.start]
         for part in parts(span.action):
             kind, stage, i = part
-            if taker(part, path=table.paths[i]) is not None:
+            if receiver(part, path=table.paths[i]) is not None:
                 under_way.append((ends[kind, stage + 1 if kind == "F" else stage - 1, i], part))
     return found
 

@@ -43,7 +43,7 @@ class Played:
     def spans(self) -> tuple[tuple[Span, ...], ...]:
         """What each rank did when, beside ``table.rows``."""
         rows: list[list[Span]] = [[] for _ in self.table.rows]
-        for turn, end in zip(self.table.order.turns, self.ends, strict=True):
+        for turn, end in zip(self.table.order.actions, self.ends, strict=True):
             row = rows[turn.rank]
             row.append(Span(self.table.rows[turn.rank][len(row)], end - self.durations[turn.task], end))
         return tuple(map(tuple, rows))
@@ -52,7 +52,7 @@ class Played:
     def busy(self) -> tuple[float, ...]:
         """Seconds that each rank works; ``seconds`` less these is its bubble."""
         sums = [0.0] * self.table.pp
-        for turn in self.table.order.turns:
+        for turn in self.table.order.actions:
             sums[turn.rank] += self.durations[turn.task]
         return tuple(sums)
 
@@ -61,7 +61,7 @@ class Played:
         """Of the slowest rank, first start to last end: the time of a step if none waits for all between steps."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
-        for turn, end in zip(self.table.order.turns, self.ends, strict=True):
+        for turn, end in zip(self.table.order.actions, self.ends, strict=True):
             first.setdefault(turn.rank, end - self.durations[turn.task])
             last[turn.rank] = end
         return max(last[rank] - first[rank] for rank in first)
@@ -74,13 +74,13 @@ def play(
 
     About 0.2 µs per action after the first call, which finds ``table.order``.
     """
-    tasks, hops, turns = table.order
+    tasks, hops, actions = table.order
     durations = tuple(map(seconds, tasks))
     delays = [hop_seconds(*hop) for hop in hops]
     free = [0.0] * table.pp
     ends: list[float] = []
     append = ends.append
-    for rank, task, first, first_hop, second, second_hop in turns:
+    for rank, task, first, first_hop, second, second_hop in actions:
         start = free[rank]
         if first >= 0:
             arrival = ends[first] + delays[first_hop]
@@ -101,7 +101,7 @@ def levels(table: Table, *, until_backward: Sequence[int], until_weight: Sequenc
     Of each stage, one micro-batch keeps ``until_backward`` bytes from its F until its B (or BW) ends,
     and ``until_weight`` from then until its W ends.
     """
-    return _weigh(table, table.alive, until_backward, until_weight)
+    return _weigh(table, table.live_micro_batches, until_backward, until_weight)
 
 
 def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ def _weigh(
     table: Table, counts: Sequence[Sequence[Count]], until_backward: Sequence[int], until_weight: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
     rows = []
-    for held, row in zip(table.held, counts, strict=True):
+    for held, row in zip(table.rank_stages, counts, strict=True):
         weights = [until_backward[stage] for stage in held] + [until_weight[stage] for stage in held]
         rows.append(tuple(sum(n * weight for n, weight in zip(count, weights, strict=True)) for count in row))
     return tuple(rows)

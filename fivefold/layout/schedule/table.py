@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fivefold.layout.schedule.action import Part, named, parts
-from fivefold.layout.schedule.live_micro_batches import Count, alive, highest
+from fivefold.layout.schedule.live_micro_batches import Count, highest, live_micro_batches
 from fivefold.layout.schedule.order import Order, Row, order
 from fivefold.record import Mistake
 
@@ -46,7 +46,7 @@ class Table:
         return len(self.paths)
 
     @cached_property
-    def held(self) -> tuple[tuple[int, ...], ...]:
+    def rank_stages(self) -> tuple[tuple[int, ...], ...]:
         """The stages whose weights each rank holds; under DualPipe every stage is held twice."""
         places = {(rank, stage) for path in set(self.paths) for stage, rank in enumerate(path)}
         return tuple(tuple(sorted(stage for at, stage in places if at == rank)) for rank in range(self.pp))
@@ -57,14 +57,14 @@ class Table:
         return order(self.rows, stages=self.stages)
 
     @cached_property
-    def alive(self) -> tuple[tuple[Count, ...], ...]:
+    def live_micro_batches(self) -> tuple[tuple[Count, ...], ...]:
         """Micro-batches alive per rank and action, per stage held (see ``live_micro_batches.py``)."""
-        return tuple(alive(row, held=held) for row, held in zip(self.rows, self.held, strict=True))
+        return tuple(live_micro_batches(row, held=held) for row, held in zip(self.rows, self.rank_stages, strict=True))
 
     @cached_property
     def highest(self) -> tuple[tuple[Count, ...], ...]:
-        """Of ``alive``, the counts per rank among which the peak of its memory is."""
-        return tuple(map(highest, self.alive))
+        """Of ``live_micro_batches``, the counts per rank among which the peak of its memory is."""
+        return tuple(map(highest, self.live_micro_batches))
 
 
 def check(table: Table) -> None:

@@ -16,9 +16,9 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
-from fivefold.plan.count.memory.liveness import Profile, Split, Sums, play, play_split
+from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, play, play_split
 from fivefold.plan.count.memory.states import UnitStates, unit_states
-from fivefold.plan.count.operations.fused_linears import fanned
+from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, head, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
 from fivefold.plan.count.operations.part import Local, Part
@@ -55,7 +55,7 @@ class Counts:
         self._largest: dict[tuple[Part, Name], list[int]] = {}
         self._logits: dict[Part, int] = {}
         self._profiles: dict[tuple[Part, Name, Sums], Profile] = {}
-        self._splits: dict[tuple[Part, Name, Sums], Split] = {}
+        self._splits: dict[tuple[Part, Name, Sums], SplitProfile] = {}
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # of stage.py
@@ -89,7 +89,7 @@ class Counts:
             self._profiles[key] = self._play(play, *key)
         return self._profiles[key]
 
-    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Split:
+    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> SplitProfile:
         """Likewise of one whose weights' gradients are put off."""
         key = part, name, sums
         if key not in self._splits:
@@ -100,7 +100,7 @@ class Counts:
         local = self.local(part)
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.stream_bytes)
         unit, width = self.unit(part, name), self.job.precision.gradients_bytes
-        unit = fanned(unit, width=width) if self.job.stack.linears == "fanned" else unit
+        unit = fuse_linears(unit, width=width) if self.job.stack.linears == "fanned" else unit
         return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:

@@ -14,7 +14,7 @@ from math import prod
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
 from fivefold.layout.names import V_SHAPED
-from fivefold.layout.sharding import copies, multiplies, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import extra_reduce_axis, multiplies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -84,7 +84,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
         sizes = dict.fromkeys(groups, 0)
         for weight in unit.weights:
-            if kind := copies(weight, model=model, layout=layout):
+            if kind := extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind] += shard_numel(weight, shards=shards)
         for among, ranks in groups.items():
             if sizes[among]:
@@ -102,7 +102,7 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
     local = counts.local(part)
     anew = times * (2 if "layer" in part.recomputed else 1)  # planned again only with the whole layer
     sent_again = any(
-        op.again and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
+        op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
     )
     copies = local.stream_rows * moe.topk
     forward, weights = times * (2 if sent_again else 1), 4 * copies
@@ -178,10 +178,10 @@ def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterato
     times *= message.times
     if message.forward:
         yield Message(
-            message.axis, message.forward, times * (2 if op.again else 1), message.payload, ranks, message.axis
+            message.axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis
         )
-    if message.again and not op.again:
-        yield Message(message.axis, message.again, times, message.payload, ranks, message.axis)
+    if message.regather and not op.recomputed:
+        yield Message(message.axis, message.regather, times, message.payload, ranks, message.axis)
     if message.backward:
         payload, parts = message.payload, message.backward_parts
         payload = payload if message.backward_payload is None else message.backward_payload // parts

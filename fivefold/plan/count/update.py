@@ -28,7 +28,7 @@ WIDENED = 2**22  # elements that are fp32 at once
 SENT_BYTES = 2  # an element of a direction
 
 
-class Cut(NamedTuple):
+class ShardedWeight(NamedTuple):
     """A weight, its piece on a rank, and over how many ranks ZeRO cuts the piece and tp (of experts etp) the weight."""
 
     weight: Weight
@@ -83,7 +83,7 @@ class Cut(NamedTuple):
         return ("expert_shard", "etp", "etp") if self.expert else ("shard", "tp", "tp")
 
 
-def cuts(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[Cut]:
+def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[ShardedWeight]:
     """All weights of the stages ``chunks``."""
     vocab, work, found = padded_vocab(counts.model, counts.job, tp=layout.tp), counts.stage_work(layout), []
     for chunk in chunks:
@@ -92,7 +92,7 @@ def cuts(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[Cut]:
                 local = local_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 experts = weight.kind.startswith("expert")
                 sizes = (layout.expert_shards, layout.etp) if experts else (layout.shards, layout.tp)
-                found += [Cut(weight, local.shape, *sizes)] * times
+                found += [ShardedWeight(weight, local.shape, *sizes)] * times
     return found
 
 
@@ -100,7 +100,7 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     """Every message of the update."""
     if counts.job.optimizer.kind not in ("muon", "adafactor"):
         return
-    found = cuts(counts, layout, chunks=chunks)
+    found = sharded_weights(counts, layout, chunks=chunks)
     for family in ([cut for cut in found if cut.expert == expert] for expert in (False, True)):
         if not family:
             continue
@@ -113,7 +113,7 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
             yield from (Message(axis, collective, 1, size, parts, pieces) for size in over_pieces if size)
 
 
-def rounds(family: list[Cut]) -> Iterator[list[Cut]]:
+def rounds(family: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
     """Of the matrices that Muon makes orthogonal as many at a time as there are ranks, large ones first."""
     hidden = [cut for cut in family if cut.weight.is_hidden]
     hidden.sort(key=lambda cut: -prod(cut.shape))
@@ -121,7 +121,7 @@ def rounds(family: list[Cut]) -> Iterator[list[Cut]]:
     return (hidden[first : first + ranks] for first in range(0, len(hidden), ranks))
 
 
-def _dealt(family: list[Cut]) -> tuple[list[int], list[int]]:
+def _dealt(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
     """Payloads over shards and over pieces: parts of all go out and those of the first rank's matrices return."""
     over_rows, over_pieces = [], []
     for each in rounds(family):
@@ -133,7 +133,7 @@ def _dealt(family: list[Cut]) -> tuple[list[int], list[int]]:
     return over_rows, over_pieces
 
 
-def _met(family: list[Cut]) -> tuple[list[int], list[int]]:
+def _met(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
     """Payloads of sums that do not depend on pieces are not said over them; means over columns lie as the rows do."""
     rows, pieces = [0, 0, 0], [0, 0, 0]
     for cut in family:
@@ -164,7 +164,7 @@ class Product(NamedTuple):
         return 2 * self.rows * self.columns * self.inner * self.number * self.times
 
 
-def _orthogonal(cut: Cut) -> list[Product]:
+def _orthogonal(cut: ShardedWeight) -> list[Product]:
     """Newton-Schulz of the whole matrix, or of those of the experts that are here."""
     low, high = sorted(cut.weight.shape[-2:])
     return [Product(low, low, high, cut.experts), Product(low, low, low, cut.experts),
@@ -175,7 +175,7 @@ def update_products(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     """Of the first rank, which has a matrix of every round."""
     if counts.job.optimizer.kind != "muon":
         return []
-    found = cuts(counts, layout, chunks=chunks)
+    found = sharded_weights(counts, layout, chunks=chunks)
     families = [family for expert in (False, True) if (family := [cut for cut in found if cut.expert == expert])]
     return [product for family in families for each in rounds(family) for product in _orthogonal(each[0])]
 
@@ -186,7 +186,7 @@ def update_flops(counts: Counts, layout: Layout) -> int:
         return 0
     ranks, total = layout.dp * layout.cp * layout.tp, 0
     for held in stages_held(layout):
-        for cut in cuts(counts, layout, chunks=held):
+        for cut in sharded_weights(counts, layout, chunks=held):
             if cut.weight.is_hidden:
                 total += ranks // (cut.shards * cut.pieces) * sum(each.flops for each in _orthogonal(cut))
     return total
@@ -197,7 +197,7 @@ def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
     if layout.pp == 1:
         return ((0,),)
     few = layout.pp * max(2, FEWEST_ROUNDS.get(layout.schedule, 0))
-    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=few).held
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=few).rank_stages
 
 
 def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
@@ -206,7 +206,7 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
     kind, narrow = job.optimizer.kind, job.precision.updated_bytes < 4
     if kind in ("adamw", "sgd"):
         return 0
-    found = cuts(counts, layout, chunks=chunks)
+    found = sharded_weights(counts, layout, chunks=chunks)
     if kind == "muon":
         families = [family for expert in (False, True) if (family := [cut for cut in found if cut.expert == expert])]
         rest = [min(WIDENED, cut.rows * cut.columns) for cut in found if not cut.weight.is_hidden]
@@ -226,7 +226,7 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
     return (16 if narrow else 12) * max(sizes, default=0)
 
 
-def _whole(each: list[Cut]) -> int:
+def _whole(each: list[ShardedWeight]) -> int:
     """Beside a round's parts, as they were and as they came, the matrix: joined, divided by its norm and one iteration
     later, with the square and its product.
     """

@@ -36,7 +36,7 @@ def _done(model: Model, layout: Layout, job: Job) -> int:
     """By all ranks, from the lists of one: an imbalance takes from the others what it gives."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
     each = sum(
-        times * (4 if op.again else 3) * _seen(op, part)
+        times * (4 if op.recomputed else 3) * _seen(op, part)
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops

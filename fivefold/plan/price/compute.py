@@ -177,7 +177,7 @@ class Prices:
         launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 else 1
         cast = op.casts  # of which each is a kernel
         before = bool(cast.x) + bool(cast.weight)
-        after = sum(map(bool, (cast.gradient, cast.turned, cast.columns, cast.gradient_columns)))
+        after = sum(map(bool, (cast.gradient, cast.transposed, cast.columns, cast.gradient_columns)))
         return OpTime(forward, into, weight, launches + before, 2 * launches + after)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.layout.spans import Level, Span
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.memory.rank_memory import Moment, Passage, over_time, passes
+from fivefold.plan.count.memory.rank_memory import Moment, PassMoments, over_time, passes
 from fivefold.plan.price.spans import shown, spans
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class _Filler:
         """After the last pass."""
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
-    def _along(self, span: Span, stage: int, passage: Passage) -> Iterator[Level]:
+    def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
         """Each moment where its unit is half done, by the seconds of the units before it; backwards from the end."""
         if stage not in self.shares:
             self.shares[stage] = self._shares(stage)
-        (before, after, moments), shares = passage, self.shares[stage]
+        (before, after, moments), shares = pass_moments, self.shares[stage]
         forward = _match(moments[-1])[2] == "forward"
         yield _between(span.start, moments[0], kept=before)
         for moment in moments:

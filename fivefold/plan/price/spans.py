@@ -43,7 +43,7 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
     hop = player.durations.hop
     played = play_table.play(table, seconds=player.durations.seconds, hop_seconds=lambda *_: hop)
     rows = []
-    for held, row, rank in zip(table.held, played.spans, ranks, strict=True):
+    for held, row, rank in zip(table.rank_stages, played.spans, ranks, strict=True):
         actions = [player.span(action, start, end) for action, start, end in row]
         rows.append(player.finished(actions, held, rank))
     return tuple(rows)
@@ -58,9 +58,9 @@ class _Player:
 
     def span(self, action: Action, start: float, end: float) -> Span:
         """An action of the table."""
-        taken = self.durations.taken(Task(action.kind, action.stage, action.backward_stage))
-        axes = tuple(axis for axis, seconds in taken.exposed.items() if seconds)
-        return Span(action.kind, str(action), start, end, sum(taken.exposed.values()), axes, *action[1:])
+        cost = self.durations.cost(Task(action.kind, action.stage, action.backward_stage))
+        axes = tuple(axis for axis, seconds in cost.exposed.items() if seconds)
+        return Span(action.kind, str(action), start, end, sum(cost.exposed.values()), axes, *action[1:])
 
     def flat(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """Without a pipeline: micro-batch after micro-batch."""
@@ -78,7 +78,7 @@ class _Player:
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
         between = start + ends.exposed
-        end = between + self.timeline.update(self.layout, rank) + self.timeline.met(self.layout, chunks)
+        end = between + self.timeline.update(self.layout, rank) + self.timeline.matrix_update(self.layout, chunks)
         gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # the new weights, from where they are updated
         name = "reduce gradients, gather weights" if gathers else "reduce gradients"
         reduce = [Span("reduce", name, start, between, between - start, ("dp",))] if between > start else []

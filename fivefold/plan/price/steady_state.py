@@ -20,7 +20,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 
 
-class Continued(NamedTuple):
+class Extrapolated(NamedTuple):
     """A schedule continued to its length: per rank when it ends, what it does how often, the stages it holds."""
 
     ends: list[float]
@@ -29,7 +29,7 @@ class Continued(NamedTuple):
     held: tuple[tuple[int, ...], ...]
 
 
-def continued(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Continued:
+def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Extrapolated:
     """The layout's schedule with these ``seconds`` per task, and ``hop`` between two stages."""
     known: dict[Task, float] = {}
 
@@ -50,7 +50,7 @@ def continued(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], f
     base = 3 * pp + micro_batches % pp
     if micro_batches <= base + pp:
         table, ends, tasks = played(micro_batches)
-        return Continued(ends, [busy(each) for each in tasks], list(tasks), table.held)
+        return Extrapolated(ends, [busy(each) for each in tasks], list(tasks), table.rank_stages)
     (table, early, few), (_, late, many) = played(base), played(base + pp)
     rounds = (micro_batches - base) // pp
     # A rank that is the busiest sets the pace, but with uneven stages the others may not feel it so early.
@@ -60,7 +60,7 @@ def continued(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], f
         {task: less[task] + rounds * (times - less[task]) for task, times in more.items()}
         for less, more in zip(few, many, strict=True)
     ]
-    return Continued(ends, [busy(each) for each in whole], list(whole), table.held)
+    return Extrapolated(ends, [busy(each) for each in whole], list(whole), table.rank_stages)
 
 
 @lru_cache(maxsize=1024)
@@ -68,6 +68,6 @@ def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Map
     """How often each rank does what."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[Counter[Task]] = [Counter() for _ in range(pp)]
-    for turn in order.turns:
+    for turn in order.actions:
         rows[turn.rank][order.tasks[turn.task]] += 1
     return tuple(rows)

@@ -22,8 +22,8 @@ from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.count.memory.states import moments_per_element
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import stages_held, update_messages, update_products
-from fivefold.plan.price.data_parallel import Parallel
-from fivefold.plan.price.steady_state import continued
+from fivefold.plan.price.data_parallel import DataParallel
+from fivefold.plan.price.steady_state import extrapolate
 from fivefold.plan.price.units import AXES, CONTENTION, Units
 
 # Where each comes from: docs/how-a-step-costs/constants.md.
@@ -33,7 +33,7 @@ HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 
 Work = tuple[tuple[Run, int], ...]  # units of a stage, and how many of each
 
 
-class Clock(NamedTuple):
+class StepTime(NamedTuple):
     """Seconds of one step on its critical rank, split as ``step.Time`` splits them."""
 
     seconds: float
@@ -44,7 +44,7 @@ class Clock(NamedTuple):
     bound_by: str
 
 
-class Taken(NamedTuple):
+class Cost(NamedTuple):
     """Seconds of one action: compute, with what hidden messages cost it, and by axis what nothing hides."""
 
     compute: float
@@ -59,14 +59,14 @@ class Taken(NamedTuple):
 class StageTime(NamedTuple):
     """One micro-batch through one stage."""
 
-    forward: Taken
-    backward: Taken  # B, wherever the schedule puts W: its messages have B alone to hide behind
-    whole: Taken  # BW
+    forward: Cost
+    backward: Cost  # B, wherever the schedule puts W: its messages have B alone to hide behind
+    whole: Cost  # BW
     weight: float
     longest: tuple[float, str]
 
 
-class Way(NamedTuple):
+class PassTime(NamedTuple):
     """One micro-batch through one stage in one direction, for an action that hides its messages beside another's."""
 
     compute: float
@@ -89,13 +89,13 @@ class Durations:
         self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
         nccl = timeline.machine.backend == "nccl"
         self.sending = 0.0 if self.job.stack.hides_p2p(layout.schedule) and nccl else self.hop  # of sends that block
-        self._ways: dict[tuple[int, bool], Way] = {}
+        self._pass_times: dict[tuple[int, bool], PassTime] = {}
 
     def seconds(self, task: Task) -> float:
         """Of one action."""
-        return self.taken(task).seconds
+        return self.cost(task).seconds
 
-    def taken(self, task: Task) -> Taken:
+    def cost(self, task: Task) -> Cost:
         """Of one action, in parts."""
         stage = self.stages[task.stage]
         if task.kind == "F":
@@ -105,20 +105,20 @@ class Durations:
         if task.kind == "BW":
             return self._sent(stage.whole)
         if task.kind == "W":
-            return Taken(stage.weight, {})
-        forward, backward = self.way(task.stage, back=False), self.way(task.backward_stage, back=True)
+            return Cost(stage.weight, {})
+        forward, backward = self.pass_time(task.stage, back=False), self.pass_time(task.backward_stage, back=True)
         return self._sent(self._both(forward, backward), hops=2)
 
-    def _sent(self, taken: Taken, hops: int = 1) -> Taken:
-        return taken._replace(exposed={**taken.exposed, "pp": hops * self.sending}) if self.sending else taken
+    def _sent(self, cost: Cost, hops: int = 1) -> Cost:
+        return cost._replace(exposed={**cost.exposed, "pp": hops * self.sending}) if self.sending else cost
 
-    def way(self, stage: int, *, back: bool) -> Way:
+    def pass_time(self, stage: int, *, back: bool) -> PassTime:
         """One direction of a stage, for an FB."""
-        if (stage, back) not in self._ways:
-            self._ways[stage, back] = self._way(stage, back=back)
-        return self._ways[stage, back]
+        if (stage, back) not in self._pass_times:
+            self._pass_times[stage, back] = self._pass_time(stage, back=back)
+        return self._pass_times[stage, back]
 
-    def _way(self, stage: int, *, back: bool) -> Way:
+    def _pass_time(self, stage: int, *, back: bool) -> PassTime:
         compute = hidden = gathers = gathered = meanwhile = 0.0
         stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         timeline, layout = self.timeline, self.layout
@@ -139,9 +139,9 @@ class Durations:
             gathers += times * message
             gathered += times * max(work, message)
             meanwhile += times * min(work, message)
-        return Way(compute, stays, beside, hidden, gathers, gathered, meanwhile)
+        return PassTime(compute, stays, beside, hidden, gathers, gathered, meanwhile)
 
-    def _both(self, one: Way, other: Way) -> Taken:
+    def _both(self, one: PassTime, other: PassTime) -> Cost:
         """A forward of one stage beside a backward of another: nothing is hidden twice, and nothing for free."""
         compute = one.compute + other.compute
         exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
@@ -156,7 +156,7 @@ class Durations:
             slowed += one.meanwhile + other.meanwhile
         else:
             exposed["dp"] = one.gathers + other.gathers
-        return Taken(compute + CONTENTION * slowed, exposed)
+        return Cost(compute + CONTENTION * slowed, exposed)
 
 
 class Timeline:
@@ -165,8 +165,8 @@ class Timeline:
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine = units.machine
-        self.parallel = Parallel(units)
-        self.beside, self.data_parallel = self.parallel.beside, self.parallel.trip
+        self.parallel = DataParallel(units)
+        self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
 
     @cached_property
     def apart(self) -> Units:
@@ -178,18 +178,18 @@ class Timeline:
         """Of the actions of ``layout``; without a pipeline of its F and BW."""
         return Durations(self, layout)
 
-    def step(self, layout: Layout, memory: list[RankMemory]) -> Clock:
+    def step(self, layout: Layout, memory: list[RankMemory]) -> StepTime:
         """The step of ``layout``; ``memory`` tells what each rank updates."""
         micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
         updates = [
-            self.update(layout, rank) + self.met(layout, held)
+            self.update(layout, rank) + self.matrix_update(layout, held)
             for rank, held in zip(memory, stages_held(layout), strict=True)
         ]
         if layout.pp == 1:
             stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
             compute, exposed = _sum([(stage.forward, micro_batches), (stage.whole, micro_batches)])
             return _clock(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
-        line = continued(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
+        line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
         work = [tuple(durations.work[stage] for stage in held) for held in line.held]
         alike = dict(zip(work, line.held, strict=True))  # ranks whose stages do the same end the same way
         ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
@@ -197,7 +197,7 @@ class Timeline:
         after = [tail.slowed + tail.exposed + update for tail, update in zip(tails, updates, strict=True)]
         total = max(end + late for end, late in zip(line.ends, after, strict=True))
         critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
-        compute, exposed = _sum((durations.taken(task), times) for task, times in line.tasks[critical].items())
+        compute, exposed = _sum((durations.cost(task), times) for task, times in line.tasks[critical].items())
         return _clock(
             compute + tails[critical].slowed, exposed, tails[critical].exposed, updates[critical],
             [durations.stages[stage] for stage in line.held[critical]], total=total,
@@ -240,7 +240,7 @@ class Timeline:
             whole += times * both
             weight += times * unit.weight
             longest = max(longest, (times * (ahead + both), unit.longest))
-        return StageTime(Taken(forward, fronts), Taken(backward, backs), Taken(whole, backs | wholes), weight, longest)
+        return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:
         """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.
@@ -260,7 +260,7 @@ class Timeline:
             seconds = both_ways / (HOST_LINK * HOST_BANDWIDTH) + update / HOST_MEMORY
         return seconds
 
-    def met(self, layout: Layout, chunks: tuple[int, ...]) -> float:
+    def matrix_update(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Of an optimizer of whole matrices, what it says and multiplies; nothing runs beside it."""
         prices, network = self.units.prices(layout), self.units.network
         return sum(
@@ -272,12 +272,12 @@ class Timeline:
         )
 
 
-def _sum(parts: Iterable[tuple[Taken, int]]) -> tuple[float, dict[str, float]]:
+def _sum(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
     """Of actions, so many times each: compute, and by axis what shows."""
     compute, exposed = 0.0, dict[str, float]()
-    for taken, times in parts:
-        compute += times * taken.compute
-        for axis, seconds in taken.exposed.items():
+    for cost, times in parts:
+        compute += times * cost.compute
+        for axis, seconds in cost.exposed.items():
             if seconds:
                 exposed[axis] = exposed.get(axis, 0.0) + times * seconds
     return compute, exposed
@@ -286,7 +286,7 @@ def _sum(parts: Iterable[tuple[Taken, int]]) -> tuple[float, dict[str, float]]:
 def _clock(
     compute: float, exposed: dict[str, float], ends: float, update: float, stages: list[StageTime],
     *, total: float | None = None,
-) -> Clock:  # fmt: skip
+) -> StepTime:  # fmt: skip
     """A rank's parts, ``ends`` being of data parallelism; without a ``total`` it waits for no other rank."""
     if ends:
         exposed["dp"] = exposed.get("dp", 0.0) + ends
@@ -296,4 +296,4 @@ def _clock(
     # The largest part of the step; of compute, its longest operation.
     parts = {f"{axis} messages": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
-    return Clock(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))
+    return StepTime(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))

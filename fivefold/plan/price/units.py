@@ -73,13 +73,13 @@ class Units:
         part, prices = run_part(part_of(layout), run), self.prices(layout)
         ops = self.counts.unit(part, run.name).ops
         times = [prices.operation(op, heads=self.counts.local(part).heads) for op in ops]
-        clock = _Clock(self, layout, ops, times)
+        clock = _UnitTimer(self, layout, ops, times)
         for index in range(len(ops)):
             clock.add(index)
         return clock.read()
 
 
-class _Clock:
+class _UnitTimer:
     """Adds up one unit."""
 
     def __init__(self, units: Units, layout: Layout, ops: tuple[Op, ...], times: list[OpTime]) -> None:
@@ -100,7 +100,7 @@ class _Clock:
     def add(self, index: int) -> None:
         """One operation's messages, and the operation to the longest."""
         op, time = self.ops[index], self.times[index]
-        total = time.forward * (2 if op.again else 1) + time.backward + time.weight
+        total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
         self.spans[op.name] = self.spans.get(op.name, 0.0) + total
         message = op.message
         if message is None:
@@ -113,17 +113,17 @@ class _Clock:
         moe = self.units.counts.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         forward = seconds(message.forward, message.payload, place, copies=copies) if message.forward else 0.0
-        again = seconds(message.again, message.payload, place, copies=copies) if message.again else 0.0
+        again = seconds(message.regather, message.payload, place, copies=copies) if message.regather else 0.0
         backward = seconds(message.backward, backward_payload, place, copies=copies) if message.backward else 0.0
         forward, backward, again = (message.times * each for each in (forward, backward, again))
-        if op.again:
+        if op.recomputed:
             again = forward
         self.sent[index] = bool(forward), bool(backward) + bool(again)
         self.spans[f"{message.axis} {op.name}"] = forward + backward + again
         ahead = self._beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        if message.axis == "tp" and message.again and self.job.stack.async_tp and not op.again:
+        if message.axis == "tp" and message.regather and self.job.stack.async_tp and not op.recomputed:
             hidden = min(again, ahead.backward) if self.nccl else 0.0  # what it gathers is for the weight's gradient
             self.hidden[1] += hidden
             again -= hidden
@@ -177,7 +177,7 @@ class _Clock:
         if self._in_graph(op):
             return 0, 0
         ahead, back = self.sent.get(index, (0, 0))
-        return time.kernels + ahead, time.backward_kernels + (time.kernels if op.again else 0) + back
+        return time.kernels + ahead, time.backward_kernels + (time.kernels if op.recomputed else 0) + back
 
     def _played(self, host: float) -> float:
         """Seconds of a forward whose kernels the host launches one by one.
@@ -200,7 +200,7 @@ class _Clock:
     def read(self) -> UnitTime:
         """The sums."""
         pairs = list(zip(self.ops, self.times, strict=True))
-        again = sum(time.forward for op, time in pairs if op.again)
+        again = sum(time.forward for op, time in pairs if op.recomputed)
         forward = sum(time.forward for _, time in pairs) + CONTENTION * self.hidden[0]
         backward = sum(time.backward for _, time in pairs) + again + CONTENTION * self.hidden[1]
         weight = sum(time.weight for _, time in pairs)

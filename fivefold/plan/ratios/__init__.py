@@ -126,7 +126,7 @@ def _degree(question: Question, layout: Layout, found: Exchange, machine: Machin
     return Degree(
         degree=degree,
         token=f"{field}{two if question.axis == 'tp2d' else degree}",
-        link=machine.link(max(leg.span for leg in found.legs if leg.bytes)).name,
+        link=machine.link(max(leg.span for leg in found.transfers if leg.bytes)).name,
         flops_per_byte=offered,
         balance=balance,
         hides=offered >= balance,

@@ -24,7 +24,7 @@ from fivefold.plan.count.operations.part import activation_width
 from fivefold.units import Dtype
 
 
-class Leg(NamedTuple):
+class Transfer(NamedTuple):
     """What one rank sends within a group that reaches ``span`` neighbours across."""
 
     bytes: float
@@ -35,18 +35,18 @@ class Exchange(NamedTuple):
     """What one rank computes, in ``dtype``, while it sends the legs one after the other."""
 
     flops: float
-    legs: tuple[Leg, ...]
+    transfers: tuple[Transfer, ...]
     dtype: Dtype
 
     @property
     def flops_per_byte(self) -> float:
         """What the layer offers."""
-        return self.flops / sum(leg.bytes for leg in self.legs)
+        return self.flops / sum(leg.bytes for leg in self.transfers)
 
     def balance(self, machine: Machine) -> float:
         """What the machine asks for: the FLOPs that its peak does while one byte is on the way."""
-        seconds = sum(leg.bytes / machine.link(leg.span).bandwidth for leg in self.legs)
-        return machine.chip.peak(self.dtype) * seconds / sum(leg.bytes for leg in self.legs)
+        seconds = sum(leg.bytes / machine.link(leg.span).bandwidth for leg in self.transfers)
+        return machine.chip.peak(self.dtype) * seconds / sum(leg.bytes for leg in self.transfers)
 
 
 class Layer(NamedTuple):
@@ -87,8 +87,8 @@ def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
     into = model.heads * _head_dims(model)[1]
     tokens = _tokens(job, layout) / layout.tp
     near = group(layout, "tp").stride
-    gathered = Leg(tokens * into * (y - 1) * gathered_width(job), span=near * y)
-    scattered = Leg(tokens * model.width * (x - 1) * activation_width(job), span=near * layout.tp)
+    gathered = Transfer(tokens * into * (y - 1) * gathered_width(job), span=near * y)
+    scattered = Transfer(tokens * model.width * (x - 1) * activation_width(job), span=near * layout.tp)
     return Exchange(tokens * 2 * into * model.width, (gathered, scattered), job.precision.compute)
 
 
@@ -100,8 +100,8 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
     flops = layout.mbs * commonest_layer(model, job).attention_flops / (layout.tp * n)
     dtype: Dtype = "bf16" if job.precision.narrow else job.precision.compute  # attention stays in 16 bits
     if layout.cp_kind == "ulysses":
-        return Exchange(flops, (_leg(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
-    return Exchange(flops / n, (_leg(head_bytes * kv_heads, layout, "cp"),), dtype)
+        return Exchange(flops, (_transfer(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
+    return Exchange(flops / n, (_transfer(head_bytes * kv_heads, layout, "cp"),), dtype)
 
 
 def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
@@ -141,7 +141,7 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
     layers = model.layers / (layout.pp * layout.v)
     flops = layout.mbs * commonest_layer(model, job).flops * layers / (layout.cp * layout.tp)
     sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
-    return Exchange(flops, (_leg(sent, layout, "pp"),), job.precision.compute)
+    return Exchange(flops, (_transfer(sent, layout, "pp"),), job.precision.compute)
 
 
 def gathered_width(job: Job) -> int:
@@ -170,9 +170,9 @@ def _tokens(job: Job, layout: Layout) -> float:
     return layout.mbs * job.sequence / layout.cp
 
 
-def _leg(sent: float, layout: Layout, *axes: str) -> Leg:
+def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
     groups = [group(layout, axis) for axis in axes]
-    return Leg(sent, max(found.ranks * found.stride for found in groups))
+    return Transfer(sent, max(found.ranks * found.stride for found in groups))
 
 
 def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
@@ -180,14 +180,17 @@ def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int
     layer, cut = commonest_layer(model, job), layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
     experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
-    legs = _leg(dense, layout, "shard", "replica"), _leg(experts, layout, "expert_shard", "expert_replica")
+    transfers = (
+        _transfer(dense, layout, "shard", "replica"),
+        _transfer(experts, layout, "expert_shard", "expert_replica"),
+    )
     flops = forwards * layout.mbs * layer.flops / (layout.cp * layout.tp)
-    return Exchange(flops, legs, job.precision.compute)
+    return Exchange(flops, transfers, job.precision.compute)
 
 
 def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
     row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
-    leg = _leg(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
+    leg = _transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
     return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (leg,), job.precision.compute)

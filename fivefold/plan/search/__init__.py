@@ -11,14 +11,14 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.legal import unfit
-from fivefold.layout.search_result import By, Found, Miss, Point, Ranked
+from fivefold.layout.search_result import By, NearMiss, Point, Ranked, SearchResult
 from fivefold.layout.spec import divisors
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import Bounds
-from fivefold.plan.search.branch_and_bound import Candidate, Hunt, Report
-from fivefold.plan.search.rejections import miss
+from fivefold.plan.search.branch_and_bound import BranchAndBound, EvaluatedLayout, Report
+from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
 
@@ -37,7 +37,7 @@ def search(
     levels: int = 1,
     report: Report | None = None,
     **narrowed: Any,
-) -> Found:
+) -> SearchResult:
     """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` shares of the memory.
 
     ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; all of the machine, and by cost
@@ -49,20 +49,20 @@ def search(
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = [(each, Space(model, each, world=world, **narrowed)) for each in jobs for world in worlds]
-    if not any(len(space.stems.dp) for _, space in spaces):
+    if not any(len(space.partials.dp) for _, space in spaces):
         raise Mistake(_no_layout(model, machine, job))
-    hunt = Hunt(machine, by=by, top=top, levels=levels, report=report)
-    hunt.total = sum(int(space.leaves_of(space.stems).sum()) for _, space in spaces)
-    planners = _through(hunt, spaces, model=model, machine=machine)
-    best = sorted(hunt.best, key=lambda found: found[:4])
-    return Found(
+    solver = BranchAndBound(machine, by=by, top=top, levels=levels, report=report)
+    solver.total = sum(int(space.candidates_of(space.partials).sum()) for _, space in spaces)
+    planners = _search_spaces(solver, spaces, model=model, machine=machine)
+    best = sorted(solver.best, key=lambda found: found[:4])
+    return SearchResult(
         by=by,
         best=tuple(_ranked(found, machine) for found in best),
-        front=tuple(_front(hunt.fitting)),
-        reasons=hunt.losses.reasons(machine, best[0].estimate if best else None),
+        front=tuple(_front(solver.fitting)),
+        reasons=solver.rejections.reasons(machine, best[0].estimate if best else None),
         misses=() if best else tuple(_misses(spaces, planners, model=model, machine=machine)),
-        tried=hunt.total,
-        evaluated=hunt.evaluated,
+        tried=solver.total,
+        evaluated=solver.evaluated,
         seconds=time.perf_counter() - begin,
     )
 
@@ -70,38 +70,38 @@ def search(
 def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
     """Whether any layout over all ranks fits: as ``search`` would find one, but it ends with the first."""
     space = Space(model, job, world=machine.ranks)
-    hunt = Hunt(machine, by="memory", top=1, levels=0, any_will_do=True)
-    _through(hunt, [(job, space)], model=model, machine=machine)
-    return bool(hunt.best)
+    solver = BranchAndBound(machine, by="memory", top=1, levels=0, any_will_do=True)
+    _search_spaces(solver, [(job, space)], model=model, machine=machine)
+    return bool(solver.best)
 
 
-def _through(
-    hunt: Hunt, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *, model: Model,
-    machine: Machine,
+def _search_spaces(
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *,
+    model: Model, machine: Machine,
 ) -> dict[Job, Planner]:  # fmt: skip
     """With a planner for each job, which takes over what those ``known`` have counted."""
     planners: dict[Job, Planner] = {}
     for job, space in spaces:
-        if len(space.stems.dp):
+        if len(space.partials.dp):
             if job not in planners:
                 counts = known[job].counts if known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
-            hunt.sweep(Bounds(planners[job], space))
+            solver.sweep(Bounds(planners[job], space))
     return planners
 
 
 def _misses(
     spaces: Sequence[tuple[Job, Space]], planners: Mapping[Job, Planner], *, model: Model, machine: Machine
-) -> Iterator[Miss]:
+) -> Iterator[NearMiss]:
     """The smallest layouts, as if there were memory enough."""
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
-    hunt = Hunt(endless, by="memory", top=MISSES, levels=0)
-    _through(hunt, spaces, planners, model=model, machine=endless)
-    for found in hunt.best:
-        yield miss(found.estimate, model=model, machine=machine, job=found.planner.job)
+    solver = BranchAndBound(endless, by="memory", top=MISSES, levels=0)
+    _search_spaces(solver, spaces, planners, model=model, machine=endless)
+    for found in solver.best:
+        yield near_miss(found.estimate, model=model, machine=machine, job=found.planner.job)
 
 
-def _front(found: Sequence[Candidate]) -> Iterator[Point]:
+def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
     """From the fastest to the smallest."""
     smallest = None
     for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
@@ -116,7 +116,7 @@ def _front(found: Sequence[Candidate]) -> Iterator[Point]:
             )
 
 
-def _ranked(found: Candidate, machine: Machine) -> Ranked:
+def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
     step = found.planner.step(found.estimate.layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour

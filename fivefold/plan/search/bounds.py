@@ -14,9 +14,9 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.estimates import Asked, Floats
-from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, Form, alive, form_of
-from fivefold.plan.search.space import Leaves, Space
+from fivefold.plan.search.estimates import Estimates, Floats
+from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, PipelineUnits, live_micro_batches, pipeline_units
+from fivefold.plan.search.space import CandidateLayouts, Space
 
 SAFE = 1 - 1e-9  # for sums in another order
 PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
@@ -26,28 +26,30 @@ class Bounds:
     """Of the layouts of one space under one planner."""
 
     def __init__(self, planner: Planner, space: Space) -> None:
-        self.planner, self.space, self.asked = planner, space, Asked(planner, space)
-        self.stems = space.stems
-        self.micro_batches = space.micro_batches(self.stems)
+        self.planner, self.space, self.estimates = planner, space, Estimates(planner, space)
+        self.partials = space.partials
+        self.micro_batches = space.micro_batches(self.partials)
         samples = [Layout(ac=ac) for ac in space.recomputations]
         self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
-        self._forms: dict[tuple[int, int], Form] = {}
+        self._forms: dict[tuple[int, int], PipelineUnits] = {}
         self.update_slope = _update_slope(planner)
 
-    def memory(self, leaves: Leaves, *, states: Floats | None = None, limit: bool = False) -> Floats:
+    def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
         """Bytes of the fullest rank in any order.
 
-        ``states`` in place of those of its ZeRO; ``limit`` as in ``Asked``.
+        ``states`` in place of those of its ZeRO; ``limit`` as in ``Estimates``.
         """
-        form, m = self.forms(leaves), self.micro_batches[leaves.stem]
-        kept, above, apart = np.moveaxis(self.asked.profiles(leaves, limit=limit), 1, 0)
-        rest, during, ends, gathered, _ = np.moveaxis(self.asked.states(leaves) if states is None else states, 1, 0)
+        form, m = self.forms(candidates), self.micro_batches[candidates.partial]
+        kept, above, apart = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
+        rest, during, ends, gathered, _ = np.moveaxis(
+            self.estimates.states(candidates) if states is None else states, 1, 0
+        )
         base, last = _over(form.held, rest), _over(form.held, ends)
         alone = form.pp == 1
         whole = np.where(alone & (m[:, None] == 1), 0.0, _over(form.held, during))
         split = np.isin(form.schedule, SPLIT)
         above = np.where(split[:, :1], np.maximum(0.0, apart), above)
-        count, one = alive(form, m), form.chunks == 1
+        count, one = live_micro_batches(form, m), form.chunks == 1
         head = np.where(one, form.least[:, :, 1] * kept[:, None, 1], 0.0)
         least = form.least.copy()
         least[:, :, 1] = 0
@@ -62,7 +64,7 @@ class Bounds:
         deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * form.pp))
         fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
         # None is reduced before all are born, but of the stages of a loop.
-        stays = ((leaves.zero < 2) | (leaves.shards == 1))[:, None] | (form.schedule != LOOP)
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (form.schedule != LOOP)
         sure = alone | deep | (stays & (m[:, None] > 2))
         late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
         born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
@@ -70,31 +72,31 @@ class Bounds:
         first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
         return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
 
-    def without_messages(self, leaves: Leaves, *, limit: bool = False) -> Floats:
-        """Seconds with every message for free, whatever the ZeRO stage and the order; ``limit`` as in ``Asked``."""
-        return self._seconds(leaves, self.asked.kernels(leaves, limit=limit), None)[0]
+    def without_messages(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+        """Seconds with every message for free, whatever the ZeRO stage and the order; ``limit`` as in ``Estimates``."""
+        return self._seconds(candidates, self.estimates.kernels(candidates, limit=limit), None)[0]
 
-    def without_zero(self, leaves: Leaves) -> tuple[Floats, Floats]:
+    def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """As ``seconds``, whatever the ZeRO stage: data parallelism's messages for free."""
-        return self._seconds(leaves, self.asked.units(leaves), None)
+        return self._seconds(candidates, self.estimates.units(candidates), None)
 
-    def seconds(self, leaves: Leaves) -> tuple[Floats, Floats]:
+    def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Seconds [n], and those by ``PARTS`` [n, parts] of the rank that sets them."""
-        return self._seconds(leaves, self.asked.units(leaves), self.asked.parallel(leaves))
+        return self._seconds(candidates, self.estimates.units(candidates), self.estimates.parallel(candidates))
 
-    def _seconds(self, leaves: Leaves, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
-        form, m = self.forms(leaves), self.micro_batches[leaves.stem][:, None].astype(float)
+    def _seconds(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
+        form, m = self.forms(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
         forward, backward, weight = unit[:, 0], unit[:, 1], unit[:, 2]
         talk = np.zeros((len(m), 4, unit.shape[2]))
         talk[:, :3] = unit[:, 3:6]
         fronts = unit[:, 6]
         ends = np.zeros(form.rank.shape)
         if parallel is not None:
-            ends = self._ends(form, leaves, unit, parallel)
-            ahead, behind = self._gathers(leaves, unit, parallel)
+            ends = self._ends(form, candidates, unit, parallel)
+            ahead, behind = self._gathers(candidates, unit, parallel)
             forward, backward = forward + ahead, backward + behind
             talk[:, 3] = ahead + behind
-        states = self.asked.lightest(leaves) if parallel is None else self.asked.states(leaves)
+        states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
         update = _over(form.held, states[:, 4]) * self.update_slope
         dual, split = np.isin(form.schedule, DUAL), np.isin(form.schedule, SPLIT)
         share = np.where(form.schedule == DUAL[0], 0.5, 1.0) * m
@@ -124,23 +126,23 @@ class Bounds:
         parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
         return total[at] * SAFE, parts
 
-    def _gathers(self, leaves: Leaves, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
+    def _gathers(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
         """Of ZeRO-3, what nothing hides before a forward and a backward of each unit."""
         gather, reduce = parallel[:, 0], parallel[:, 1]
         twice = np.ones(gather.shape[1])
         twice[:2] = 0
-        back = gather * twice + (reduce if self.asked.each else 0.0)
+        back = gather * twice + (reduce if self.estimates.each else 0.0)
         if self.planner.timeline.beside:
             gather = np.maximum(0.0, gather - unit[:, 0])
             back = np.maximum(0.0, back - unit[:, 1] - unit[:, 2])
-        stage3 = ((leaves.zero == 3) & (leaves.shards > 1))[:, None]
+        stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
         return np.where(stage3, gather, 0.0), np.where(stage3, back, 0.0)
 
-    def _ends(self, form: Form, leaves: Leaves, unit: Floats, parallel: Floats) -> Floats:
+    def _ends(self, form: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """What nothing hides of the reductions after the last backward and the gathers before the first forward."""
-        stays = ((leaves.zero < 3) | (leaves.shards == 1))[:, None]
+        stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
-        reduce = np.where(stays | (not self.asked.each), parallel[:, 1], 0.0)
+        reduce = np.where(stays | (not self.estimates.each), parallel[:, 1], 0.0)
         if self.planner.job.stack.weights == "broadcast":  # on which nothing is claimed
             gather = np.zeros_like(gather)
         gathers, reduces = _over(form.held, gather), _over(form.held, reduce)
@@ -155,46 +157,46 @@ class Bounds:
         return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
 
     def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
-        """Bytes and seconds of every stem, whatever its schedule, ZeRO stage and order; seconds of what fits, if
-        they are asked for.
+        """Bytes and seconds of every partial layout, whatever its schedule, ZeRO stage and order; seconds of what fits,
+        if they are asked for.
 
         Any rank holds the fewest blocks of any, one rank has pp micro-batches of them or as many as there are, and
         the busiest works for a pp-th of the whole.
         """
-        s, m = self.stems, self.micro_batches
+        s, m = self.partials, self.micro_batches
         number = np.arange(len(m))
         shape = np.searchsorted(self.space.shape_pp, s.pp)
-        leaves = Leaves(number, shape, np.zeros_like(number), np.ones_like(number), np.zeros_like(number))
+        candidates = CandidateLayouts(number, shape, np.zeros_like(number), np.ones_like(number), np.zeros_like(number))
         layers = self.planner.counts.model.layers
         fewest = np.full(layers + 1, layers)
         for each in self.space.shapes:
             fewest[each.pp] = min(fewest[each.pp], each.v * (layers // (each.pp * each.v)))
-        size = fewest[s.pp] * self.asked.lightest(leaves)[:, 0, 2:].min(axis=1)
+        size = fewest[s.pp] * self.estimates.lightest(candidates)[:, 0, 2:].min(axis=1)
         seconds = np.zeros(len(m))
         at = np.flatnonzero(size <= room_bytes(self.planner.machine))
         if len(at):
             rounds = fewest[s.pp[at]] * np.minimum(m[at], s.pp[at])
-            size[at] += rounds * self.asked.profiles(leaves.take(at), limit=True)[:, 0, 2:].min(axis=1)
+            size[at] += rounds * self.estimates.profiles(candidates.take(at), limit=True)[:, 0, 2:].min(axis=1)
         at = np.flatnonzero(size <= room_bytes(self.planner.machine))
         if timed and len(at):
-            alone = leaves.take(at)._replace(shape=np.zeros(len(at), np.int64))
-            kernels = self.asked.kernels(alone, limit=True)[:, :3]
+            alone = candidates.take(at)._replace(shape=np.zeros(len(at), np.int64))
+            kernels = self.estimates.kernels(alone, limit=True)[:, :3]
             whole = np.einsum("nu,nku->n", self.forms(alone).held[:, 0], kernels)
             seconds[at] = m[at] * whole / s.pp[at] * SAFE
         return size, seconds
 
-    def forms(self, leaves: Leaves) -> Form:
+    def forms(self, candidates: CandidateLayouts) -> PipelineUnits:
         """The pipelines, gathered by row."""
-        every = self.every[self.stems.ac[leaves.stem]]
-        _, first, inverse = np.unique(leaves.shape * 1000 + every, return_index=True, return_inverse=True)
+        every = self.every[self.partials.ac[candidates.partial]]
+        _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
         found = []
         for at in first:
-            key = int(leaves.shape[at]), int(every[at])
+            key = int(candidates.shape[at]), int(every[at])
             if key not in self._forms:
                 shape = self.space.shapes[key[0]]
-                self._forms[key] = form_of(self.planner.counts, shape, every=key[1], runs=self.asked.runs)
+                self._forms[key] = pipeline_units(self.planner.counts, shape, every=key[1], runs=self.estimates.runs)
             found.append(self._forms[key])
-        return Form(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+        return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
 
 
 def _over(counts: Floats, each: Floats) -> Floats:

@@ -18,18 +18,18 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, Run, apart, run_part
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.space import Ints, Leaves, Space
+from fivefold.plan.search.space import CandidateLayouts, Ints, Space
 
 Floats = NDArray[np.float64]
 MANY = 2**20  # sequences
 
 
-class Asked:
+class Estimates:
     """The answers for the layouts of one space under one planner."""
 
     def __init__(self, planner: Planner, space: Space) -> None:
         self.planner, self.space, self.counts = planner, space, planner.counts
-        self.stems = space.stems
+        self.partials = space.partials
         example = self.counts.example
         self.runs = [Run("embed", 0, 1), Run("head", 0, 1)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
@@ -41,7 +41,7 @@ class Asked:
         self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
         self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
 
-    def profiles(self, leaves: Leaves, *, limit: bool = False) -> Floats:
+    def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
         """[n, (kept, backward peak above it, that of a split backward), units] bytes.
 
         ``limit``: per sequence of an endless micro-batch, which none undercuts: rows and waves round up.
@@ -57,22 +57,22 @@ class Asked:
                 rows.append((whole.kept_bytes, *(peak - whole.kept_bytes for peak in peaks)))
             return np.array(rows, float).T
 
-        return self._per_sequence("profiles", leaves, make, limit=limit)
+        return self._per_sequence("profiles", candidates, make, limit=limit)
 
-    def lightest(self, leaves: Leaves) -> Floats:
+    def lightest(self, candidates: CandidateLayouts) -> Floats:
         """As ``states``, of whatever ZeRO stage and shard group."""
-        s = self.stems.take(leaves.stem)
+        s = self.partials.take(candidates.partial)
         replicas = s.dp * s.cp
-        whole = self.states(leaves._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
-        least = self.states(leaves._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
+        whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
+        least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
         found = np.minimum(whole, least)
         found[:, 3] = 0
         return found
 
-    def states(self, leaves: Leaves) -> Floats:
+    def states(self, candidates: CandidateLayouts) -> Floats:
         """[n, (at rest, sums under micro-batches, sums at the update, gathered, updated), units] bytes, elements."""
-        s = self.stems.take(leaves.stem)
-        columns = [s.tp, s.ep, s.etp, leaves.zero, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
+        s = self.partials.take(candidates.partial)
+        columns = [s.tp, s.ep, s.etp, candidates.zero, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
 
         def make(layout: Layout) -> Floats:
             keeps, rows = policy(layout), []
@@ -84,9 +84,9 @@ class Asked:
                 rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
             return np.array(rows, float).T
 
-        return self._table("states", leaves, columns, make)
+        return self._table("states", candidates, columns, make)
 
-    def kernels(self, leaves: Leaves, *, limit: bool = False) -> Floats:
+    def kernels(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
         """[n, (forward, backward, weight, four zeros), units] seconds of kernels alone; ``limit`` as in profiles."""
         limit = limit and self.planner.machine.calibration is None
 
@@ -97,18 +97,18 @@ class Asked:
                 mine = run_part(part, run)
                 heads, ops = self.counts.local(mine).heads, self.counts.unit(mine, run.name).ops
                 times = [(op, prices.operation(op, heads=heads)) for op in ops]
-                backward = sum(time.backward + (time.forward if op.again else 0.0) for op, time in times)
+                backward = sum(time.backward + (time.forward if op.recomputed else 0.0) for op, time in times)
                 rows.append((sum(t.forward for _, t in times), backward, sum(t.weight for _, t in times), *[0] * 4))
             return np.array(rows, float).T
 
-        return self._per_sequence("kernels", leaves, make, limit=limit)
+        return self._per_sequence("kernels", candidates, make, limit=limit)
 
-    def units(self, leaves: Leaves) -> Floats:
+    def units(self, candidates: CandidateLayouts) -> Floats:
         """[n, (forward, backward, weight, exposed of tp, cp, ep, of all forward), units] seconds.
 
         The first two hold what is exposed.
         """
-        columns = self._part(leaves) + self._places(leaves, ("tp", "cp", "ep", "etp"))
+        columns = self._part(candidates) + self._places(candidates, ("tp", "cp", "ep", "etp"))
 
         def make(layout: Layout) -> Floats:
             rows = []
@@ -118,43 +118,43 @@ class Asked:
                 rows.append((unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front))
             return np.array(rows, float).T
 
-        return self._table("units", leaves, columns, make)
+        return self._table("units", candidates, columns, make)
 
-    def parallel(self, leaves: Leaves) -> Floats:
+    def parallel(self, candidates: CandidateLayouts) -> Floats:
         """[n, (gather, reduce), units] seconds of one message each."""
-        s = self.stems.take(leaves.stem)
-        columns = [s.tp, s.ep, s.etp, leaves.shards, s.dp * s.cp, self._apart[leaves.shape]]
-        columns += self._places(leaves, ("shard", "replica", "expert_shard", "expert_replica"))
+        s = self.partials.take(candidates.partial)
+        columns = [s.tp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
 
         def make(layout: Layout) -> Floats:
             found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
             return np.array([(each.gather, each.reduce) for each in found], float).T
 
-        return self._table("parallel", leaves, columns, make)
+        return self._table("parallel", candidates, columns, make)
 
     def _per_sequence(
-        self, name: str, leaves: Leaves, make: Callable[[Layout], Floats], *, limit: bool
+        self, name: str, candidates: CandidateLayouts, make: Callable[[Layout], Floats], *, limit: bool
     ) -> Floats:  # fmt: skip
         if not limit:
-            return self._table(name, leaves, self._part(leaves), make)
-        scale = self.stems.mbs[leaves.stem] / MANY * (1 - 1e-3)  # MANY is not endless
-        found = self._table(f"{name} of many", leaves, self._part(leaves)[1:], make)
+            return self._table(name, candidates, self._part(candidates), make)
+        scale = self.partials.mbs[candidates.partial] / MANY * (1 - 1e-3)  # MANY is not endless
+        found = self._table(f"{name} of many", candidates, self._part(candidates)[1:], make)
         return np.asarray(found * scale[:, None, None])
 
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.moe]
 
-    def _part(self, leaves: Leaves) -> list[Ints]:
+    def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """What ``part_of`` reads."""
-        s = self.stems.take(leaves.stem)
+        s = self.partials.take(candidates.partial)
         return [s.mbs, s.cp, s.kind, s.tp, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
-    def _places(self, leaves: Leaves, axes: Sequence[str]) -> list[Ints]:
+    def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Where groups lie, as far as the time of their messages depends on it: strides beyond a node are alike."""
-        s = self.stems.take(leaves.stem)
-        columns = [s.dp, s.tp, s.cp, s.pp, leaves.order]
+        s = self.partials.take(candidates.partial)
+        columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
         columns += [s.ep, s.etp] if self.counts.model.moe else []
-        columns += [leaves.shards] if "shard" in axes else []
+        columns += [candidates.shards] if "shard" in axes else []
         links = self.planner.machine.links
 
         def make(layout: Layout) -> Floats:
@@ -165,9 +165,11 @@ class Asked:
                 found += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
             return np.array(found, float)
 
-        return list(self._table("places of " + axes[0], leaves, columns, make).astype(np.int64).T)
+        return list(self._table("places of " + axes[0], candidates, columns, make).astype(np.int64).T)
 
-    def _table(self, name: str, leaves: Leaves, columns: list[Ints], make: Callable[[Layout], Floats]) -> Floats:
+    def _table(
+        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout], Floats]
+    ) -> Floats:
         """``make(layout)`` of each row, called once per search for equal ``columns``."""
         known = self._tables.setdefault(name, {})
         _, first, inverse = np.unique(_code(columns), return_index=True, return_inverse=True)
@@ -175,16 +177,16 @@ class Asked:
         for at in first:
             key = tuple(int(column[at]) for column in columns)
             if key not in known:
-                known[key] = make(self.space.layout(self.stems, leaves, int(at)))
+                known[key] = make(self.space.layout(self.partials, candidates, int(at)))
             rows.append(known[key])
         return np.stack(rows)[inverse]
 
-    def distinct(self, leaves: Leaves) -> Ints:
-        """Of leaves that differ in nothing but an order that no message notices, one."""
+    def distinct(self, candidates: CandidateLayouts) -> Ints:
+        """Of candidates that differ in nothing but an order that no message notices, one."""
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
-        columns = [leaves.stem, leaves.shape, leaves.zero, leaves.shards]
+        columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for some in axes:
-            columns += self._places(leaves, some)
+            columns += self._places(candidates, some)
         return np.sort(np.unique(_code(columns), return_index=True)[1])
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
-from fivefold.layout.search_result import Miss, Reason
+from fivefold.layout.search_result import NearMiss, Reason
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -31,7 +31,7 @@ WORDS = {
 }
 
 
-class Losses:
+class Rejections:
     """Adds up."""
 
     def __init__(self, capacity: int) -> None:
@@ -57,18 +57,18 @@ class Losses:
 
     def beaten(self, estimate: Estimate) -> None:
         """A layout that fits and was evaluated."""
-        clock = estimate.clock
-        count, seconds, layout = self.bound_by.get(clock.bound_by, (0, np.inf, estimate.layout))
-        if clock.seconds < seconds:
-            seconds, layout = clock.seconds, estimate.layout
-        self.bound_by[clock.bound_by] = count + 1, seconds, layout
+        step_time = estimate.step_time
+        count, seconds, layout = self.bound_by.get(step_time.bound_by, (0, np.inf, estimate.layout))
+        if step_time.seconds < seconds:
+            seconds, layout = step_time.seconds, estimate.layout
+        self.bound_by[step_time.bound_by] = count + 1, seconds, layout
 
     def parts(self, estimate: Estimate) -> NDArray[np.float64]:
         """The step by ``PARTS``."""
-        clock = estimate.clock
-        said = clock.exposed
-        by = {**said, "ep": said.get("ep", 0.0) + said.get("etp", 0.0), "bubble": clock.bubble,
-              "compute": clock.compute + clock.optimizer}  # fmt: skip
+        step_time = estimate.step_time
+        said = step_time.exposed
+        by = {**said, "ep": said.get("ep", 0.0) + said.get("etp", 0.0), "bubble": step_time.bubble,
+              "compute": step_time.compute + step_time.optimizer}  # fmt: skip
         return np.array([by.get(part, 0.0) for part in PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:
@@ -93,10 +93,10 @@ class Losses:
         return tuple(sorted(found, key=lambda reason: -reason.layouts))
 
 
-def miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> Miss:
+def near_miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> NearMiss:
     """A layout that does not fit, and what would make it fit."""
     fullest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
-    return Miss(
+    return NearMiss(
         layout=str(estimate.layout),
         needs_bytes=fullest.peak_bytes,
         has_bytes=room_bytes(machine),

@@ -22,7 +22,7 @@ LOOP = SCHEDULES.index("interleaved")
 DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # forward beside backward
 
 
-class Form(NamedTuple):
+class PipelineUnits(NamedTuple):
     """Counts of units [3, units] and facts of three ranks [3]; gathered by row, [n, 3, units] and [n, 3]."""
 
     held: NDArray[np.float64]
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     v: Ints
 
 
-def form_of(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> Form:
+def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:
     """Of one pipeline in which one of ``every`` layers is recomputed."""
     ac = "none" if every == NEVER else f"full/{every}"
     layout = Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac)
@@ -55,7 +55,7 @@ def form_of(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> For
     rows = [table[list(held[rank])] for rank in ranks]
     starts = [stages[held[rank][0]][0][0] for rank in ranks]
     least = [row.min(axis=0) for row in rows]
-    return Form(
+    return PipelineUnits(
         held=np.array([row.sum(axis=0) for row in rows]),
         before=np.array([before[held[rank][0]] for rank in ranks]),
         least=np.array(least),
@@ -77,7 +77,7 @@ def _held(shape: Shape, rank: int) -> tuple[int, ...]:
     return tuple(range(rank, shape.pp * shape.v, shape.pp))
 
 
-def alive(form: Form, m: Ints) -> NDArray[np.float64]:
+def live_micro_batches(form: PipelineUnits, m: Ints) -> NDArray[np.float64]:
     """Stages' worth of micro-batches that a rank holds at one moment, [n, 3]: those before its first backward ends.
 
     With dualpipe n is the distance to the nearer end; the counts are those of ``layout/schedule``.

@@ -1,9 +1,9 @@
 """Every legal layout of a model, a job and a number of ranks, as columns of integers.
 
-    stem      degrees · micro-batch · kind of cp · sp · recomputation        all that a rank computes and keeps
-    leaf      stem x (schedule, v) x (ZeRO stage, shard group) x order       a layout
+    partial   degrees · micro-batch · kind of cp · sp · recomputation        all that a rank computes and keeps
+    candidate partial x (schedule, v) x (ZeRO stage, shard group) x order       a layout
 
-A leaf becomes a ``Layout`` only when it is asked for. Legal is what ``layout.legal.refuse`` lets pass.
+A candidate becomes a ``Layout`` only when it is asked for. Legal is what ``layout.legal.refuse`` lets pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     v: int
 
 
-class Stems(NamedTuple):
+class PartialLayouts(NamedTuple):
     """Columns of equal length; ``kind`` and ``ac`` are places in ``CP_KINDS`` and ``Space.recomputations``."""
 
     dp: Ints
@@ -53,10 +53,12 @@ class Stems(NamedTuple):
         return type(self)(*(column[index] for column in self))
 
 
-class Leaves(NamedTuple):
-    """Columns of equal length; ``stem``, ``shape`` and ``order`` are places in tables, ``shards`` is 1 under zero0."""
+class CandidateLayouts(NamedTuple):
+    """Columns of equal length; ``partial``, ``shape`` and ``order`` are places in tables, ``shards`` is 1 under
+    zero0.
+    """
 
-    stem: Ints
+    partial: Ints
     shape: Ints
     zero: Ints
     shards: Ints
@@ -96,7 +98,7 @@ class Space:
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
     @cached_property
-    def stems(self) -> Stems:
+    def partials(self) -> PartialLayouts:
         """All of them."""
         model, job, world = self.model, self.job, self.world
         moe = model.moe
@@ -118,7 +120,7 @@ class Space:
         rows = _cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         rows = _cross(rows, 9, range(len(self.recomputations)))
-        return Stems(*(np.ascontiguousarray(column) for column in rows.T))
+        return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
@@ -127,9 +129,9 @@ class Space:
         whole = (cp > 1) & (self.model.heads // tp % cp == 0) & ("ulysses" in kinds)
         return np.asarray(ring | (ulysses & whole))
 
-    def micro_batches(self, stems: Stems) -> Ints:
-        """Of every stem, in the first step."""
-        return np.asarray(self.job.batch(0) // (stems.dp * stems.mbs))
+    def micro_batches(self, partials: PartialLayouts) -> Ints:
+        """Of every partial layout, in the first step."""
+        return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
     def _shapes(self, pp: int) -> list[Shape]:
         """The schedules of ``pp`` ranks; v as divides the layers of a rank, rounded up or down."""
@@ -161,9 +163,9 @@ class Space:
         sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
         return [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
 
-    def _zeros_of(self, stems: Stems) -> Ints:
-        """All on which ``zeros`` depends, as one number per stem."""
-        return np.asarray(stems.dp * stems.cp * 2 + (stems.pp > 1))
+    def _zeros_of(self, partials: PartialLayouts) -> Ints:
+        """All on which ``zeros`` depends, as one number per partial."""
+        return np.asarray(partials.dp * partials.cp * 2 + (partials.pp > 1))
 
     def _zeros(self, key: int) -> list[tuple[int, int]]:
         return self.zeros(key // 2, pp=1 + key % 2)
@@ -180,88 +182,96 @@ class Space:
                 seen.setdefault(ways, index)
         return list(seen.values())
 
-    def expand(self, stems: Stems, index: Ints) -> Leaves:
-        """The stems at ``index`` with every schedule; ZeRO and order are open (0)."""
-        chosen = stems.take(index)
+    def expand(self, partials: PartialLayouts, index: Ints) -> CandidateLayouts:
+        """The partial layouts at ``index`` with every schedule; ZeRO and order are open (0)."""
+        chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
         at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
-        stem = np.concatenate([index[each] for each in at])
+        partial = np.concatenate([index[each] for each in at])
         shape = np.repeat(np.arange(len(at)), [len(each) for each in at])
-        return Leaves(stem, shape, np.zeros_like(stem), np.ones_like(stem), np.zeros_like(stem))
+        return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
 
-    def shard(self, stems: Stems, leaves: Leaves) -> Leaves:
-        """The leaves with every ZeRO stage and shard group."""
-        keys = self._zeros_of(stems)[leaves.stem]
+    def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+        """The candidates with every ZeRO stage and shard group."""
+        keys = self._zeros_of(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
             mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)))
             zero, shards = np.tile(zeros, (len(mine), 1)).T
-            pieces.append(leaves.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
-        return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
+            pieces.append(candidates.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
+        return (
+            CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+            if pieces
+            else candidates
+        )
 
-    def place(self, stems: Stems, leaves: Leaves) -> Leaves:
-        """The leaves in every order."""
-        pattern_of = self._patterns(stems.take(leaves.stem))
+    def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+        """The candidates in every order."""
+        pattern_of = self._patterns(partials.take(candidates.partial))
         pieces = []
         for pattern in np.unique(pattern_of):
             mine = np.flatnonzero(pattern_of == pattern)
             orders = np.array(self._orders(int(pattern)))
-            again = leaves.take(np.repeat(mine, len(orders)))
+            again = candidates.take(np.repeat(mine, len(orders)))
             pieces.append(again._replace(order=np.tile(orders, len(mine))))
-        return Leaves(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))) if pieces else leaves
+        return (
+            CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+            if pieces
+            else candidates
+        )
 
-    def orders_each(self, stems: Stems) -> Ints:
-        """How many orders each stem has."""
-        return _mapped(self._patterns(stems), lambda pattern: len(self._orders(pattern)))
+    def orders_each(self, partials: PartialLayouts) -> Ints:
+        """How many orders each partial layout has."""
+        return _mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
-    def _patterns(self, stems: Stems) -> Ints:
+    def _patterns(self, partials: PartialLayouts) -> Ints:
         """As bits all on which the legal orders depend: axes with more than one rank, and how experts lie over tp."""
-        bits = np.zeros(len(stems.dp), np.int64)
+        bits = np.zeros(len(partials.dp), np.int64)
         for place, axis in enumerate(DEFAULT_ORDER):
-            bits |= (getattr(stems, axis) > 1).astype(np.int64) << place
-        spread = (stems.etp < stems.tp) & (self.model.moe is not None)
-        return bits | spread.astype(np.int64) << 4 | (spread & (stems.etp > 1)).astype(np.int64) << 5
+            bits |= (getattr(partials, axis) > 1).astype(np.int64) << place
+        spread = (partials.etp < partials.tp) & (self.model.moe is not None)
+        return bits | spread.astype(np.int64) << 4 | (spread & (partials.etp > 1)).astype(np.int64) << 5
 
     def _orders(self, pattern: int) -> list[int]:
         active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
         return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
 
-    def leaves_of(self, stems: Stems) -> Ints:
-        """How many leaves each stem has."""
-        return self.shapes_each(stems) * self.zeros_each(stems) * self.orders_each(stems)
+    def candidates_of(self, partials: PartialLayouts) -> Ints:
+        """How many candidates each partial layout has."""
+        return self.shapes_each(partials) * self.zeros_each(partials) * self.orders_each(partials)
 
-    def shapes_each(self, stems: Stems) -> Ints:
-        """How many schedules each stem has."""
-        micro_batches = self.micro_batches(stems)
-        found = np.zeros(len(stems.dp), np.int64)
+    def shapes_each(self, partials: PartialLayouts) -> Ints:
+        """How many schedules each partial layout has."""
+        micro_batches = self.micro_batches(partials)
+        found = np.zeros(len(partials.dp), np.int64)
         for shape in self.shapes:
-            found += (stems.pp == shape.pp) & self.runs(shape, micro_batches)
+            found += (partials.pp == shape.pp) & self.runs(shape, micro_batches)
         return found
 
-    def zeros_each(self, stems: Stems) -> Ints:
+    def zeros_each(self, partials: PartialLayouts) -> Ints:
         """How many ZeRO stages and shard groups."""
-        return _mapped(self._zeros_of(stems), lambda key: len(self._zeros(key)))
+        return _mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
-    def any_layout(self, stem: int) -> Layout:
-        """One leaf of a stem: the first schedule that runs, everything sharded."""
-        s = self.stems.take(np.array([stem]))
+    def any_layout(self, partial: int) -> Layout:
+        """One candidate of a partial layout: the first schedule that runs, everything sharded."""
+        s = self.partials.take(np.array([partial]))
         shape = next(
             at
             for at, each in enumerate(self.shapes)
             if each.pp == s.pp[0] and self.runs(each, self.micro_batches(s))[0]
         )
         zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
-        row = Leaves(*(np.array([value]) for value in (stem, shape, zero, shards, 0)))
-        return self.layout(self.stems, row, 0)
+        row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
+        return self.layout(self.partials, row, 0)
 
-    def layout(self, stems: Stems, leaves: Leaves, at: int) -> Layout:
-        """One leaf."""
-        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac = (int(column[leaves.stem[at]]) for column in stems)
-        shape, zero, shards = self.shapes[leaves.shape[at]], int(leaves.zero[at]), int(leaves.shards[at])
+    def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
+        """One candidate."""
+        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac = (int(column[candidates.partial[at]]) for column in partials)
+        shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
         return Layout(
             dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule, zero=zero,
             shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
-            sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(leaves.order[at])],
+            sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(candidates.order[at])],
         )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.train.build import Built
-from fivefold.train.checkpoint.checkpoint import Checkpoint, State, held, write
-from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.checkpoint.checkpoint import Checkpoint, State, state_dict, write
+from fivefold.train.checkpoint.reshard import BoxTensor
 from fivefold.train.process import TIMEOUT
 
 
@@ -54,7 +54,7 @@ class Saver:
     def save(self, checkpoint: Checkpoint) -> None:
         """Save the state of now under what ``checkpoint`` says of it."""
         self.wait()
-        state = held(self.built)
+        state = state_dict(self.built)
         if not self.asynchronous:
             self.newest = self._write(state, checkpoint)
             return
@@ -84,10 +84,10 @@ class Saver:
             torch.cuda.set_device(self.built.ranks.device)
 
 
-def _copied(tensor: Tensor | Boxes, former: Tensor | Boxes | None) -> Tensor | Boxes:
+def _copied(tensor: Tensor | BoxTensor, former: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
     """``tensor`` in host memory, in that of ``former`` where there is one; of a GPU, once its stream comes there."""
-    if isinstance(tensor, Boxes):
-        rows = _copied(tensor.rows, former.rows if isinstance(former, Boxes) else None)
-        return Boxes(tensor.size(), tensor.boxes, rows)
+    if isinstance(tensor, BoxTensor):
+        rows = _copied(tensor.rows, former.rows if isinstance(former, BoxTensor) else None)
+        return BoxTensor(tensor.size(), tensor.boxes, rows)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) if former is None else former
     return host.copy_(tensor.detach(), non_blocking=True)

@@ -30,7 +30,7 @@ from fivefold.record import Fault, Mistake, difference
 from fivefold.train.build import Built
 from fivefold.train.checkpoint import checkpoint_folder as folder
 from fivefold.train.checkpoint.checkpoint_folder import Checkpoint, File, Progress, latest, read
-from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.checkpoint.reshard import BoxTensor
 from fivefold.train.data.shards import Index
 from fivefold.train.optimizers import optimizer
 from fivefold.train.parallel.mesh import Ranks
@@ -40,7 +40,7 @@ from fivefold.units import show_bytes
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
 
 TOKENIZER, TEXT = "tokenizer", "text"  # among the facts: fingerprints of what was read
-State = dict[str, Tensor | Boxes]
+State = dict[str, Tensor | BoxTensor]
 T = TypeVar("T")
 
 
@@ -52,10 +52,10 @@ def save(
         torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
         progress=progress, files=(),
     )  # fmt: skip
-    return write(directory, held(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
+    return write(directory, state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
 
 
-def held(built: Built) -> State:
+def state_dict(built: Built) -> State:
     """All that this rank saves by name, in the memory of the run."""
     optimizer.ensure_moments(built.optimizer, built.shards)
     return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
@@ -72,15 +72,15 @@ def write(
     """
     final, room = directory / folder.named(checkpoint.progress.step), ""
     try:
-        temporary, free_bytes = _first_alone(lambda: _begin(final), ranks=ranks, group=group)
+        temporary, free_bytes = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         room = f" (at least {show_bytes(size_bytes)} to write, {show_bytes(free_bytes)} free)"
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
-        files = together(lambda: _written(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        files = on_all_ranks(lambda: _written(temporary, rank=ranks.rank), ranks=ranks, group=group)
         sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
         finish = partial(folder.finish, temporary, final, checkpoint=sealed, keep=keep)
-        _first_alone(finish, ranks=ranks, group=group)
+        _on_first_rank(finish, ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
         if ranks.rank == 0:
             folder.remove_leftovers(directory)
@@ -108,11 +108,11 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     only to as many ranks as there were, on the same kind of device.
     """
     ranks = built.ranks
-    together(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
+    on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
-    together(lambda: optimizer.check_cut(built.optimizer, checkpoint.layout), ranks=ranks)
+    on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
     optimizer.ensure_moments(built.optimizer, built.shards)
-    together(lambda: _has(path, _tensors(built).keys()), ranks=ranks)
+    on_all_ranks(lambda: _has(path, _tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}
     scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
@@ -204,9 +204,9 @@ def _tensors(built: Built) -> State:
     return tensors
 
 
-def _boxes(part: Shard, rows: Tensor) -> Boxes:
+def _boxes(part: Shard, rows: Tensor) -> BoxTensor:
     """``rows`` as this rank's part of a whole tensor."""
-    return Boxes(part.held.weight.shape, part.boxes(), rows)
+    return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
 
 
 def _scaler(built: Built) -> dict[str, Tensor]:
@@ -225,7 +225,7 @@ def _generators(ranks: Ranks) -> dict[str, Tensor]:
 # All ranks or none
 
 
-def together(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
+def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
     """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
     result: T | None = None
     failure: Exception | None = None
@@ -244,9 +244,9 @@ def together(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup 
     return [answer for answer, _ in answers]
 
 
-def _first_alone(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
+def _on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
     """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
-    return cast(T, together(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
+    return cast(T, on_all_ranks(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
 
 
 def _reason(error: BaseException) -> str:

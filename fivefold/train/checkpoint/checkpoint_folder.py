@@ -172,16 +172,16 @@ def read(path: Path) -> Checkpoint:
     """What the checkpoint ``path`` says of itself; a ``Mistake`` if that is missing, damaged or too new to read."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise Mistake(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {way_out(path)}")
+        raise Mistake(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
     try:
         values = read_file(manifest)
     except Mistake as error:
-        raise Mistake(f"{error}; {way_out(path)}") from None
+        raise Mistake(f"{error}; {recovery_hint(path)}") from None
     version = values.get("version")
     if isinstance(version, int) and version > VERSION:
         raise Mistake(f"{path}: written by a newer version {version}; this one reads up to {VERSION}; upgrade fivefold")
     if values.pop("digest", None) != _digest(values):
-        raise Mistake(f"{manifest}: does not hold what was written; {way_out(path)}")
+        raise Mistake(f"{manifest}: does not hold what was written; {recovery_hint(path)}")
     return Checkpoint.read(values, origin=str(manifest))
 
 
@@ -190,12 +190,12 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
     for file in files:
         where, written = path / file.name, f"{file.size_bytes} bytes were written"
         if not where.is_file():
-            raise Mistake(f"{where}: is missing, but {written}; {way_out(path)}")
+            raise Mistake(f"{where}: is missing, but {written}; {recovery_hint(path)}")
         size = where.stat().st_size
         if size != file.size_bytes:
-            raise Mistake(f"{where}: holds {size} bytes, but {written}; {way_out(path)}")
+            raise Mistake(f"{where}: holds {size} bytes, but {written}; {recovery_hint(path)}")
         if File.of(where) != file:
-            raise Mistake(f"{where}: {written}, but it now holds others; {way_out(path)}")
+            raise Mistake(f"{where}: {written}, but it now holds others; {recovery_hint(path)}")
 
 
 def before(path: Path) -> Path | None:
@@ -204,7 +204,7 @@ def before(path: Path) -> Path | None:
     return earlier[-1] if earlier else None
 
 
-def way_out(path: Path) -> str:
+def recovery_hint(path: Path) -> str:
     """What to do about the damaged checkpoint ``path``."""
     earlier = before(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

@@ -15,19 +15,19 @@ from fivefold.train.model.moe import Moe
 from fivefold.train.model.transformer import Transformer
 
 
-def whole_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
+def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """Name → whole weight on CPU, in the optimizer's precision, and the biases by which experts are chosen.
 
     Every rank calls it, and the first gets them.
     """
-    found = lay_together(built, [shard.weight for shard in built.shards], model=model)
+    found = gather_full(built, [shard.weight for shard in built.shards], model=model)
     mine = {f"blocks.{layer}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
     everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
     dist.gather_object(mine, everyone)
     return found | {name: bias for biases in everyone or () for name, bias in biases.items()}
 
 
-def lay_together(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
+def gather_full(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
     """``rows`` of each shard, its weights or their gradients, as whole tensors on the first rank; elsewhere nothing."""
     mine = [
         (shard.name, box.offsets, own.detach()[box.rows].cpu().view(box.sizes))
@@ -45,9 +45,9 @@ def lay_together(built: Built, rows: list[Tensor], *, model: Model) -> dict[str,
     return found
 
 
-def whole_module(built: Built, *, model: Model) -> Transformer | None:
+def full_module(built: Built, *, model: Model) -> Transformer | None:
     """A plain decoder with the trained weights on the first rank; every rank calls it."""
-    trained = whole_weights(built, model=model)
+    trained = full_weights(built, model=model)
     return decoder(trained, model=model) if trained else None
 
 

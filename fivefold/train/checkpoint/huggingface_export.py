@@ -29,7 +29,7 @@ from fivefold.model.weights import weights
 from fivefold.record import Fault, Mistake, Record
 from fivefold.train.checkpoint import checkpoint_folder
 from fivefold.train.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
-from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.checkpoint.reshard import BoxTensor
 from fivefold.train.parallel.shard import Box
 from fivefold.units import show_bytes
 
@@ -154,7 +154,7 @@ def _load(checkpoint: Path, file: list[Part], *, model: Model, dtype: torch.dtyp
         if ours.endswith(BIAS):
             targets[f"bias/{ours.split('.')[1]}"] = rows
         else:
-            targets[f"weights/{ours}"] = Boxes(shapes[ours], _boxes(several), rows)
+            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several), rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it is not distributed
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)

@@ -22,7 +22,7 @@ from fivefold.model.huggingface.names import NAMES, STACKED_SIGN, Part, bias_nam
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_file
 from fivefold.train.build import Built
-from fivefold.train.checkpoint.checkpoint import together
+from fivefold.train.checkpoint.checkpoint import on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of what can be read without scales
@@ -94,7 +94,7 @@ class Folder:
 
 def start(path: Path, *, built: Built, model: Model) -> None:
     """Give this rank's shards the weights of the folder ``path``; every rank calls it, and a ``Mistake`` is on all."""
-    together(lambda: _start(path, built=built, model=model), ranks=built.ranks)
+    on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
 

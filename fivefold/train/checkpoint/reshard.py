@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from fivefold.train.parallel.shard import Box
 
 
-class Boxes(Tensor):
+class BoxTensor(Tensor):
     """``rows`` hold the ``boxes`` of a whole of ``shape``. A tensor in shape and type only."""
 
     boxes: list[Box]
@@ -24,10 +24,10 @@ class Boxes(Tensor):
     parts: list[Tensor]
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> Boxes:
+    def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> BoxTensor:
         """Each box says where it lies in ``rows``."""
         size = torch.Size(shape)
-        whole: Boxes = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
+        whole: BoxTensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
         whole.boxes, whole.rows = list(boxes), rows.detach()
         whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
         return whole

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fivefold.record import Mistake
 from fivefold.train.checkpoint import checkpoint_folder as folder
-from fivefold.train.checkpoint.checkpoint import together
+from fivefold.train.checkpoint.checkpoint import on_all_ranks
 from fivefold.train.parallel.mesh import Ranks
 
 
@@ -19,9 +19,9 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
 
     ``None`` if nothing is, if a newer version wrote it, or if there is none before it: that is for the user to decide.
     """
-    found = [line for line in together(lambda: _damage(path, ranks), ranks=ranks) if line]
+    found = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
     before = folder.before(path)
-    together(lambda: None, ranks=ranks)  # all have looked before the first renames
+    on_all_ranks(lambda: None, ranks=ranks)  # all have looked before the first renames
     if not found or before is None:
         return None
     _rename(path, "damaged", ranks=ranks)
@@ -42,7 +42,7 @@ def step_past(path: Path, *, ranks: Ranks) -> Path | None:
 
     ``None`` if there is none before it.
     """
-    before = together(lambda: folder.before(path), ranks=ranks)[0]
+    before = on_all_ranks(lambda: folder.before(path), ranks=ranks)[0]
     if before is not None:
         _rename(path, "doubted", ranks=ranks)
     return before
@@ -55,4 +55,4 @@ def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
             number += 1
         os.rename(path, aside)
 
-    together(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)
+    on_all_ranks(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

@@ -41,7 +41,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileSlice:
     """Offsets ``start`` to ``stop`` of a file, each moved to the next end of a document; in .parquet, one row group."""
 
     path: Path
@@ -105,22 +105,22 @@ def _endings(paths: list[Path]) -> str:
     return f"it holds {', '.join(f'{count} of {suffix}' for suffix, count in counts)}"
 
 
-def pieces(file: File) -> Iterator[Piece]:
+def file_slices(file: File) -> Iterator[FileSlice]:
     """The pieces of ``file`` in order; their ``size_bytes`` add up to the file's."""
     if file.path.suffix == ".parquet":
         with _parquet(file.path) as parquet:
             groups = parquet.num_row_groups
         for group in range(groups):
             share = file.size_bytes * (group + 1) // groups - file.size_bytes * group // groups
-            yield Piece(file.path, group, group + 1, share)
+            yield FileSlice(file.path, group, group + 1, share)
         return
     step = DOCUMENT_BYTES if file.path.suffix in TEXT_SUFFIXES else LINES_BYTES
     for start in range(0, file.size_bytes, step):
         stop = min(start + step, file.size_bytes)
-        yield Piece(file.path, start, stop, stop - start)
+        yield FileSlice(file.path, start, stop, stop - start)
 
 
-def read_piece(piece: Piece, *, key: str) -> Iterator[str]:
+def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
     """The documents of one piece as they stand; ``key`` is the field of .jsonl and the column of .parquet."""
     if piece.path.suffix == ".parquet":
         yield from _read_rows(piece, key)
@@ -144,11 +144,11 @@ def clean(text: str) -> str:
 def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]:
     """Every document of ``files`` in order, cleaned; blank ones are left out."""
     for file in files:
-        for piece in pieces(file):
-            yield from filter(None, map(clean, read_piece(piece, key=key)))
+        for piece in file_slices(file):
+            yield from filter(None, map(clean, read_slice(piece, key=key)))
 
 
-def _read_bytes(piece: Piece) -> tuple[int, bytes]:
+def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
     with piece.path.open("rb") as file:
         limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
         start, stop = _cut(file, piece.start, limit), _cut(file, piece.stop, limit)
@@ -214,7 +214,7 @@ def _line_number(path: Path, offset: int) -> int:
         return 1 + sum(block.count(b"\n") for block in blocks)
 
 
-def _read_rows(piece: Piece, key: str) -> Iterator[str]:
+def _read_rows(piece: FileSlice, key: str) -> Iterator[str]:
     with _parquet(piece.path) as parquet:
         if key not in (names := parquet.schema_arrow.names):
             raise Mistake(f"{piece.path}: has no column {key!r}; it has {', '.join(map(repr, names))}")

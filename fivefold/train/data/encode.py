@@ -24,18 +24,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import Fault
-from fivefold.train.data.corpus import File, Piece, clean, pieces, read_piece
+from fivefold.train.data.corpus import File, FileSlice, clean, file_slices, read_slice
 from fivefold.train.data.shards import SPLITS, Split
 from fivefold.train.data.tokenizer import Tokenizer, Tokens, load
 from fivefold.units import MIB
 
 WORK_BYTES = MIB
-PLACES = 2**64
+TEXT_HASHES = 2**64
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with every document: how it is read, tokenized, and when it is held out (``place`` < ``bound``)."""
+    """What is done with every document: how it is read, tokenized, and when it is held out (``text_hash`` <
+    ``bound``).
+    """
 
     key: str
     tokenizer: Path
@@ -55,7 +57,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of one unit of work; ``lowest`` is the smallest ``place`` of its documents."""
+    """The result of one unit of work; ``lowest`` is the smallest ``text_hash`` of its documents."""
 
     size_bytes: int
     nul_bytes: int
@@ -63,7 +65,7 @@ class Encoded:
     splits: dict[Split, Documents]
 
 
-def place(text: str) -> int:
+def text_hash(text: str) -> int:
     """A number from 0 to 2^64 - 1 that only the text decides: documents below a bound are held out."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
@@ -90,10 +92,10 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
         pool.shutdown(cancel_futures=True)
 
 
-def _units(files: Iterable[File]) -> Iterator[list[Piece]]:
-    unit: list[Piece] = []
+def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
+    unit: list[FileSlice] = []
     size = 0
-    for piece in chain.from_iterable(map(pieces, files)):
+    for piece in chain.from_iterable(map(file_slices, files)):
         unit.append(piece)
         size += piece.size_bytes
         if size >= WORK_BYTES:
@@ -122,16 +124,16 @@ def _loaded(path: Path, fingerprint: str) -> Tokenizer:
     return tokenizer
 
 
-def _encode(unit: list[Piece], rule: Rule) -> Encoded:
+def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
     tokenizer = _loaded(rule.tokenizer, rule.fingerprint)
     end = np.array([tokenizer.end], rule.dtype)
-    nul_bytes, lowest = 0, PLACES
+    nul_bytes, lowest = 0, TEXT_HASHES
     tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}
     text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    for raw in chain.from_iterable(read_piece(piece, key=rule.key) for piece in unit):
+    for raw in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
         nul_bytes += raw.count("\0")
         if text := clean(raw):
-            lowest = min(lowest, here := place(text))
+            lowest = min(lowest, here := text_hash(text))
             split: Split = "heldout" if here < rule.bound else "train"
             tokens[split].append(np.concatenate((tokenizer.encode(text), end)))
             text_bytes[split] += len(text.encode())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Ahead:
+class Prefetcher:
     """``read`` gives the batch at a position; ``pinned``: copied from page-locked memory, beside what the GPU does."""
 
     def __init__(self, read: Callable[[int], NDArray[np.int64]], *, pinned: bool) -> None:
@@ -26,7 +26,7 @@ class Ahead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._coming: tuple[int, Future[Tensor]] | None = None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(

@@ -24,7 +24,7 @@ from rich.progress import Progress as Bar
 
 from fivefold.record import Fault, Mistake
 from fivefold.train.data.corpus import File, list_files, read_documents
-from fivefold.train.data.encode import PLACES, Rule, encode_all, place
+from fivefold.train.data.encode import TEXT_HASHES, Rule, encode_all, text_hash
 from fivefold.train.data.shards import (
     INDEX,
     SHARD_NAME,
@@ -179,7 +179,7 @@ def _refuse_strangers(directory: Path) -> None:
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
-    bound = round(plan.holdout * PLACES)
+    bound = round(plan.holdout * TEXT_HASHES)
     tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
     rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(dtype_of(tokenizer.vocab)), bound)
@@ -202,14 +202,14 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
     done = 0
     for text in read_documents(plan.files, key=plan.key):
         progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)
-        if place(text) >= bound:
+        if text_hash(text) >= bound:
             yield text
 
 
 def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Progress) -> tuple[Index, int]:
     """The index of the written shards, and the lowest place of any document."""
     writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
-    done, nul_bytes, lowest = 0, 0, PLACES
+    done, nul_bytes, lowest = 0, 0, TEXT_HASHES
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:
         for encoded in results:
             for split, documents in encoded.splits.items():

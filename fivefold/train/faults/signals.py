@@ -1,6 +1,6 @@
 """How a process ends, and how before its time: by a signal, or because its launcher died. No torch here.
 
-A process on its own raises ``Stopped`` wherever it is. One of several, which may wait for another deep in a library,
+A process on its own raises ``StopSignal`` wherever it is. One of several, which may wait for another deep in a library,
 simply dies; its launcher says why. Only the training loop does better: it finishes the step and saves.
 """
 
@@ -22,18 +22,18 @@ from fivefold.record import Fault, Mistake
 
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # in the environment of a process that ``process.launch`` started: the launcher's id
 TIME = "timestamp"  # of a line that was told, in seconds; the name is torch's
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-AGAIN = 75  # a process ends with it where the same command may succeed; EX_TEMPFAIL of sysexits.h
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_RETRY = 75  # a process ends with it where the same command may succeed; EX_TEMPFAIL of sysexits.h
 
 
 @contextmanager
-def noted(note: Callable[[str], None]) -> Iterator[None]:
+def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
     """Turn signals into a wish, by the signal's name; SIGUSR1 is what Slurm sends before the time is up."""
 
     def take(number: int, _frame: object) -> None:
         note(signal.Signals(number).name)
 
-    former = {number: signal.signal(number, take) for number in (*STOPPING, signal.SIGUSR1)}
+    former = {number: signal.signal(number, take) for number in (*STOP_SIGNALS, signal.SIGUSR1)}
     try:
         yield
     finally:
@@ -41,25 +41,25 @@ def noted(note: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Stopped(BaseException):
+class StopSignal(BaseException):
     """A signal, by its name, asked for the end. Not an ``Exception``, lest someone on the way swallow it."""
 
 
-def heed_signals(*, launcher: int | None) -> None:
+def install_signal_handlers(*, launcher: int | None) -> None:
     """Let SIGINT and SIGTERM end this process as told above; signals that are ignored, as under nohup, stay so."""
 
     def stop(number: int, _frame: object) -> None:
-        raise Stopped(signal.Signals(number).name)
+        raise StopSignal(signal.Signals(number).name)
 
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL if launcher else stop)
     if launcher:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-        threading.Thread(target=_die_with, args=(launcher,), daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        threading.Thread(target=_exit_with_launcher, args=(launcher,), daemon=True).start()
 
 
-def _die_with(launcher: int) -> None:
+def _exit_with_launcher(launcher: int) -> None:
     """A launcher that is killed can tell nobody; whoever trains on would meet the next run in the same folder."""
     while os.getppid() == launcher:
         time.sleep(0.1)
@@ -78,7 +78,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def tell(line: str, *, to: Path) -> bool:
+def write_error_file(line: str, *, to: Path) -> bool:
     """Leave ``line`` for the launcher, in the form and the file that torch's elastic library reads.
 
     False if that cannot be, as when the disk is full: then it must be said here.
@@ -92,7 +92,7 @@ def tell(line: str, *, to: Path) -> bool:
     return True
 
 
-def rest(folder: Path) -> str:
+def resume_hint(folder: Path) -> str:
     """What to do after the run in ``folder`` has died."""
     from fivefold.train.checkpoint.checkpoint_folder import (
         latest,  # not before: until signals are heeded, every import counts
@@ -105,8 +105,8 @@ def rest(folder: Path) -> str:
 def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
     """Of what nobody foresaw, one line remains, and the rest goes into a file of the run's ``folder``.
 
-    ``answer``: the file in which a launcher expects it, with ``AGAIN``, as what nobody foresaw may pass. Without one,
-    only the first rank says what all know.
+    ``answer``: the file in which a launcher expects it, with ``EXIT_RETRY``, as what nobody foresaw may pass. Without
+    one, only the first rank says what all know.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
@@ -119,9 +119,9 @@ def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
         except Exception as error:
             os.write(2, traceback.format_exc().encode())
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            line = f"rank {rank}: {reason} (see {path}); {rest(folder)}"
-            if answer is not None and tell(line, to=answer):
-                os._exit(AGAIN)
+            line = f"rank {rank}: {reason} (see {path}); {resume_hint(folder)}"
+            if answer is not None and write_error_file(line, to=answer):
+                os._exit(EXIT_RETRY)
             raise Fault(line) from None
 
 

@@ -44,14 +44,14 @@ class Faults(Record):
         return "skip" in (self.on_nan, self.on_spike)
 
 
-class Trouble(NamedTuple):
+class BadLoss(NamedTuple):
     """What is wrong with a loss, and what the run file says to do about it."""
 
     action: Literal["stop", "skip", "rollback"]
     what: str
 
 
-class Guard:
+class LossGuard:
     """Judges every loss; what it remembers is in each checkpoint, so that a resumed run judges alike."""
 
     def __init__(self, faults: Faults) -> None:
@@ -59,16 +59,16 @@ class Guard:
         self.recent: deque[float] = deque(maxlen=faults.spike_window)
         self.rollbacks = 0
 
-    def judge(self, loss: float, norm: float) -> Trouble | None:
+    def judge(self, loss: float, norm: float) -> BadLoss | None:
         """What is wrong; if nothing is, the loss is one of those that later ones are measured by."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            return Trouble(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
+            return BadLoss(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
         if self.faults.on_spike == "ignore":
             return None
         usual, largest = self._usual()
         if loss > largest:
             what = f"loss {loss:.4g}, where {usual:.4g} is usual and {largest:.4g} the limit"
-            return Trouble(self.faults.on_spike, what)
+            return BadLoss(self.faults.on_spike, what)
         self.recent.append(loss)
         return None
 
@@ -80,11 +80,11 @@ class Guard:
         spread = NORMAL * statistics.median(abs(loss - usual) for loss in self.recent)
         return usual, usual + self.faults.spike_deviations * max(spread, FLAT * abs(usual))
 
-    def count(self, trouble: Trouble, *, step: int) -> None:
+    def count(self, bad_loss: BadLoss, *, step: int) -> None:
         """One more step is passed over; a ``Fault`` if that was done too often."""
         if self.rollbacks >= self.faults.max_rollbacks:
             raise Fault(
-                f"step {step}: {trouble.what}, after {self.rollbacks} rollbacks, and "
+                f"step {step}: {bad_loss.what}, after {self.rollbacks} rollbacks, and "
                 f"max_rollbacks={self.faults.max_rollbacks}; lower the learning rate or look at the data"
             )
         self.rollbacks += 1

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.train.faults.signals import AGAIN, Stopped
+from fivefold.train.faults.signals import EXIT_RETRY, StopSignal
 from fivefold.train.parallel import collectives
 
 STACKS = signal.SIGUSR2  # asks a process for its stacks, at any time
@@ -40,7 +40,7 @@ ALARM_SECONDS = 8 * GRACE_SECONDS  # from an alarm to the end, at most, and some
 LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # own time over the ranks' median, so many windows in a row
 
 
-class Place(NamedTuple):
+class RankStatus(NamedTuple):
     """Where a rank's main thread is: after ``step`` steps, at ``line``, waiting for its peers or not."""
 
     step: int
@@ -50,12 +50,12 @@ class Place(NamedTuple):
 
 
 class Watchdog:
-    """One rank's watch, as a context around its training. ``tell``: takes one line for the log, of the first rank."""
+    """One rank's watch, as a context around its training. ``report``: takes one line for the log, of the first rank."""
 
     def __init__(
-        self, folder: Path, *, rank: int, world: int, seconds: float, tell: Callable[[str], None]
+        self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[str], None]
     ) -> None:  # fmt: skip
-        self.folder, self.rank, self.world, self.seconds, self.tell = folder, rank, world, seconds, tell
+        self.folder, self.rank, self.world, self.seconds, self.report = folder, rank, world, seconds, report
         self._main = threading.get_ident()
         self._step, self._doing, self._since = 0, "start", time.monotonic()
         self._alarmed, self._over = False, threading.Event()
@@ -79,8 +79,8 @@ class Watchdog:
         if error is not None and self._alarmed:  # it fails because others have ended; the thread ends it as well
             try:
                 self._thread.join(ALARM_SECONDS)
-            except Stopped:  # torchrun ends those who are left
-                os._exit(AGAIN)
+            except StopSignal:  # torchrun ends those who are left
+                os._exit(EXIT_RETRY)
         self._over.set()
         self._thread.join(GRACE_SECONDS)
         faulthandler.unregister(STACKS)
@@ -124,17 +124,17 @@ class Watchdog:
         self._looks += 1
         self._busy += not self._place().waits
 
-    def _place(self) -> Place:
+    def _place(self) -> RankStatus:
         frame: FrameType | None = sys._current_frames().get(self._main)
         if frame is None:
-            return Place(self._step, self._doing, "", waits=False)
+            return RankStatus(self._step, self._doing, "", waits=False)
         name = frame.f_code.co_filename
         waits = name in (collectives.__file__, distributed_c10d.__file__)
         while "fivefold" not in name and frame.f_back is not None:
             frame = frame.f_back
             name = frame.f_code.co_filename
         line = f"{frame.f_code.co_name} ({Path(name).name}:{frame.f_lineno})"
-        return Place(self._step, self._doing, line, waits)
+        return RankStatus(self._step, self._doing, line, waits)
 
     def _alarm(self) -> None:
         """Write the stacks, say where this rank is, and end with what the first that answered makes of it all."""
@@ -146,7 +146,9 @@ class Watchdog:
         places = self._answers("place")
         silent = [rank for rank in range(self.world) if rank not in places]
         if self.rank == min(places):
-            line = _verdict({rank: Place(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds)
+            line = _verdict(
+                {rank: RankStatus(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds
+            )
             self._store.set("verdict", f"{line}; every rank's stack is in {self.folder}/stacks-rank*.txt")
         self._wake(silent)
         self._store.wait(["verdict"], timedelta(seconds=3 * GRACE_SECONDS))
@@ -170,10 +172,10 @@ class Watchdog:
     def _end(self, line: str, *, speak: bool = True) -> None:
         if speak:
             with suppress(OSError):
-                self.tell(line)
+                self.report(line)
             print(f"fivefold: {line}", file=sys.stderr, flush=True)
         time.sleep(GRACE_SECONDS)  # no rank ends before all have written: the peers of one that ended may be ended too
-        os._exit(AGAIN)
+        os._exit(EXIT_RETRY)
 
     def _compare(self, number: int, *, steps: int, seconds: float) -> None:
         """Rank 0 lays the ranks' own time per step side by side and names who lags ``WINDOWS`` times in a row."""
@@ -189,10 +191,12 @@ class Watchdog:
             usual = statistics.median(other for peer, (_, other) in own.items() if peer != rank)
             self._late[rank] = self._late[rank] + 1 if mine > LAG * usual else 0
             if self._late[rank] == WINDOWS:
-                self.tell(f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}")
+                self.report(
+                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}"
+                )
 
 
-def _verdict(places: dict[int, Place], silent: list[int], seconds: float) -> str:
+def _verdict(places: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
     """Who did not come, in words."""
     if silent:
         return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"

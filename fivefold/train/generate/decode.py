@@ -25,7 +25,7 @@ from fivefold.train.model.moe import Moe
 from fivefold.train.model.transformer import Block, Transformer
 
 
-class Drawing(Record):
+class SamplingParams(Record):
     """How a token is drawn. Temperature 0: the likeliest; ``top_p``: of the fewest tokens that have so much share."""
 
     temperature: NonNegativeFloat = 0.8
@@ -47,18 +47,19 @@ class Drawing(Record):
 @torch.no_grad()
 def generate(
     module: Transformer, prompts: Sequence[Sequence[int]], *, tokens: int, window: int, vocab: int,
-    ends: frozenset[int], how: Drawing,
+    ends: frozenset[int], sampling: SamplingParams,
 ) -> Iterator[list[int | None]]:  # fmt: skip
     """Step by step, the next token of each prompt; None where there is none, as it has ended or is still being read.
 
     Texts grow side by side: a longer prompt is read on while shorter ones are continued, and each draws by itself, the
-    n-th with ``how.seed`` + n. A token of ``ends`` or ``tokens`` of them end a text. Drawn are tokens below ``vocab``.
+    n-th with ``sampling.seed`` + n. A token of ``ends`` or ``tokens`` of them end a text. Drawn are tokens below
+    ``vocab``.
     """
     texts = [list(prompt) for prompt in prompts]
     stops = [len(text) + tokens for text in texts]
-    generators = [torch.Generator().manual_seed(how.seed + number) for number in range(len(texts))]
+    generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
     first, read, known = 0, 0, min(map(len, texts))
-    with reading(module, tokens=min(window, max(stops))) as reader:
+    with kv_cached(module, tokens=min(window, max(stops))) as reader:
         while any(known < stop for stop in stops):
             if known - first > window:
                 first = read = known - max(1, window // 2)
@@ -67,7 +68,7 @@ def generate(
             read, new = known, list[int | None]()
             for number, text in enumerate(texts):
                 wanted = len(text) == known < stops[number]
-                new.append(how.draw(logits_BV[number], generators[number]) if wanted else None)
+                new.append(sampling.draw(logits_BV[number], generators[number]) if wanted else None)
                 if len(text) == known:
                     text.append(new[-1] or 0)  # of a text that has ended, no matter what
                 if new[-1] in ends:
@@ -76,7 +77,7 @@ def generate(
             yield new
 
 
-class Reader:
+class CachedDecoder:
     """A decoder with what its attention keeps of the tokens read so far."""
 
     def __init__(self, module: Transformer, *, tokens: int) -> None:
@@ -107,7 +108,7 @@ class Reader:
 
 
 @contextmanager
-def reading(module: Transformer, *, tokens: int) -> Iterator[Reader]:
+def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
     """``module`` reads with a memory of so many ``tokens``; afterwards it is as before.
 
     Experts then have room for whoever chooses them: capacity is a matter of whole sequences, which nobody has here.
@@ -117,7 +118,7 @@ def reading(module: Transformer, *, tokens: int) -> Iterator[Reader]:
     for part in limited:
         part.moe = part.moe.replace(capacity=None)
     try:
-        yield Reader(module, tokens=tokens)
+        yield CachedDecoder(module, tokens=tokens)
     finally:
         for part, limit in zip(limited, limits, strict=True):
             part.moe = limit
@@ -125,8 +126,8 @@ def reading(module: Transformer, *, tokens: int) -> Iterator[Reader]:
             detach(block)
 
 
-class Kept:
-    """Keys and values of one layer, the latest with all before them. A ``Swap`` of attention."""
+class KVCache:
+    """Keys and values of one layer, the latest with all before them. The ``AttentionHooks`` of attention."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens, self.here = tokens, 0
@@ -151,7 +152,7 @@ class Kept:
         return out_BTNH
 
 
-class KeptLatents(Kept):
+class LatentKVCache(KVCache):
     """Latents and rotated keys of one layer, which all heads share; W_UK and W_UV are halves of ``kv_up``."""
 
     def __init__(self, tokens: int, *, attention: LatentAttention) -> None:
@@ -173,21 +174,21 @@ class KeptLatents(Kept):
         return self.up.matrix.view(-1, self.mla.nope_dim + self.mla.v_dim, self.mla.kv_rank)
 
 
-def attach(block: Block, *, tokens: int) -> Kept:
+def attach(block: Block, *, tokens: int) -> KVCache:
     """Give the attention of ``block`` a memory."""
     attention = block.attention
     latent = isinstance(attention, LatentAttention)
-    kept = KeptLatents(tokens, attention=attention) if isinstance(attention, LatentAttention) else Kept(tokens)
+    kept = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
     if latent:
         attention.bare = True
-    attention.swap, attention.core = kept, partial(_see, attention.scale)
+    attention.hooks, attention.core = kept, partial(_see, attention.scale)
     return kept
 
 
 def detach(block: Block) -> None:
     """Take it away."""
     attention = block.attention
-    attention.swap, attention.core = None, Flash(scale=attention.scale)
+    attention.hooks, attention.core = None, Flash(scale=attention.scale)
     if isinstance(attention, LatentAttention):
         attention.bare = False
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.train.build import Built
-from fivefold.train.checkpoint.full_weights import whole_module
+from fivefold.train.checkpoint.full_weights import full_module
 from fivefold.train.data.tokenizer import Tokenizer
-from fivefold.train.generate.decode import Drawing, generate
+from fivefold.train.generate.decode import SamplingParams, generate
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.run import Run
 
-Hear = Callable[[int, str], None]
+OnText = Callable[[int, str], None]
 CUT = "\ufffd"  # what a character reads as whose other bytes are still to come
 
 
@@ -27,17 +27,19 @@ class Sample(Record):
 
 
 def samples(
-    module: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, window: int, how: Drawing,
-    ends: frozenset[int] | None = None, hear: Hear = lambda number, piece: None,
+    module: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, window: int,
+    sampling: SamplingParams, ends: frozenset[int] | None = None, on_text: OnText = lambda number, piece: None,
 ) -> list[Sample]:  # fmt: skip
-    """Each of ``prompts`` and up to ``tokens`` more. ``hear`` is told each piece of text after a prompt, in order."""
+    """Each of ``prompts`` and up to ``tokens`` more. ``on_text`` is told each piece of text after a prompt, in
+    order.
+    """
     ends = frozenset([tokenizer.end]) if ends is None else ends
     read = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     drawn: list[list[int]] = [[] for _ in prompts]
     heard, counts = ["" for _ in prompts], [0 for _ in prompts]
     steps = generate(
         module, [ids or [tokenizer.end] for ids in read], tokens=tokens, window=window, vocab=tokenizer.vocab,
-        ends=ends, how=how,
+        ends=ends, sampling=sampling,
     )  # fmt: skip
     starts = [tokenizer.decode(ids) for ids in read]  # a tokenizer may write the prompt a little differently
     for step in steps:
@@ -50,13 +52,13 @@ def samples(
             drawn[number].append(token)
             text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
             if not text.endswith(CUT):
-                hear(number, text[len(heard[number]) :])
+                on_text(number, text[len(heard[number]) :])
                 heard[number] = text
     found = []
     for number, prompt in enumerate(prompts):
         text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
         if text != heard[number]:
-            hear(number, text[len(heard[number]) :])
+            on_text(number, text[len(heard[number]) :])
         ended = counts[number] > len(drawn[number])
         found.append(Sample(prompt=prompt, text=text, tokens=len(drawn[number]), ended=ended))
     return found
@@ -64,7 +66,7 @@ def samples(
 
 def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
     """What the weights being trained make of the run's prompt, on the first rank; every rank calls it."""
-    plain = whole_module(built, model=model)
+    plain = full_module(built, model=model)
     if plain is None:
         return ""
     return sample(
@@ -74,5 +76,5 @@ def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> 
 
 def sample(module: Transformer, tokenizer: Tokenizer, *, prompt: str, tokens: int, window: int, seed: int) -> str:
     """``prompt`` and up to ``tokens`` more, drawn at temperature 0.8 from a plain decoder on CPU."""
-    (found,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, how=Drawing(seed=seed))
+    (found,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed))
     return found.prompt + found.text

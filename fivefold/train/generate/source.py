@@ -27,7 +27,7 @@ from fivefold.train.checkpoint import checkpoint_folder
 from fivefold.train.checkpoint.full_weights import decoder
 from fivefold.train.checkpoint.huggingface_export import DTYPES, find
 from fivefold.train.checkpoint.huggingface_import import CONFIG, Folder
-from fivefold.train.checkpoint.reshard import Boxes
+from fivefold.train.checkpoint.reshard import BoxTensor
 from fivefold.train.data import tokenizer
 from fivefold.train.data.tokenizer import Tokenizer
 from fivefold.train.model.transformer import Transformer
@@ -116,7 +116,7 @@ def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
 def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
-        f"weights/{name}": Boxes(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)
+        f"weights/{name}": BoxTensor(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)
         for name, whole in found.items()
     }
     try:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from torch.utils.tensorboard import SummaryWriter
 
 from fivefold.record import Fault, read_lines
-from fivefold.train.faults.signals import rest
+from fivefold.train.faults.signals import resume_hint
 from fivefold.train.logs.wandb_log import Wandb
 from fivefold.train.run import Run
 
@@ -111,5 +111,5 @@ class Logs(NoLogs):
         except OSError as error:
             reason = error.strerror or error
             raise Fault(
-                f"{self.folder}: the logs cannot be written: {reason}; make room, and {rest(self.folder)}"
+                f"{self.folder}: the logs cannot be written: {reason}; make room, and {resume_hint(self.folder)}"
             ) from None

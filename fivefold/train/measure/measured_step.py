@@ -27,7 +27,7 @@ class Measured:
     traffic: tuple[Traffic, ...]
 
 
-def living(built: Built) -> list[Tensor]:
+def live_tensors(built: Built) -> list[Tensor]:
     """Every tensor that lives from step to step."""
     return [*built.weights(), *built.moments(), *built.module.tables]
 

@@ -53,7 +53,7 @@ COLLECTIVES = {
 }
 
 
-class Watch(Protocol):
+class StepObserver(Protocol):
     """Who is told what a step does, and knows what lives."""
 
     phase: str

@@ -4,7 +4,7 @@
     latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
 
 The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
-query (arXiv:2205.14135). Seams: ``run``, ``core``, ``swap``, and ``share`` for rows that every head needs.
+query (arXiv:2205.14135). Seams: ``run``, ``core``, ``hooks``, and ``share`` for rows that every head needs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.kernels import rotate
-from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
 
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Swap(Protocol):
+class AttentionHooks(Protocol):
     """What happens to heads before and after the core, where it is not the rank's own that it attends with."""
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ class _Attention(nn.Module):
         self.run: Run = direct
         self.scale = scale
         self.core: Core = Flash(scale=scale)
-        self.swap: Swap | None = None
+        self.hooks: AttentionHooks | None = None
 
     def forward(
         self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None
@@ -58,12 +58,12 @@ class _Attention(nn.Module):
         ``documents_BT``: an id per token of the whole sequences; none is attended to from another. None: all are one.
         """
         heads = self._heads(x_RD, cos_TH, sin_TH)
-        if self.swap is not None:
-            heads = self.run("attention.enter", self.swap.enter, *heads)
+        if self.hooks is not None:
+            heads = self.run("attention.enter", self.hooks.enter, *heads)
         out_BTNH: Tensor = self.run("attention.core", self.core, *heads, documents_BT)
         del heads
-        if self.swap is not None:
-            out_BTNH = self.run("attention.leave", self.swap.leave, out_BTNH)
+        if self.hooks is not None:
+            out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
         out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
         return out_RD
 
@@ -88,7 +88,7 @@ class GroupedAttention(_Attention):
 
     def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # one name for a tensor before and after each operation, so that the former is let go
-        q, k, v = self.run("attention.qkv", fan, x_RD, self.q, self.k, self.v)
+        q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
         q, k, v = (_by_head(rows, cos_TH.shape[0], self.head_dim) for rows in (q, k, v))
@@ -156,9 +156,9 @@ class LatentAttention(_Attention):
         """Queries of the heads here, and the keys' and values' latent with the rotary key."""
         if self.mla.q_rank is None:
             q = self.run("attention.q", self.q, x_RD)
-            (kv,) = self.run("attention.down", fan, x_RD, self.kv_down)
+            (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
         else:
-            latent, kv = self.run("attention.down", fan, x_RD, self.q_down, self.kv_down)
+            latent, kv = self.run("attention.down", fused_linears, x_RD, self.q_down, self.kv_down)
             latent = self.run("attention.q_norm", self.q_norm, latent)
             q = self.run("attention.q_up", self.q_up, latent)
         return q, kv

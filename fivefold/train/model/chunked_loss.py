@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ROWS
 from fivefold.train.model.kernels import Nats
-from fivefold.train.model.linear import Linear, deliver
+from fivefold.train.model.linear import Linear, accumulate_grad
 
 
 def chunked_loss(h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats) -> Tensor:
@@ -40,7 +40,7 @@ class _Chunked(torch.autograd.Function):
             ctx.save_for_backward(h, targets)
             ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
             return total.detach()  # another tensor on the same number: that of autograd would hold itself
-        whole, targets = out.around.enter(h), targets.flatten()
+        whole, targets = out.hooks.enter(h), targets.flatten()
         for rows in _chunks(whole):
             total += loss(F.linear(whole[rows], out.matrix, out.bias), targets[rows], None)
         return total * scale
@@ -49,7 +49,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         h, targets = ctx.saved_tensors
         out: Linear = ctx.out
-        whole, targets, total, times = out.around.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
+        whole, targets, total, times = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
         gradient = torch.empty_like(whole)
         weight = bias = None
         for rows in _chunks(whole):
@@ -62,12 +62,12 @@ class _Chunked(torch.autograd.Function):
             del logits  # before the next are made
         total *= ctx.scale
         del whole
-        entered = out.around.begin_entered_gradient(gradient)
+        entered = out.hooks.begin_enter_backward(gradient)
         del gradient
         if out.bias is not None and bias is not None:
-            deliver(out.bias, bias)
+            accumulate_grad(out.bias, bias)
         assert weight is not None
-        deliver(out.matrix, weight)
+        accumulate_grad(out.matrix, weight)
         return entered(), None, None, None, None, None
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.model.linear import Later, Work, deliver
+from fivefold.train.model.linear import WgradStore, Work, accumulate_grad
 
 ALIGNED_BYTES = 16  # of rows and columns, as grouped_mm wants them
 Ends = Callable[[Tensor, int], list[int]]
@@ -29,8 +29,9 @@ def read_ends(offsets: Tensor, rows: int) -> list[int]:
     return found
 
 
-class Groups:
-    """The three products of experts in the width of their operands; ``train/float8`` has narrower ones.
+class GroupedGemms:
+    """The three GEMMs (fprop, dgrad, wgrad) of experts in the width of their operands; ``train/float8`` has narrower
+    ones.
 
     ``operand`` and ``columns`` make of rows what ``out`` and ``weight`` read.
     """
@@ -39,11 +40,11 @@ class Groups:
         """Rows ``x`` [n, in] for ``out``."""
         return x
 
-    def out(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+    def fprop(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Rows times those of ``weights`` [E, out, in], transposed → [n, out]."""
         return by_group(operand, weights.mT, offsets, ends)
 
-    def into(
+    def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
         """Rows [n, out] times those of ``weights`` [E, out, in], added to ``total``."""
@@ -54,7 +55,7 @@ class Groups:
         """Rows ``x`` [n, in] for ``weight``."""
         return x
 
-    def weight(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
         """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
         return summed_by_group(gradient, columns, offsets, ends)
 
@@ -62,16 +63,17 @@ class Groups:
 class Experts(nn.Module):
     """Gated experts, those of them that are here: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
 
-    Seams: ``later``; ``adds_bias``: whether what ``down`` returns gets its bias here, or on another rank that holds a
-    part of the same expert; ``copies``: as how many rows one token reaches an expert, over all ranks; ``meanwhile``:
-    where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off; ``ends``: reads offsets.
+    Seams: ``wgrad_store``; ``adds_bias``: whether what ``down`` returns gets its bias here, or on another rank that
+    holds a part of the same expert; ``copies``: as how many rows one token reaches an expert, over all ranks;
+    ``meanwhile``: where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off; ``ends``:
+    reads offsets.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         moe = model.moe
         assert moe is not None
-        self.later, self.ends, self.products = Later(), read_ends, Groups()
+        self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
         self.adds_bias, self.copies = True, 1
         self.meanwhile: list[Work] | None = None
         for name, outof, into in (("gate", moe.ffn, model.width), ("up", moe.ffn, model.width),
@@ -124,9 +126,9 @@ class _Products(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.experts, ctx.names = experts, names
         ctx.save_for_backward(x, offsets)
-        products, ends = experts.products, experts.ends
-        operand = products.operand(x)
-        return tuple(products.out(operand, experts.get_parameter(name), offsets, ends) for name in names)
+        gemms, ends = experts.gemms, experts.ends
+        operand = gemms.operand(x)
+        return tuple(gemms.fprop(operand, experts.get_parameter(name), offsets, ends) for name in names)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -135,17 +137,17 @@ class _Products(torch.autograd.Function):
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
-            total = experts.products.into(gradient, experts.get_parameter(name), offsets, experts.ends, total)
+            total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
         for name, gradient in zip(ctx.names, outer, strict=True):
-            work = partial(experts.later.do, partial(_weight, experts, name, x, gradient, offsets))
+            work = partial(experts.wgrad_store.run_or_defer, partial(_weight, experts, name, x, gradient, offsets))
             work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
         return total, None, None, None, None
 
 
 def _weight(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
-    products = experts.products
-    summed = products.weight(gradient, products.columns(x, offsets), offsets, experts.ends)
-    deliver(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
+    gemms = experts.gemms
+    summed = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
+    accumulate_grad(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
 
 
 class _AddBias(torch.autograd.Function):
@@ -171,7 +173,7 @@ class _AddBias(torch.autograd.Function):
             rows = gradient * share[:, None].to(gradient.dtype)
             added = bias.index_select(0, groups)
             share_gradient = (gradient * added).sum(-1, dtype=share.dtype) if ctx.adds else torch.zeros_like(share)
-        deliver(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
+        accumulate_grad(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
         return gradient, share_gradient, None, None, None
 
 

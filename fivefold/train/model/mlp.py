@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels import swiglu
-from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.operation import Run, direct
 
 
@@ -26,7 +26,7 @@ class Mlp(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, D] → [R, D]."""
-        gate_RF, up_RF = self.run(f"{self.name}.gate_up", fan, x_RD, self.gate, self.up)
+        gate_RF, up_RF = self.run(f"{self.name}.gate_up", fused_linears, x_RD, self.gate, self.up)
         act_RF = self.run(f"{self.name}.act", swiglu, gate_RF, up_RF)
         out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
         return out

@@ -2,8 +2,8 @@
 
     x → router → top-k → copies by expert ⇢ gate, up → silu(gate) · up · weight → down ⇢ Σ over copies (+ shared) → d
 
-⇢ is where rows may travel between ranks (seam ``travel``); the shared experts compute meanwhile. The router works in
-fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operations/feedforward.py``.
+⇢ is where rows may travel between ranks (seam ``dispatcher``); the shared experts compute meanwhile. The router works
+in fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operations/feedforward.py``.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train.model import routing
 from fivefold.train.model.experts import Experts, weighted_swiglu
-from fivefold.train.model.linear import Later, deliver
+from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.mlp import Mlp
 from fivefold.train.model.operation import Run, direct
-from fivefold.train.model.routing import Sequences, Trip
+from fivefold.train.model.routing import Permutation, Sequences
 
 
-class Travel:
+class TokenDispatcher:
     """How copies of rows get to their experts and home again: here they are at home already."""
 
-    def announce(self, counts: Tensor) -> Any:
+    def plan(self, counts: Tensor) -> Any:
         """Say how many copies [E] will go to each expert; what comes back is given to all that follows."""
         return counts
 
-    def send(self, rows: Tensor, share: Tensor, voyage: Any) -> tuple[Tensor, Tensor]:
+    def send(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
         """Start with copies [n, D] and their routing weights [n], both in order of expert."""
         return rows, share
 
-    def arrive(self, rows: Tensor, share: Tensor, voyage: Any) -> tuple[Tensor, Tensor]:
+    def arrive(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
         """What ``send`` has started, for the experts that are here."""
         return rows, share
 
-    def offsets(self, voyage: Any) -> Tensor:
+    def offsets(self, plan: Any) -> Tensor:
         """Where the rows of each expert here end, int32."""
-        ends: Tensor = voyage.cumsum(0, dtype=torch.int32)
+        ends: Tensor = plan.cumsum(0, dtype=torch.int32)
         return ends
 
-    def back(self, rows: Tensor, voyage: Any) -> Tensor:
+    def combine(self, rows: Tensor, plan: Any) -> Tensor:
         """What the experts made of the rows, back in the order of ``send``."""
         return rows
 
@@ -57,7 +57,7 @@ class Router(nn.Module):
         assert model.moe is not None
         self.weight = nn.Parameter(torch.empty(model.moe.experts, model.width))
         self.bias = nn.Parameter(torch.empty(model.moe.experts)) if model.moe.router_bias else None
-        self.later = Later()
+        self.wgrad_store = WgradStore()
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, D] → [R, E]."""
@@ -66,7 +66,7 @@ class Router(nn.Module):
 
 
 class Moe(nn.Module):
-    """Routed experts and shared ones. Seams: ``run``, ``travel``, ``sequences``; before training ``scale``.
+    """Routed experts and shared ones. Seams: ``run``, ``dispatcher``, ``sequences``; before training ``scale``.
 
     ``load`` [E]: how often each expert was chosen here since it was last cleared. ``bias`` [E] moves by it (free).
     """
@@ -79,7 +79,7 @@ class Moe(nn.Module):
         assert model.moe is not None
         self.moe = model.moe
         self.run: Run = direct
-        self.travel, self.sequences = Travel(), Sequences()
+        self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
         self.scale: float | None = None  # of the auxiliary loss: 1 / tokens of a step, as of the token loss
         self.router = Router(model)
         self.experts = Experts(model)
@@ -92,42 +92,42 @@ class Moe(nn.Module):
         """[R, D] → [R, D]."""
         logits = self.run("moe.router", self.router, x_RD)
         weights, chosen = self.run("moe.topk", self._pick, logits)
-        trip, voyage = self._announced(chosen)
-        routed, share = self.run("moe.dispatch", _copied, x_RD, weights, trip)
+        permutation, plan = self._planned(chosen)
+        routed, share = self.run("moe.dispatch", _copied, x_RD, weights, permutation)
         # one name for the copies before and after each operation, so that the former are let go
-        routed, share = self.run("moe.send", self.travel.send, routed, share, voyage)
+        routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         beside = None if self.shared is None else self.shared(x_RD)
-        routed, share = self.run("moe.arrive", self.travel.arrive, routed, share, voyage)
-        offsets = self.travel.offsets(voyage)
+        routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
+        offsets = self.dispatcher.offsets(plan)
         gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
         del routed
         act = self.run("moe.experts.act", weighted_swiglu, gate, up, share)
         del gate, up
         made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
-        made = self.run("moe.return", self.travel.back, made, voyage)
-        out_RD: Tensor = self.run("moe.combine", _summed, made, trip)
+        made = self.run("moe.return", self.dispatcher.combine, made, plan)
+        out_RD: Tensor = self.run("moe.combine", _summed, made, permutation)
         return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Once per step, with ``load`` [E] summed over all ranks that hold the layer: busy experts are wanted less."""
-        self.bias.copy_(routing.moved(self.bias, load, rate=rate))
+        self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
 
     def _pick(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the chosen experts; ``chosen``: who is told whom to take."""
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         if chosen is None:
             with torch.no_grad():
-                chosen = routing.choose(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
-        return routing.weigh(_balanced(scores, chosen, self), chosen, moe=self.moe), chosen
+                chosen = routing.choose_experts(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+        return routing.routing_weights(_balanced(scores, chosen, self), chosen, moe=self.moe), chosen
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def _announced(self, chosen: Tensor) -> tuple[Trip, Any]:
+    def _planned(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Planned once per forward, and not again where only operations are recomputed."""
         kept = routing.within_capacity(chosen, self.sequences, moe=self.moe)
-        trip = routing.trip(chosen, kept, experts=self.moe.experts)
-        return trip, self.travel.announce(trip.counts)
+        permutation = routing.permutation(chosen, kept, experts=self.moe.experts)
+        return permutation, self.dispatcher.plan(permutation.counts)
 
 
 class _Balance(torch.autograd.Function):
@@ -164,43 +164,43 @@ class _Route(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
         x = ctx.saved_tensors[0].detach()  # what is put off does not hold the graph
-        router.later.do(lambda: _router_weights(router, x, gradient))
+        router.wgrad_store.run_or_defer(lambda: _router_weights(router, x, gradient))
         return (gradient @ router.weight.float()).to(x.dtype), None, None
 
 
 def _router_weights(router: Router, x: Tensor, gradient: Tensor) -> None:
     if router.bias is not None:
-        deliver(router.bias, gradient.sum(0).to(router.bias.dtype))
-    deliver(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
+        accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
+    accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
 
 
 class _Copy(torch.autograd.Function):
     """Rows [R, D] → their copies [n, D] in order of expert; ``_Sum`` is the way back, and each other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, trip: Trip) -> Tensor:
-        ctx.trip = trip
-        return x.index_select(0, trip.tokens)
+    def forward(ctx: Any, x: Tensor, permutation: Permutation) -> Tensor:
+        ctx.permutation = permutation
+        return x.index_select(0, permutation.tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _bag(gradient, ctx.trip), None
+        return _bag(gradient, ctx.permutation), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, trip: Trip) -> Tensor:
-        ctx.trip = trip
-        return _bag(made, trip)
+    def forward(ctx: Any, made: Tensor, permutation: Permutation) -> Tensor:
+        ctx.permutation = permutation
+        return _bag(made, permutation)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.trip.tokens), None
+        return gradient.index_select(0, ctx.permutation.tokens), None
 
 
-def _bag(copies: Tensor, trip: Trip) -> Tensor:
+def _bag(copies: Tensor, permutation: Permutation) -> Tensor:
     """Sum of the copies of each row, in one pass and always in the same order."""
-    return F.embedding_bag(trip.places, copies, trip.starts, mode="sum")
+    return F.embedding_bag(permutation.places, copies, permutation.starts, mode="sum")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -216,11 +216,11 @@ def _balanced(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _copied(x: Tensor, weights: Tensor, trip: Trip) -> tuple[Tensor, Tensor]:
-    return _Copy.apply(x, trip), weights.flatten().index_select(0, trip.order)  # type: ignore[no-untyped-call]
+def _copied(x: Tensor, weights: Tensor, permutation: Permutation) -> tuple[Tensor, Tensor]:
+    return _Copy.apply(x, permutation), weights.flatten().index_select(0, permutation.order)  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _summed(made: Tensor, trip: Trip) -> Tensor:
-    found: Tensor = _Sum.apply(made, trip)  # type: ignore[no-untyped-call]
+def _summed(made: Tensor, permutation: Permutation) -> Tensor:
+    found: Tensor = _Sum.apply(made, permutation)  # type: ignore[no-untyped-call]
     return found

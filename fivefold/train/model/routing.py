@@ -40,7 +40,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Trip:
+class Permutation:
     """The order in which copies of rows lie: by expert, and within one by token."""
 
     order: Tensor  # [n] which of the R · k choices each copy is
@@ -50,7 +50,7 @@ class Trip:
     counts: Tensor  # [E] copies for each expert
 
 
-def choose(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
+def choose_experts(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
     """[R, k] experts of each row by scores [R, E] plus ``bias`` [E]."""
     wanted = scores if bias is None else scores + bias
     if moe.groups > 1:
@@ -62,7 +62,7 @@ def choose(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
     return wanted.topk(moe.topk, dim=-1).indices
 
 
-def weigh(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
+def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
     """[R, k] weight of each chosen expert."""
     weights = scores.gather(1, chosen)
     if moe.normalized:
@@ -97,7 +97,7 @@ def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
 
 
-def trip(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Trip:
+def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
     """The copies of rows that ``chosen`` [R, k] wants, but for what is not ``kept``."""
     topk = chosen.shape[1]
     flat = chosen.flatten()
@@ -114,7 +114,7 @@ def trip(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Trip:
         places = places[kept.flatten()]
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device)
     counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:experts]
-    return Trip(order, order // topk, places, starts, counts)
+    return Permutation(order, order // topk, places, starts, counts)
 
 
 def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: MoE, scale: float) -> Tensor:
@@ -133,7 +133,7 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
     return (f - mean).div_(total).mul_(moe.aux_coefficient * scale)
 
 
-def moved(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
+def updated_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
     """The bias [E] after a step in which experts had ``load`` [E], summed over all ranks."""
     load = load.float()
     return bias + rate * torch.sign(load.mean() - load)

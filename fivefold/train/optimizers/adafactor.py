@@ -17,11 +17,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fivefold.layout.local_weight import Piece
-from fivefold.train.optimizers.gather_matrices import Cut
+from fivefold.layout.local_weight import LocalSlice
+from fivefold.train.optimizers.gather_matrices import ShardedWeight
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.shard import Held, Shard
+from fivefold.train.parallel.shard import LocalWeight, Shard
 from fivefold.update import Rates
 
 ALONE = Axis("alone", 0, (0,), None)
@@ -30,11 +30,11 @@ LEAST, LEAST_RMS = 1e-15, 1e-3  # ε of the root of v (the paper has 1e-30 of v)
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Over the weights of ``cuts``; ``rates``: λ and the rate's factor of each by name."""
+    """Over the weights of ``sharded_weights``; ``rates``: λ and the rate's factor of each by name."""
 
-    def __init__(self, cuts: list[Cut], *, lr: float, rates: dict[str, Rates]) -> None:
-        super().__init__([cut.shard.weight for cut in cuts], {"lr": lr})
-        found = [_Moments(cut, rates[cut.shard.name]) for cut in cuts]
+    def __init__(self, sharded_weights: list[ShardedWeight], *, lr: float, rates: dict[str, Rates]) -> None:
+        super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr})
+        found = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
         # what lies over one group of ranks speaks at once
         found.sort(key=_group)
         self.families = [list(same) for _, same in groupby(found, _group)]
@@ -64,9 +64,9 @@ class Adafactor(torch.optim.Optimizer):
 class _Moments:
     """Those of one weight. ``sums`` are over what is here, and after ``_meet`` over the whole weight, by expert."""
 
-    def __init__(self, cut: Cut, rates: Rates) -> None:
+    def __init__(self, cut: ShardedWeight, rates: Rates) -> None:
         self.cut, self.rates = cut, rates
-        shard, weight = cut.shard, cut.shard.held.weight
+        shard, weight = cut.shard, cut.shard.local_weight.weight
         self.experts = shard.shape[0] if cut.stacked else 1
         whole = weight.shape[1:] if cut.stacked else weight.shape
         self.numel, self.factored = prod(whole), len(whole) == 2
@@ -181,15 +181,15 @@ def _sum(tensors: list[Tensor], axis: Axis) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-def _thin(cut: Cut, *, dim: int) -> Shard:
+def _thin(cut: ShardedWeight, *, dim: int) -> Shard:
     """The means over ``dim``: a tensor of one row or column, of which a rank has those of its weight."""
-    held, piece = cut.shard.held, cut.shard.held.piece
+    held, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
 
     def one(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return (*sizes[:-2], *((sizes[-2], 1) if dim == -1 else (1, sizes[-1])))
 
     slices = list(piece.slices)
     slices[dim] = slice(0, 1)
-    thin = Piece(one(piece.shape), tuple(slices), piece.holders)
+    thin = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
     weight = held.weight._replace(shape=one(held.weight.shape))
-    return Shard(Held(weight, thin, held.holders), axis=cut.rows if dim == -1 else ALONE)
+    return Shard(LocalWeight(weight, thin, held.holders), axis=cut.rows if dim == -1 else ALONE)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.layout.local_weight import Piece
+from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
 from fivefold.train.optimizers import fp32_update
-from fivefold.train.optimizers.gather_matrices import Cut
-from fivefold.train.parallel.shard import Held, Shard
+from fivefold.train.optimizers.gather_matrices import ShardedWeight
+from fivefold.train.parallel.shard import LocalWeight, Shard
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK, quantised
 
@@ -30,20 +30,21 @@ NAMES = ("exp_avg", "exp_avg_sq")
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """Over the weights of ``cuts``, in ``groups``."""
+    """Over the weights of ``sharded_weights``, in ``groups``."""
 
     def __init__(
-        self, groups: fp32_update.Groups, cuts: list[Cut], *, lr: float, betas: tuple[float, float], eps: float
+        self, groups: fp32_update.Groups, sharded_weights: list[ShardedWeight], *, lr: float, betas: tuple[float,
+        float], eps: float
     ) -> None:  # fmt: skip
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.parts: dict[Tensor, dict[str, Shard]] = {}  # of which tensors the scales are this rank's part
         self.narrow: list[Shard] = []
-        here = [cut for cut in cuts if cut.shard.rows]
+        here = [cut for cut in sharded_weights if cut.shard.rows]
         device = here[0].shard.weight.device if here else torch.device("cpu")
         self.codes = [Codes.of(signed=signed, device=device) for signed in (True, False)]
         for cut in here:
             shard, state = cut.shard, self.state[cut.shard.weight]
-            narrow = quantised(shard.held.weight.numel, vector=shard.held.weight.is_vector)
+            narrow = quantised(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)
             state["step"] = torch.zeros((), device=device)
             for name in NAMES:
                 state[name] = torch.zeros_like(shard.weight, dtype=torch.uint8 if narrow else torch.float32)
@@ -54,11 +55,11 @@ class AdamW8bit(torch.optim.Optimizer):
                 for name in self.parts[shard.weight]:
                     state[name] = torch.zeros(shard.rows, scales.columns, device=device)
 
-    def check_cut(self, then: Layout) -> None:
+    def check_reshardable(self, then: Layout) -> None:
         """A ``Mistake`` where codes made under another layout have blocks that are not those of this one."""
         degrees = {"row": ("tp", then.tp), "expert_row": ("etp", then.etp)}
         for shard in self.narrow:
-            weight, here = shard.held.weight, shard.shape[-1]
+            weight, here = shard.local_weight.weight, shard.shape[-1]
             axis, degree = degrees.get(weight.kind, ("tp", 1))
             there = weight.shape[-1] // degree
             if there != here and (there % QUANTISED_BLOCK or here % QUANTISED_BLOCK):
@@ -70,7 +71,7 @@ class AdamW8bit(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
-        for weight, state, group in fp32_update.counted(self):
+        for weight, state, group in fp32_update.count_step(self):
             if weight in self.parts:
                 self._narrow(weight, state, group)
                 continue
@@ -144,12 +145,12 @@ def _blocks(rows: Tensor, scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield rows[:, None, whole * QUANTISED_BLOCK :], scales[:, whole:, None]
 
 
-def _scales(cut: Cut) -> Shard:
+def _scales(cut: ShardedWeight) -> Shard:
     """Those of one weight as a tensor that lies over ranks like it, a column for each block of the weight's rows."""
-    held, piece = cut.shard.held, cut.shard.held.piece
+    held, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
     here, last = piece.shape[-1], piece.slices[-1]
     blocks = ceil_div(here, QUANTISED_BLOCK)
     first = last.start // here * blocks
-    thin = Piece((*piece.shape[:-1], blocks), (*piece.slices[:-1], slice(first, first + blocks)), piece.holders)
+    thin = LocalSlice((*piece.shape[:-1], blocks), (*piece.slices[:-1], slice(first, first + blocks)), piece.holders)
     whole = (*held.weight.shape[:-1], held.weight.shape[-1] // here * blocks)
-    return Shard(Held(held.weight._replace(shape=whole), thin, held.holders), axis=cut.rows)
+    return Shard(LocalWeight(held.weight._replace(shape=whole), thin, held.holders), axis=cut.rows)

@@ -23,7 +23,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: Groups, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
-        for weight in every(self.param_groups):
+        for weight in all_weights(self.param_groups):
             moments = {name: torch.zeros_like(weight, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
             step = torch.zeros((), dtype=torch.float32, device=weight.device)
             self.state[weight].update(step=step, **moments)
@@ -31,7 +31,7 @@ class AdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights."""
-        for weight, state, group in counted(self):
+        for weight, state, group in count_step(self):
             for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
                 adamw(w, g, m, v, step=state["step"], group=group)
 
@@ -42,7 +42,7 @@ class Sgd(torch.optim.Optimizer):
     def __init__(self, groups: Groups, *, lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum})
         if momentum:
-            for weight in every(self.param_groups):
+            for weight in all_weights(self.param_groups):
                 self.state[weight]["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
 
     @torch.no_grad()
@@ -67,7 +67,7 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: di
     )  # fmt: skip
 
 
-def counted(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:
+def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:
     """All weights with their state, of which this is one more step, and their group."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
@@ -76,7 +76,7 @@ def counted(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str
             yield weight, state, group
 
 
-def every(groups: Groups) -> Iterator[Tensor]:
+def all_weights(groups: Groups) -> Iterator[Tensor]:
     """All weights of ``groups``."""
     for group in groups:
         yield from group["params"]

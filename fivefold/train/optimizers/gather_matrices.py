@@ -20,7 +20,7 @@ from fivefold.train.parallel.zero import ZeroUnit
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedWeight:
     """A shard and the axes over which its weight is cut: ``rows`` by ZeRO, ``pieces`` by tp (of experts etp)."""
 
     shard: Shard
@@ -30,35 +30,35 @@ class Cut:
     @property
     def copies(self) -> int:
         """Ranks of ``pieces`` that hold the same piece."""
-        return self.shard.held.piece.holders
+        return self.shard.local_weight.local_slice.holders
 
     @property
     def dim(self) -> int | None:
         """Along which ``pieces`` cut; None: all hold the whole. Experts are cut between experts besides, over ep."""
         first = 1 if self.stacked else 0
-        shapes = zip(self.shard.shape[first:], self.shard.held.weight.shape[first:], strict=True)
+        shapes = zip(self.shard.shape[first:], self.shard.local_weight.weight.shape[first:], strict=True)
         return next((first + dim for dim, (piece, whole) in enumerate(shapes) if piece != whole), None)
 
     @property
     def hidden(self) -> bool:
         """Whether it is a matrix, or matrices of experts, between hidden states."""
-        return self.shard.held.weight.is_hidden
+        return self.shard.local_weight.weight.is_hidden
 
     @property
     def stacked(self) -> bool:
         """Whether the first dim counts experts, each with a matrix or vector of its own."""
-        return self.shard.held.weight.kind.startswith("expert")
+        return self.shard.local_weight.weight.kind.startswith("expert")
 
 
-def cuts(units: list[ZeroUnit], ranks: Ranks) -> Iterator[Cut]:
+def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardedWeight]:
     """Of every weight of this rank's stages, in module order."""
     for unit in units:
         pieces = ranks["etp" if unit.shard.name == "expert_shard" else "tp"]
         for shard in unit.shards:  # no other micro-batch waits for its turn
-            yield Cut(shard, replace(unit.shard, turns=None), replace(pieces, turns=None))
+            yield ShardedWeight(shard, replace(unit.shard, interleaver=None), replace(pieces, interleaver=None))
 
 
-def deal(parts: list[Tensor], axis: Axis) -> list[Tensor]:
+def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
     """A part of every tensor → all parts [ranks, ...] of those that are this rank's."""
     if axis.size == 1 or not parts:
         return [part[None] for part in parts]
@@ -69,7 +69,7 @@ def deal(parts: list[Tensor], axis: Axis) -> list[Tensor]:
     return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split, mine, strict=True)]
 
 
-def home(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[Tensor]:
+def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[Tensor]:
     """The way back: all parts of this rank's tensors → its part of every tensor, shaped ``like``."""
     if axis.size == 1 or not like:
         return [whole[0] for whole in wholes]

@@ -15,13 +15,13 @@ from torch import Tensor
 START, GROWTH, LEAST = 2.0**16, 2000, 1.0
 
 
-class Scaler:
+class LossScaler:
     """The scale of the next loss, the finite steps since it last changed, and all steps that were skipped."""
 
     def __init__(self) -> None:
         self.scale, self.finite, self.skipped = START, 0, 0
 
-    def learn(self, *, finite: bool) -> None:
+    def update(self, *, finite: bool) -> None:
         """A step is over."""
         if not finite:
             self.skipped += 1

@@ -16,25 +16,25 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from fivefold.train.optimizers.gather_matrices import Cut, deal, home
+from fivefold.train.optimizers.gather_matrices import ShardedWeight, gather_owned, return_owned
 from fivefold.update import Rates
 
 COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch.optim.Muon
 
 
 class Muon(torch.optim.Optimizer):
-    """Over the matrices of ``cuts``, with λ and the rate's factor by name in ``rates``; ``rest`` updates all other
-    weights, and has its groups and state here too.
+    """Over the matrices of ``sharded_weights``, with λ and the rate's factor by name in ``rates``; ``rest`` updates all
+    other weights, and has its groups and state here too.
     """
 
     def __init__(
-        self, cuts: list[Cut], rest: torch.optim.Optimizer | None, *, lr: float, momentum: float,
+        self, sharded_weights: list[ShardedWeight], rest: torch.optim.Optimizer | None, *, lr: float, momentum: float,
         rates: dict[str, Rates],
     ) -> None:  # fmt: skip
-        super().__init__([cut.shard.weight for cut in cuts], {"lr": lr, "momentum": momentum})
+        super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr, "momentum": momentum})
         self.rates = rates
-        self.rest, self.rounds = rest, list(_rounds(cuts))
-        for cut in cuts:
+        self.rest, self.rounds = rest, list(_rounds(sharded_weights))
+        for cut in sharded_weights:
             if cut.shard.rows:
                 self.state[cut.shard.weight]["momentum"] = torch.zeros_like(cut.shard.weight, dtype=torch.float32)
         if rest is not None:
@@ -44,23 +44,23 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of all weights; every rank of the stage calls it."""
-        for cuts in self.rounds:
-            self._round(cuts, rate=self.param_groups[0]["lr"], momentum=self.param_groups[0]["momentum"])
+        for sharded_weights in self.rounds:
+            self._round(sharded_weights, rate=self.param_groups[0]["lr"], momentum=self.param_groups[0]["momentum"])
         if self.rest is not None:
             self.rest.step()
 
-    def _round(self, cuts: list[Cut], *, rate: float, momentum: float) -> None:
+    def _round(self, sharded_weights: list[ShardedWeight], *, rate: float, momentum: float) -> None:
         """Nothing of it lives when the next one begins."""
-        sent = [self._direction(cut, momentum=momentum) for cut in cuts]
-        for cut, part in zip(cuts, _orthogonal(cuts, sent), strict=True):
-            shard, (rows, columns) = cut.shard, cut.shard.held.weight.shape[-2:]
+        sent = [self._direction(cut, momentum=momentum) for cut in sharded_weights]
+        for cut, part in zip(sharded_weights, _orthogonal(sharded_weights, sent), strict=True):
+            shard, (rows, columns) = cut.shard, cut.shard.local_weight.weight.shape[-2:]
             wide = shard.weight.float()  # itself, where it is wide
             times, decay = self.rates[shard.name]
             wide.mul_(1 - times * rate * decay)
             wide.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * times * rate)
             shard.weight.copy_(wide)
 
-    def _direction(self, cut: Cut, *, momentum: float) -> Tensor:
+    def _direction(self, cut: ShardedWeight, *, momentum: float) -> Tensor:
         """What this rank has of the matrix to be made orthogonal, flat and padded."""
         shard = cut.shard
         part = torch.zeros(shard.padded_numel, dtype=torch.bfloat16, device=shard.weight.device)
@@ -72,28 +72,28 @@ class Muon(torch.optim.Optimizer):
         return part
 
 
-def _rounds(cuts: list[Cut]) -> Iterator[list[Cut]]:
+def _rounds(sharded_weights: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
     """So many matrices that each rank gets one; those of one round are about as large."""
 
-    def axes(cut: Cut) -> tuple[str, str]:
+    def axes(cut: ShardedWeight) -> tuple[str, str]:
         return cut.rows.name, cut.pieces.name
 
-    for _, same in groupby(sorted(cuts, key=lambda cut: (axes(cut), -cut.shard.shape.numel())), axes):
+    for _, same in groupby(sorted(sharded_weights, key=lambda cut: (axes(cut), -cut.shard.shape.numel())), axes):
         found = list(same)
         ranks = found[0].rows.size * found[0].pieces.size
         for first in range(0, len(found), ranks):
             yield found[first : first + ranks]
 
 
-def _orthogonal(cuts: list[Cut], parts: list[Tensor]) -> list[Tensor]:
+def _orthogonal(sharded_weights: list[ShardedWeight], parts: list[Tensor]) -> list[Tensor]:
     """This rank's part of each matrix → of the orthogonal one."""
-    rows = cuts[0].rows
-    dealt = deal(parts, rows)
-    _replace(cuts[rows.rank :: rows.size], dealt)
-    return home(dealt, parts, rows)
+    rows = sharded_weights[0].rows
+    dealt = gather_owned(parts, rows)
+    _replace(sharded_weights[rows.rank :: rows.size], dealt)
+    return return_owned(dealt, parts, rows)
 
 
-def _replace(mine: list[Cut], dealt: list[Tensor]) -> None:
+def _replace(mine: list[ShardedWeight], dealt: list[Tensor]) -> None:
     """The pieces of this rank's matrices by those of the orthogonal ones."""
     if not mine:
         return
@@ -102,18 +102,18 @@ def _replace(mine: list[Cut], dealt: list[Tensor]) -> None:
     local = [each.view(-1)[: shape.numel()].view(shape) for shape, each in zip(shapes, dealt, strict=True)]
     wholes = [
         _apart(newton_schulz(_joined(stack, cut)), cut)
-        for cut, stack in zip(mine[pieces.rank :: pieces.size], deal(local, pieces), strict=True)
+        for cut, stack in zip(mine[pieces.rank :: pieces.size], gather_owned(local, pieces), strict=True)
     ]
-    for each, piece in zip(dealt, home(wholes, local, pieces), strict=True):
+    for each, piece in zip(dealt, return_owned(wholes, local, pieces), strict=True):
         each.view(-1)[: piece.numel()] = piece.reshape(-1)
 
 
-def _joined(stack: Tensor, cut: Cut) -> Tensor:
+def _joined(stack: Tensor, cut: ShardedWeight) -> Tensor:
     """Pieces [ranks, ...] → the whole matrix, or those of the experts that are here."""
     return stack[0] if cut.dim is None else torch.cat(stack[:: cut.copies].unbind(), dim=cut.dim)
 
 
-def _apart(whole: Tensor, cut: Cut) -> Tensor:
+def _apart(whole: Tensor, cut: ShardedWeight) -> Tensor:
     size = cut.pieces.size
     if cut.dim is None:
         return whole.expand(size, *whole.shape)

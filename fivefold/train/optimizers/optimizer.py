@@ -18,7 +18,7 @@ from fivefold.model.weights import Weight
 from fivefold.train.optimizers import fp32_update
 from fivefold.train.optimizers.adafactor import Adafactor
 from fivefold.train.optimizers.eight_bit import AdamW8bit
-from fivefold.train.optimizers.gather_matrices import cuts
+from fivefold.train.optimizers.gather_matrices import sharded_weights
 from fivefold.train.optimizers.muon import Muon
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Ranks
@@ -30,9 +30,9 @@ from fivefold.update import LearningRate, Part, Rates
 def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
     """The optimizer over this rank's shards; every rank calls it."""
     settings, rate = job.optimizer, job.learning_rate.peak
-    found = list(cuts(units, ranks))
+    found = list(sharded_weights(units, ranks))
     shards = [cut.shard for cut in found]
-    rates = {shard.name: settings.rates(part_of(shard.held.weight)) for shard in shards}
+    rates = {shard.name: settings.rates(weight_group(shard.local_weight.weight)) for shard in shards}
     if settings.kind == "adamw8bit":
         groups = _groups(shards, rates, rate)
         return AdamW8bit(groups, found, lr=rate, betas=settings.betas, eps=settings.epsilon)
@@ -70,7 +70,7 @@ def _groups(shards: list[Shard], rates: dict[str, Rates], rate: float) -> list[d
     ]
 
 
-def part_of(weight: Weight) -> Part | None:
+def weight_group(weight: Weight) -> Part | None:
     """Which group of ``job.optimizer.groups`` a weight belongs to, if there is one."""
     if weight.is_vector:
         return "vectors"
@@ -118,8 +118,8 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
     The square of a gradient that several ranks hold is divided by their number.
     """
     square = torch.zeros((), dtype=torch.float32, device=ranks.device)
-    for holders in sorted({shard.held.holders for shard in shards}):
-        here = [s.weight.grad for s in shards if s.held.holders == holders and s.weight.grad is not None]
+    for holders in sorted({shard.local_weight.holders for shard in shards}):
+        here = [s.weight.grad for s in shards if s.local_weight.holders == holders and s.weight.grad is not None]
         if here:
             square += torch.stack(torch._foreach_norm(here, dtype=torch.float32)).square().sum() / holders
     packed = torch.stack([square, *(torch.as_tensor(n, dtype=torch.float32, device=ranks.device) for n in numbers)])
@@ -127,10 +127,10 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
     return packed[0].sqrt(), list(packed[1:])
 
 
-def check_cut(optimizer: torch.optim.Optimizer, then: Layout) -> None:
+def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
     """A ``Mistake`` where moments of a layout cannot be taken up under this one: codes of 8 bits in other blocks."""
     if isinstance(optimizer, AdamW8bit):
-        optimizer.check_cut(then)
+        optimizer.check_reshardable(then)
 
 
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:

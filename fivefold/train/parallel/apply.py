@@ -13,24 +13,24 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.model.float8.attach import attach as attach_float8
-from fivefold.train.model.linear import Later
+from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.placement import Spread
+from fivefold.train.parallel.placement import Placement
 from fivefold.train.parallel.zero import ZeroUnit
 
 
 def apply(
     module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table
-) -> tuple[list[ZeroUnit], Later]:
+) -> tuple[list[ZeroUnit], WgradStore]:
     """Spread ``module`` (on the meta device) over ``ranks``: the units of the stages that ``table`` gives to this rank,
     whose parameters become real, still uninitialised, and where put-off gradients of weights wait.
     """
-    later = Later()
+    wgrad_store = WgradStore()
     for part in module.modules():
-        if isinstance(getattr(part, "later", None), Later):
-            part.later = later  # type: ignore[assignment]
+        if isinstance(getattr(part, "wgrad_store", None), WgradStore):
+            part.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
@@ -47,5 +47,5 @@ def apply(
     recompute.attach(
         dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compile else None
     )
-    spread = Spread(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
-    return spread.units(), later
+    placement = Placement(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    return placement.units(), wgrad_store

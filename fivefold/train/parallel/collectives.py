@@ -3,7 +3,7 @@
     pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
 
 An axis of one rank says nothing and returns what it was given. No autograd: the parallelisms write both directions.
-Where an axis has ``turns``, whoever waits lets the other micro-batch compute until it waits in its turn.
+Where an axis has an ``interleaver``, whoever waits lets the other micro-batch compute until it waits in its turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from fivefold.train.parallel.interleave import Turns
+from fivefold.train.parallel.interleave import Interleaver
 from fivefold.train.parallel.mesh import Axis
 
 if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
@@ -23,12 +23,12 @@ else:
 
 
 class Pending:
-    """A tensor on its way; ``inputs`` live until it has come. ``turns``: what runs until then."""
+    """A tensor on its way; ``inputs`` live until it has come. ``interleaver``: what runs until then."""
 
     def __init__(
-        self, out: Tensor, *works: dist.Work | None, inputs: object = None, turns: Turns | None = None
+        self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None
     ) -> None:  # fmt: skip
-        self._out, self._works, self._inputs, self._turns = out, works, inputs, turns
+        self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
 
     @property
     def arriving(self) -> Tensor:
@@ -37,8 +37,8 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The tensor, once it is there."""
-        if self._works and self._turns is not None:
-            self._turns.swap()
+        if self._works and self._interleaver is not None:
+            self._interleaver.yield_turn()
         for work in self._works:
             assert work is not None
             work.wait()
@@ -52,7 +52,7 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
         return Pending(x)
     x = x.contiguous()
     out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
-    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), inputs=x, turns=axis.turns)
+    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), inputs=x, interleaver=axis.interleaver)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
@@ -64,14 +64,16 @@ def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pendi
     x = x.contiguous()
     if out is None:
         out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
-    return Pending(out, _reduce_scatter(out, x, group=axis.group, async_op=True), inputs=x, turns=axis.turns)
+    return Pending(
+        out, _reduce_scatter(out, x, group=axis.group, async_op=True), inputs=x, interleaver=axis.interleaver
+    )
 
 
 def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """The sum (or what ``op`` says) over ranks, in place."""
     if axis.size == 1:
         return Pending(x)
-    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True), turns=axis.turns)
+    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True), interleaver=axis.interleaver)
 
 
 def all_to_all(
@@ -87,7 +89,7 @@ def all_to_all(
         out, x, None if received is None else list(received), None if sent is None else list(sent),
         group=axis.group, async_op=True,
     )  # fmt: skip
-    return Pending(out, work, inputs=x, turns=axis.turns)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver)
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
@@ -97,4 +99,4 @@ def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tenso
     if not operations:
         return []
     works = dist.batch_isend_irecv(operations)
-    return [Pending(operations[-1].tensor, *works, inputs=operations, turns=axis.turns)]
+    return [Pending(operations[-1].tensor, *works, inputs=operations, interleaver=axis.interleaver)]

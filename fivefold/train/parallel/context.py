@@ -41,7 +41,7 @@ def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
         if kind == "ring":
             attention.core = Ring(axis, scale=attention.scale)  # type: ignore[assignment, arg-type]
         else:
-            attention.swap = Ulysses(axis)  # type: ignore[assignment]
+            attention.hooks = Ulysses(axis)  # type: ignore[assignment]
 
 
 class Ulysses:
@@ -113,12 +113,12 @@ class Ring:
 
         ``documents_BT``: an id per token of the whole sequences, best on the CPU, or None.
         """
-        met = _meetings(self.axis, tokens=q_BTNH.shape[1], documents_BT=documents_BT)
-        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, self.axis, self.scale, met)  # type: ignore[no-untyped-call]
+        steps = _ring_steps(self.axis, tokens=q_BTNH.shape[1], documents_BT=documents_BT)
+        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, self.axis, self.scale, steps)  # type: ignore[no-untyped-call]
         return out
 
 
-class _Meeting(NamedTuple):
+class _RingStep(NamedTuple):
     """Which of the own queries see which of the keys that are here, as tokens; ``spans`` of them under documents."""
 
     queries: slice
@@ -127,26 +127,26 @@ class _Meeting(NamedTuple):
     spans: tuple[Span, ...] | None
 
 
-def _meetings(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list[_Meeting]:
+def _ring_steps(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list[_RingStep]:
     """One per step: at step i the keys of rank r − i are here.
 
     Of those of an earlier rank the first chunk lies before both of ours and the second behind both; those of a later
     rank lie both between ours. So half of the square is seen at every step, by every rank.
     """
     first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
-    found = [_Meeting(both, both, True, None)]
-    found += [_Meeting(both, first, False, None)] * axis.rank
-    found += [_Meeting(second, both, False, None)] * (axis.size - 1 - axis.rank)
+    found = [_RingStep(both, both, True, None)]
+    found += [_RingStep(both, first, False, None)] * axis.rank
+    found += [_RingStep(second, both, False, None)] * (axis.size - 1 - axis.rank)
     if documents_BT is None:
         return found
     whole = tokens * axis.size
     ids = [documents_BT[:, _held("ring", ranks=axis.size, rank=rank, sequence=whole)] for rank in range(axis.size)]
     own = ids[axis.rank]
     return [
-        met._replace(
-            spans=within(own) if met.causal else across(own[:, met.queries], ids[axis.rank - step][:, met.keys])
+        steps._replace(
+            spans=within(own) if steps.causal else across(own[:, steps.queries], ids[axis.rank - step][:, steps.keys])
         )
-        for step, met in enumerate(found)
+        for step, steps in enumerate(found)
     ]
 
 
@@ -168,13 +168,13 @@ class _Hop:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, axis: Axis, scale: float | None, met: list[_Meeting]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, axis: Axis, scale: float | None, steps: list[_RingStep]
     ) -> Tensor:
-        ctx.axis, ctx.scale, ctx.met = axis, scale, met
+        ctx.axis, ctx.scale, ctx.steps = axis, scale, steps
         pair = _pack(k, v)
         out, lse = torch.empty(0), torch.empty(0)
-        for step, (queries, keys, causal, spans) in enumerate(met):
-            hop = _Hop(pair, axis) if step < len(met) - 1 else None
+        for step, (queries, keys, causal, spans) in enumerate(steps):
+            hop = _Hop(pair, axis) if step < len(steps) - 1 else None
             ks, vs = _unpack(pair, k, v)
             block, block_lse = attend(q[:, queries], ks[:, keys], vs[:, keys], causal=causal, scale=scale, spans=spans)
             if step == 0:
@@ -193,7 +193,7 @@ class _Ring(torch.autograd.Function):
         pair, gradient = _pack(k, v), gradient.contiguous()
         dq, home = torch.empty(0), torch.empty(0)
         going: _Hop | None = None  # gradients of the keys of the step before
-        for step, (queries, keys, causal, spans) in enumerate(ctx.met):
+        for step, (queries, keys, causal, spans) in enumerate(ctx.steps):
             hop = _Hop(pair, axis) if step < axis.size - 1 else None
             ks, vs = _unpack(pair, k, v)
             dq_here, dk, dv = attend_backward(

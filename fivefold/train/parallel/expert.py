@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fivefold.train.model.float8.cast import E4M3, TILES_OF_POWERS, Cast, widen
 from fivefold.train.model.linear import Work
-from fivefold.train.model.moe import Moe, Travel
+from fivefold.train.model.moe import Moe, TokenDispatcher
 from fivefold.train.model.routing import Sequences
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from fivefold.train.parallel.mesh import Axis, Ranks
@@ -37,10 +37,12 @@ def attach(
         layer.experts.adds_bias = etp.rank == 0
         layer.experts.copies = 1 if sp else tp.size  # without sp all of tp send the same rows
         if ep.size > 1 or etp.size > 1:
-            layer.travel = travel = Abroad(ep, etp, narrow=narrow)
-            layer.experts.meanwhile = travel.meanwhile
+            layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, narrow=narrow)
+            layer.experts.meanwhile = dispatcher.meanwhile
         whole = cp.size == 1 and (not sp or tp.size == 1)
-        layer.sequences = Sequences(sequence) if whole else Cut(sequence, tp if sp else None, cp, zigzag=zigzag)
+        layer.sequences = (
+            Sequences(sequence) if whole else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
+        )
 
 
 def balance(module: nn.Module, *axes: Axis) -> Tensor:
@@ -59,7 +61,7 @@ def balance(module: nn.Module, *axes: Axis) -> Tensor:
     return total
 
 
-class Voyage:
+class DispatchPlan:
     """Where the copies of one micro-batch go in one layer."""
 
     def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: bool) -> None:
@@ -69,7 +71,7 @@ class Voyage:
         self.back: tuple[Pending, ...] = ()
         self._known = False
 
-    def settle(self, copies: int) -> None:
+    def wait_counts(self, copies: int) -> None:
         """Wait for the counts; afterwards it is known where the ``copies`` go, and in what order they will lie."""
         if self._known:
             return
@@ -106,120 +108,120 @@ def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | No
     return order + shift[order]
 
 
-def _begin_out(x: Tensor, voyage: Voyage) -> tuple[Pending, ...]:
+def _begin_out(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
     """Rows [n, D], or a number of each, in order of expert → to the ranks that have the experts."""
     parts: tuple[Tensor, ...] = (x,)
-    if voyage.narrow and x.dim() > 1:
+    if plan.narrow and x.dim() > 1:
         cast = TILES_OF_POWERS(x)
         parts = (cast.data.view(torch.uint8), cast.scale)
-    return tuple(all_to_all(part, voyage.ep, sent=voyage.sent, received=voyage.received) for part in parts)
+    return tuple(all_to_all(part, plan.ep, sent=plan.sent, received=plan.received) for part in parts)
 
 
-def _end_out(arrived: list[Tensor], voyage: Voyage, dtype: torch.dtype) -> list[Tensor]:
+def _end_out(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
     """What came → with what came to the rest of etp, in order of expert; rows in ``dtype``."""
-    if voyage.etp.size > 1:
-        more = [(0, 0) * (x.dim() - 1) + (0, voyage.widest - voyage.arrived) for x in arrived]
-        pending = [all_gather(F.pad(x, pad), voyage.etp) for x, pad in zip(arrived, more, strict=True)]
+    if plan.etp.size > 1:
+        more = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
+        pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, more, strict=True)]
         arrived = [each.wait() for each in pending]
-    if voyage.order is not None:
-        arrived = [x.index_select(0, voyage.order) for x in arrived]
-    if voyage.narrow:
+    if plan.order is not None:
+        arrived = [x.index_select(0, plan.order) for x in arrived]
+    if plan.narrow:
         data, scale, *rest = arrived
         arrived = [widen(Cast(data.view(E4M3), scale), dtype), *rest]
     return arrived
 
 
-def _begin_home(made: list[Tensor], voyage: Voyage) -> tuple[Pending, ...]:
+def _begin_home(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
     """The way back of both; over etp each rank has made a part of a sum."""
-    rows, order = voyage.widest * voyage.etp.size, voyage.order
+    rows, order = plan.widest * plan.etp.size, plan.order
     back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
-    if voyage.etp.size > 1:
-        pending = [reduce_scatter(x, voyage.etp) for x in back]
-        back = [each.wait()[: voyage.arrived] for each in pending]
-    return tuple(all_to_all(x, voyage.ep, sent=voyage.received, received=voyage.sent) for x in back)
+    if plan.etp.size > 1:
+        pending = [reduce_scatter(x, plan.etp) for x in back]
+        back = [each.wait()[: plan.arrived] for each in pending]
+    return tuple(all_to_all(x, plan.ep, sent=plan.received, received=plan.sent) for x in back)
 
 
-class Abroad(Travel):
+class AllToAllDispatcher(TokenDispatcher):
     """Experts are on other ranks too."""
 
     def __init__(self, ep: Axis, etp: Axis, *, narrow: bool = False) -> None:
         self.ep, self.etp, self.narrow = ep, etp, narrow
         self.meanwhile: list[Work] = []  # what the backward can do while the gradients of rows travel
 
-    def announce(self, counts: Tensor) -> Voyage:
+    def plan(self, counts: Tensor) -> DispatchPlan:
         """Start to tell the others how many rows will come."""
-        return Voyage(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+        return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def send(self, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
+    def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Start; what is returned is empty and ties ``arrive`` to it in the backward."""
-        rows, share = _Send.apply(rows, share, voyage)  # type: ignore[no-untyped-call]
+        rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def arrive(self, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
+    def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """[n', D] and [n'] of the experts here, from all ranks."""
-        rows, share = _Arrive.apply(rows, share, voyage)  # type: ignore[no-untyped-call]
+        rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
-    def offsets(self, voyage: Voyage) -> Tensor:
+    def offsets(self, plan: DispatchPlan) -> Tensor:
         """Where the rows of each expert here end."""
-        return voyage.offsets
+        return plan.offsets
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def back(self, rows: Tensor, voyage: Voyage) -> Tensor:
+    def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
         """[n', D] → [n, D]."""
-        home: Tensor = _Return.apply(rows, voyage)  # type: ignore[no-untyped-call]
+        home: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
         return home
 
 
-class _Send(torch.autograd.Function):
+class _Dispatch(torch.autograd.Function):
     """Starts forward and waits backward; ``_Arrive`` the reverse. What lies between runs while rows travel."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, share: Tensor, voyage: Voyage) -> tuple[Tensor, Tensor]:
-        ctx.voyage = voyage
-        voyage.settle(rows.shape[0])
-        voyage.forth = (*_begin_out(rows, voyage), *_begin_out(share, voyage))
+    def forward(ctx: Any, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
+        ctx.plan = plan
+        plan.wait_counts(rows.shape[0])
+        plan.forth = (*_begin_out(rows, plan), *_begin_out(share, plan))
         return rows.new_empty(0), share.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, _rows: Tensor, _share: Tensor) -> tuple[Tensor, Tensor, None]:
-        pending, ctx.voyage.back = ctx.voyage.back, ()
+        pending, ctx.plan.back = ctx.plan.back, ()
         rows, share = (each.wait() for each in pending)
         return rows, share, None
 
 
 class _Arrive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, _share: Tensor, voyage: Voyage) -> tuple[Tensor, ...]:
-        ctx.voyage = voyage
-        pending, voyage.forth = voyage.forth, ()
-        return tuple(_end_out([each.wait() for each in pending], voyage, rows.dtype))
+    def forward(ctx: Any, rows: Tensor, _share: Tensor, plan: DispatchPlan) -> tuple[Tensor, ...]:
+        ctx.plan = plan
+        pending, plan.forth = plan.forth, ()
+        return tuple(_end_out([each.wait() for each in pending], plan, rows.dtype))
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
-        voyage: Voyage = ctx.voyage
-        voyage.back = _begin_home([rows, share], voyage)
-        while voyage.meanwhile:
-            voyage.meanwhile.pop(0)()
+        plan: DispatchPlan = ctx.plan
+        plan.back = _begin_home([rows, share], plan)
+        while plan.meanwhile:
+            plan.meanwhile.pop(0)()
         return rows.new_empty(0), share.new_empty(0), None
 
 
 class _Return(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, voyage: Voyage) -> Tensor:
-        ctx.voyage = voyage
-        return _begin_home([made], voyage)[0].wait()
+    def forward(ctx: Any, made: Tensor, plan: DispatchPlan) -> Tensor:
+        ctx.plan = plan
+        return _begin_home([made], plan)[0].wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        voyage: Voyage = ctx.voyage
-        (rows,) = _end_out([each.wait() for each in _begin_out(gradient, voyage)], voyage, gradient.dtype)
+        plan: DispatchPlan = ctx.plan
+        (rows,) = _end_out([each.wait() for each in _begin_out(gradient, plan)], plan, gradient.dtype)
         return rows, None
 
 
-class Cut(Sequences):
+class ShardedSequences(Sequences):
     """Sequences whose rows lie on several ranks: over cp in chunks of each, over tp (sp) in rows of all."""
 
     def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:

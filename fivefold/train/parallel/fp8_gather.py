@@ -95,7 +95,7 @@ class Payload:
 
     def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
         self.shards, self.scales = shards, scales
-        self.places = [scales.join(shard) if multiplies(shard.held.weight) else None for shard in shards]
+        self.places = [scales.join(shard) if multiplies(shard.local_weight.weight) else None for shard in shards]
         width = scales.dtype.itemsize
         self.sizes = [
             shard.padded_numel * (width if place is None else 1)

@@ -18,12 +18,12 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 
-class Stopped(BaseException):
+class PartnerFailed(BaseException):
     """The other has failed. No ``Exception``, so that nobody on the way takes it for a failure of his own."""
 
 
-class Turns:
-    """Whoever waits for a message calls ``swap`` before; outside of ``both`` it does nothing.
+class Interleaver:
+    """Whoever waits for a message calls ``yield_turn`` before; outside of ``run_both`` it does nothing.
 
     It may be called from any thread that works for one of the two: autograd's own, on CUDA. ``alone``: nothing runs
     beside.
@@ -32,23 +32,23 @@ class Turns:
     def __init__(self) -> None:
         self.alone = True
         self._gates = (Semaphore(0), Semaphore(0))
-        self._running = 0  # 0: the first, in the thread that called ``both``; 1: the second
+        self._running = 0  # 0: the first, in the thread that called ``run_both``; 1: the second
         self._failed = False
 
-    def swap(self) -> None:
+    def yield_turn(self) -> None:
         """Let the other run until it swaps back or ends; it does not return where the other has failed."""
         if not self.alone:
             mine, self._running = self._running, 1 - self._running
             self._gates[1 - mine].release()
             self._gates[mine].acquire()
         if self._failed:
-            raise Stopped
+            raise PartnerFailed
 
-    def both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+    def run_both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
         """Run both to their ends. What one raises is raised, and the other ends where it waits next."""
         self._gates, self._running, self.alone = (Semaphore(0), Semaphore(0)), 0, False
         raised: list[BaseException] = []
-        like_here = _like_here()
+        like_here = _copy_thread_state()
 
         def run() -> None:
             self._gates[1].acquire()
@@ -56,7 +56,7 @@ class Turns:
                 if not self._failed:
                     with like_here():
                         second()
-            except Stopped:
+            except PartnerFailed:
                 pass
             except BaseException as error:
                 raised.append(error)
@@ -66,7 +66,7 @@ class Turns:
         try:
             thread.start()
             first()
-        except Stopped:
+        except PartnerFailed:
             pass
         except BaseException:
             self._failed = True
@@ -86,7 +86,7 @@ class Turns:
             self._gates[1 - mine].release()
 
 
-def _like_here() -> Callable[[], AbstractContextManager[None]]:
+def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
     """A context that makes another thread like this one: all of this torch keeps by thread."""
     threads, modes = torch.get_num_threads(), _get_current_dispatch_mode_stack()
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from fivefold.layout.mesh import Group, group, members
 from fivefold.layout.spec import Layout
-from fivefold.train.parallel.interleave import Turns
+from fivefold.train.parallel.interleave import Interleaver
 
 ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
 
 # as traffic is counted: ZeRO's groups speak for data parallelism
-SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
+TRAFFIC_AXIS = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
           "twin": "pp"}  # fmt: skip
 
 
@@ -29,14 +29,14 @@ SPOKEN = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica"
 class Axis:
     """The ranks that this process speaks with along one axis; ``rank`` is its own place among them.
 
-    ``turns``: what is told before anything said here is waited for.
+    ``interleaver``: what is told before anything said here is waited for.
     """
 
     name: str
     rank: int
     ranks: tuple[int, ...]  # of the world
     group: dist.ProcessGroup | None  # None: alone
-    turns: Turns | None = None
+    interleaver: Interleaver | None = None
 
     @property
     def size(self) -> int:
@@ -46,7 +46,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. ``turns``: those that two micro-batches take while messages travel, if any.
+    """This process among the others. ``interleaver``: by which two micro-batches compute in turn while messages travel,
+    if any.
 
     ``streams``: messages travel beside what is computed, as on GPUs.
     """
@@ -55,7 +56,7 @@ class Ranks:
     world: int
     device: torch.device
     axes: Mapping[str, Axis]
-    turns: Turns | None = None
+    interleaver: Interleaver | None = None
     streams: bool = False
 
     def __getitem__(self, name: str) -> Axis:
@@ -65,7 +66,7 @@ class Ranks:
         """The axis over which the group of that name speaks, as traffic is counted."""
         for axis in self.axes.values():
             if axis.group is not None and axis.group.group_name == group_name:
-                return SPOKEN.get(axis.name, axis.name.partition("_")[0])
+                return TRAFFIC_AXIS.get(axis.name, axis.name.partition("_")[0])
         return "world"
 
 
@@ -85,10 +86,10 @@ def ranks(
     kv = Group(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
     axes["kv"] = _axis("kv", kv.members(rank), rank=rank)
     axes["world"] = Axis("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
-    axes |= _pipes(axes["pp"], layout, rank=rank)
-    turns = Turns() if pairs else None
-    axes |= {name: replace(axes[name], turns=turns) for name in TURNING if name in axes}
-    return Ranks(rank, world, device, axes, turns, device.type == "cuda" if streams is None else streams)
+    axes |= _pipeline_axes(axes["pp"], layout, rank=rank)
+    interleaver = Interleaver() if pairs else None
+    axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
+    return Ranks(rank, world, device, axes, interleaver, device.type == "cuda" if streams is None else streams)
 
 
 def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:
@@ -98,13 +99,13 @@ def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:
     return Axis(name, members.index(rank), members, made)
 
 
-def _pipes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
+def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
     """What pipelines need besides: a group per direction and kind of what is sent, so that no send waits for another
     kind's; ``tie`` of the two ends for a tied table, ``twin`` of the two ranks that hold the same stages.
     """
     if pp.size == 1:
         return {}
-    found = {name: _axis(name, pp.ranks, rank=rank) for name in PIPES}
+    found = {name: _axis(name, pp.ranks, rank=rank) for name in P2P_AXES}
     ends = (pp.ranks[0], pp.ranks[-1])
     partner = pp.ranks[pp.size - 1 - pp.rank]
     if layout.schedule == "dualpipe":
@@ -113,7 +114,7 @@ def _pipes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
     return found
 
 
-PIPES = ("pp_onward_down", "pp_onward_up", "pp_back_down", "pp_back_up")
+P2P_AXES = ("pp_onward_down", "pp_onward_up", "pp_back_down", "pp_back_up")
 
 # what a stage says while it computes; ZeRO's messages are of weights, which two micro-batches may share
-TURNING = ("tp", "cp", "ep", "etp", *PIPES)
+INTERLEAVED_AXES = ("tp", "cp", "ep", "etp", *P2P_AXES)

@@ -4,7 +4,8 @@ Sharded: the layers, by stages. Issued per micro-batch and boundary between rank
 [rows, D] onward and one of their gradient back, both beside compute; none where the two stages lie on one rank.
 
 Each stage ends in a scalar, the loss or an ``_Exit`` through which the gradient comes in: a stage's output lives only
-until it has been taken, since its graph is enough for the backward. Zero-bubble tables put dW off in ``Later`` until W.
+until it has been taken, since its graph is enough for the backward. Zero-bubble tables put dW off in ``WgradStore``
+until W.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, named
-from fivefold.layout.schedule.p2p import Cue, cues, links, taker
+from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Mistake
-from fivefold.train.model.linear import Later, Work
+from fivefold.train.model.linear import WgradStore, Work
 from fivefold.train.parallel.mesh import Axis, Ranks
 
 Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first stage), micro-batch → rows, or the loss
@@ -32,8 +33,8 @@ class Pipeline:
     forward, a backward or a W has ended.
 
     ``stages`` are those that the table gives this rank; ``shape`` and ``dtype`` are of the rows that travel. Under FB
-    forward and backward take ``ranks.turns``; where there are none, one follows the other. A ``Mistake`` where the
-    table is illegal or has no turns to take, a ``ValueError`` where it is not for these ranks and stages.
+    forward and backward alternate by ``ranks.interleaver``; where there is none, one follows the other. A ``Mistake``
+    where the table is illegal or has no turns to take, a ``ValueError`` where it is not for these ranks and stages.
     """
 
     def __init__(
@@ -41,22 +42,22 @@ class Pipeline:
         table: Table,
         *,
         ranks: Ranks,
-        later: Later,
+        wgrad_store: WgradStore,
         stages: Mapping[int, Stage],
         shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> None:
         check(table)
-        self.table, self.ranks, self.later, self.stages = table, ranks, later, stages
+        self.table, self.ranks, self.wgrad_store, self.stages = table, ranks, wgrad_store, stages
         self.shape, self.dtype, self.rank = shape, dtype, ranks["pp"].rank
-        self.last, self.turns = table.stages - 1, ranks.turns
+        self.last, self.interleaver = table.stages - 1, ranks.interleaver
         if table.pp != ranks["pp"].size:
             raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
-        if set(table.held[self.rank]) - set(stages):
-            raise ValueError(f"rank {self.rank} plays stages {table.held[self.rank]}, but has {tuple(stages)}")
-        if self.turns is not None:
+        if set(table.rank_stages[self.rank]) - set(stages):
+            raise ValueError(f"rank {self.rank} plays stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
+        if self.interleaver is not None:
             check_pairs(table)
-        self.row = cues(table, rank=self.rank)
+        self.row = p2p_steps(table, rank=self.rank)
         self.on_action: Callable[[Action], None] | None = None
         self.on_pass: Callable[[], None] | None = None
         self._loss = torch.zeros(())
@@ -77,16 +78,16 @@ class Pipeline:
         total = torch.zeros((), device=self.ranks.device)
         for first in range(0, micro_batches, self.table.micro_batches):
             forward = _forward_only(self.table, micro_batches=micro_batches - first)
-            total += self._play(cues(forward, rank=self.rank), first=first)
+            total += self._play(p2p_steps(forward, rank=self.rank), first=first)
         return total
 
-    def _play(self, row: Sequence[Cue], *, first: int = 0) -> Tensor:
+    def _play(self, row: Sequence[P2PStep], *, first: int = 0) -> Tensor:
         """``first``: the micro-batch that the row calls 0."""
         self._loss = torch.zeros((), device=self.ranks.device)
-        for action, post, settle in row:
-            for part in post:
+        for action, post_receives, wait_sends in row:
+            for part in post_receives:
                 self._receive(part)
-            for part in settle:
+            for part in wait_sends:
                 self._sending.pop(part)[1].wait()
             if self.on_action is not None:
                 self.on_action(action)
@@ -102,11 +103,11 @@ class Pipeline:
         elif kind == "FB":
             forward = partial(self._forward, stage, i, first=first)
             backward = partial(self._backward, backward_stage, backward_i)
-            if self.turns is None:
+            if self.interleaver is None:
                 forward()
                 backward()
             else:
-                self.turns.both(forward, backward)
+                self.interleaver.run_both(forward, backward)
         elif kind == "W":
             works = self._works.pop((stage, i))[::-1]
             with torch.no_grad():
@@ -136,13 +137,13 @@ class Pipeline:
         entry, end, inbox = self._open.pop((stage, i))
         if stage < self.last:
             inbox.append(self._arrived(("B", stage + 1, i)))
-        self.later.deferring = split
-        run_back(end)
-        self.later.deferring = False
+        self.wgrad_store.deferring = split
+        run_backward(end)
+        self.wgrad_store.deferring = False
         if stage == self.last:
             self._loss += end.detach()  # not before: a chunked loss is computed in its backward
         if split:
-            self._works[stage, i] = self.later.take()
+            self._works[stage, i] = self.wgrad_store.take()
         if entry is not None:
             assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
             self._hand(("B", stage, i), entry.grad)
@@ -183,7 +184,7 @@ class Pipeline:
         if rows.shape != self.shape or rows.dtype != self.dtype:
             have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
             raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
-        target = taker(part, path=self.table.paths[part[2]])
+        target = receiver(part, path=self.table.paths[part[2]])
         if target is None:
             self._here[part] = rows
             return
@@ -205,8 +206,8 @@ class Pipeline:
         if part in self._here:
             return self._here.pop(part)
         rows, work = self._receiving.pop(part)
-        if self.turns is not None:
-            self.turns.swap()
+        if self.interleaver is not None:
+            self.interleaver.yield_turn()
         work.wait()
         return rows
 
@@ -217,7 +218,7 @@ def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
     return found
 
 
-def run_back(end: Tensor, gradient: Tensor | None = None) -> None:
+def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:
     """The backward of a stage, from its scalar."""
     end.backward(gradient)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
-from fivefold.layout.local_weight import Place, padded_vocab, piece
+from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import POLICIES, Unit, copies, multiplies, policy, units
+from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, units
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -22,12 +22,12 @@ from fivefold.train.model.precision import Dtypes
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel.fp8_gather import Payload, Scales
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.shard import Held
-from fivefold.train.parallel.zero import Sum, ZeroUnit, attach
+from fivefold.train.parallel.shard import LocalWeight
+from fivefold.train.parallel.zero import ExtraReduce, ZeroUnit, attach
 
 
 @dataclass(frozen=True)
-class Spread:
+class Placement:
     """The nouns and the ranks, and what follows from them for this rank."""
 
     module: Transformer
@@ -39,7 +39,7 @@ class Spread:
 
     def units(self) -> list[ZeroUnit]:
         """All units of this rank, in the order of its stages; their parameters become real, still uninitialised."""
-        held, layers = self.table.held[self.ranks["pp"].rank], stage_layers(self.model.layers, self.layout)
+        held, layers = self.table.rank_stages[self.ranks["pp"].rank], stage_layers(self.model.layers, self.layout)
         last, whole, made = self.table.stages - 1, units(self.model), list[ZeroUnit]()
         backwards = self._backwards()
         both_ends = {0, last} <= set(held)
@@ -50,7 +50,7 @@ class Spread:
                 found += self._made(whole[0], backwards[0])
                 if self.model.tied_embeddings and both_ends:
                     table = found[:1]
-                    table[0].deliveries[0] += backwards[last]
+                    table[0].expected_grads[0] += backwards[last]
                 attach(self.module.embed, found[:1], keep=bool(table), backward=False)
             for layer in layers[stage]:
                 block = self._made(whole[1 + layer], backwards[stage])
@@ -63,7 +63,7 @@ class Spread:
                     found += table
                 attach(self.module.head, [*head, *table], keep=True, onward="")  # a tied table would fetch its block
                 if table:
-                    head[0].lead(table[0])
+                    head[0].add_mate(table[0])
                 found += head
             _chain(found)
             made += found
@@ -84,7 +84,7 @@ class Spread:
         made = [self._unit(dense, backwards, experts=False)]
         if experts:
             made.append(self._unit(experts, backwards, experts=True))
-            made[0].lead(made[1])
+            made[0].add_mate(made[1])
         return made
 
     def _unit(self, weights: list[Weight], backwards: int, *, experts: bool) -> ZeroUnit:
@@ -95,33 +95,33 @@ class Spread:
         for also in sums:
             late *= also.axis.size if also.late else 1
         vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
-        place = Place(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
-        pieces = [piece(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
-        held = [Held(w, p, p.holders * replica.size * late) for w, p in zip(weights, pieces, strict=True)]
+        place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
+        pieces = [local_slice(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
+        held = [LocalWeight(w, p, p.holders * replica.size * late) for w, p in zip(weights, pieces, strict=True)]
         made = ZeroUnit(
             self.module, held, shard=shard, replica=replica, sums=sums,
             policy=policy(self.layout) if shard.size > 1 else POLICIES[0],
             dtypes=Dtypes(self.job.precision), device=ranks.device,
             ahead="dp" in self.job.stack.overlap and ranks.streams,
         )  # fmt: skip
-        made.deliveries = [backwards] * len(weights)
+        made.expected_grads = [backwards] * len(weights)
         return made
 
-    def _sums(self, weights: list[Weight]) -> Iterator[Sum]:
+    def _sums(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
         """What is added up beside data parallelism: copies over tp, and stages or tables that two ranks hold."""
-        kinds = [copies(weight, model=self.model, layout=self.layout) for weight in weights]
+        kinds = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
         for kind in ("tp", "kv"):
             chosen = tuple(index for index, found in enumerate(kinds) if found == kind)
             if chosen:
-                yield Sum(self.ranks[kind], chosen)
+                yield ExtraReduce(self.ranks[kind], chosen)
         if "twin" in self.ranks.axes:
-            yield Sum(self.ranks["twin"], tuple(range(len(weights))), late=True)
+            yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), late=True)
         elif self._table_is_shared() and weights[0].name == "embed.tokens.weight":
-            yield Sum(self.ranks["pp_tie"], (0,), late=True)
+            yield ExtraReduce(self.ranks["pp_tie"], (0,), late=True)
 
     def _table_is_shared(self) -> bool:
         """Whether the two ends of a tied model lie on two ranks, this being one of them."""
-        ends = [rank for rank, held in enumerate(self.table.held) if {0, self.table.stages - 1} & set(held)]
+        ends = [rank for rank, held in enumerate(self.table.rank_stages) if {0, self.table.stages - 1} & set(held)]
         return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
@@ -130,7 +130,7 @@ def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
     block = SCALED_ELEMENTS.get(recipe.scaling, 0)
     found: dict[str, Scales] = {}
     for unit in units:
-        if unit.shard.size > 1 and any(multiplies(shard.held.weight) for shard in unit.shards):
+        if unit.shard.size > 1 and any(multiplies(shard.local_weight.weight) for shard in unit.shards):
             new = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
             unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
 

@@ -1,7 +1,7 @@
 """Recomputation: what the backward reads of chosen operations is made again when it is first asked for.
 
-    forward    autograd is given notes (operation, n-th saved tensor) instead of the tensors of a chosen operation
-    backward   a note is read → the operation runs again, from inputs that were kept or are made again before
+    forward    autograd is given handles (operation, n-th saved tensor) instead of the tensors of a chosen operation
+    backward   a handle is read → the operation runs again, from inputs that were kept or are made again before
 
 Nothing is sharded. Messages inside of an operation are issued again with it; what nobody reads is not made again.
 Which tensors stay: ``plan/count/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fivefold.layout.spec import CHEAP, Layout
-from fivefold.train.model.linear import Linear, fan, running_again
+from fivefold.train.model.linear import Linear, fused_linears, recomputing
 from fivefold.train.model.operation import direct
-from fivefold.train.parallel.recomputed import Found, Function, Note, Operation, restore
+from fivefold.train.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
 
@@ -29,7 +29,7 @@ Compile = Callable[[Function], Function]
 def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile | None = None) -> None:
     """Make ``blocks``, by the number of their layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
 
-    Notes are taken outside of compiled code, so both are done here: a block of which all or nothing is recomputed is
+    Handles are given outside of compiled code, so both are done here: a block of which all or nothing is recomputed is
     compiled in whole, of another each operation by itself. The forward must be called through the module, so that
     hooks on it fire once: it is not called again in the backward.
     """
@@ -39,10 +39,12 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
         wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
         if compiled is not None and wanted <= {"layer"}:
             block.forward = compiled(block.forward)
-            torch._dynamo.eval_frame.skip_code(_Whole.run.__code__)  # likewise
+            torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # likewise
         if not wanted:
             continue
-        recorder = _Whole(block.forward) if "layer" in wanted else _Selected(block.forward, wanted, compiled)
+        recorder = (
+            _FullRecompute(block.forward) if "layer" in wanted else _SelectiveRecompute(block.forward, wanted, compiled)
+        )
         block.forward = recorder.forward
         for module in block.modules():
             if hasattr(module, "run"):
@@ -67,26 +69,26 @@ def groups(name: str) -> frozenset[str]:
     return frozenset(found)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """What a thread records just now: the backward may run in another than the forward."""
 
-    found: Found | None = None
-    layer: Layer | None = None
+    found: OutputsByStorage | None = None
+    layer: RecomputedLayer | None = None
 
 
-class _Selected:
+class _SelectiveRecompute:
     """Some operations of a block. ``run`` is their seam."""
 
     def __init__(self, forward: Function, wanted: frozenset[str], compiled: Compile | None) -> None:
         self.inner, self.wanted, self.compiled = forward, wanted, compiled
-        self.here = _Here()
+        self.here = _ThreadState()
         self._ready: dict[str, tuple[Function, Function]] = {}  # by name: what was compiled, and what came of it
 
     def forward(self, *inputs: Any) -> Any:
         """The block's."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.found = found = Found()
+        self.here.found = found = OutputsByStorage()
         try:
             return self.inner(*inputs)
         finally:
@@ -103,7 +105,7 @@ class _Selected:
         self.here.found = None
         if wanted:
             operation = Operation(function, inputs, found)
-            with running_again(), saved_tensors_hooks(operation.pack, restore):
+            with recomputing(), saved_tensors_hooks(operation.pack, restore):
                 made = function(*inputs)
             operation.done(made, cheap=bool(wanted & CHEAP))
         else:
@@ -114,26 +116,26 @@ class _Selected:
 
     def _compile(self, name: str, function: Function) -> Function:
         assert self.compiled is not None
-        if function is fan or isinstance(function, Linear):  # never compiled
+        if function is fused_linears or isinstance(function, Linear):  # never compiled
             return function
         if name not in self._ready or self._ready[name][0] != function:
             self._ready[name] = function, self.compiled(function)
         return self._ready[name][1]
 
 
-class _Whole:
+class _FullRecompute:
     """A block as one operation, of which the input is kept. ``run`` finds where it may end the second time."""
 
     def __init__(self, forward: Function) -> None:
-        self.inner, self.here = forward, _Here()
+        self.inner, self.here = forward, _ThreadState()
 
     def forward(self, *inputs: Any) -> Any:
         """The block's."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.layer = layer = Layer(self.inner, inputs, self.here)
+        self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)
         try:
-            with running_again(), saved_tensors_hooks(layer.pack, restore):
+            with recomputing(), saved_tensors_hooks(layer.pack, restore):
                 made = self.inner(*inputs)
         finally:
             self.here.layer = None
@@ -157,26 +159,26 @@ class _Whole:
         return made
 
 
-class _Enough(Exception):
+class _StopRecompute(Exception):
     """All that the backward reads has been made."""
 
 
-class Ending(NamedTuple):
+class StopPoint(NamedTuple):
     """An inner operation after which nothing is saved, and in which these of its inputs alone."""
 
     call: int
     places: list[int]
 
 
-class Layer(Operation):
+class RecomputedLayer(Operation):
     """A whole block. When it runs again it ends where nothing is left to save: before the last sum over ranks."""
 
-    def __init__(self, function: Function, inputs: Sequence[Any], here: _Here) -> None:
-        super().__init__(function, inputs, Found())
+    def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:
+        super().__init__(function, inputs, OutputsByStorage())
         self.here, self.calls = here, 0
         self.entered: Sequence[Any] = ()
-        self.inside: Ending | None = None
-        self.ending: Ending | None = None
+        self.inside: StopPoint | None = None
+        self.ending: StopPoint | None = None
         self.saved: list[Tensor] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -184,10 +186,10 @@ class Layer(Operation):
         """An inner operation begins."""
         self.calls += 1
         if self.saved is None:
-            self.entered, self.inside = inputs, Ending(self.calls, [])
+            self.entered, self.inside = inputs, StopPoint(self.calls, [])
         elif self.ending is not None and self.calls == self.ending.call:
             self.saved += [inputs[place].detach() for place in self.ending.places]
-            raise _Enough
+            raise _StopRecompute
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self) -> None:
@@ -195,7 +197,7 @@ class Layer(Operation):
         self.entered, self.inside = (), None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def pack(self, tensor: Tensor) -> Note:
+    def pack(self, tensor: Tensor) -> SavedHandle:
         """As of any operation; and it is noted whether this could be the end."""
         place = next((place for place, x in enumerate(self.entered) if x is tensor), None)
         if place is None:
@@ -203,14 +205,14 @@ class Layer(Operation):
         elif self.inside is not None:
             self.inside.places.append(place)
         self.ending = self.inside
-        note: Note = super().pack(tensor)
-        return note
+        handle: SavedHandle = super().pack(tensor)
+        return handle
 
-    def run_again(self, inputs: list[Any], saved: list[Tensor]) -> Any:
+    def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
         """Nobody waits for what it makes."""
         self.calls, self.saved, self.here.layer = 0, saved, self
         try:
-            with suppress(_Enough):
+            with suppress(_StopRecompute):
                 self.function(*inputs)
         finally:
             self.saved = self.here.layer = None

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fivefold.layout.local_weight import Piece
+from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import chunk_rows
 from fivefold.model.weights import Weight
 from fivefold.train.parallel.mesh import Axis
 
 
-class Held(NamedTuple):
+class LocalWeight(NamedTuple):
     """A weight of the model, the piece of it that this rank computes with, and how many ranks update the same rows."""
 
     weight: Weight
-    piece: Piece
+    local_slice: LocalSlice
     holders: int
 
 
@@ -39,8 +39,8 @@ class Shard:
     ``shape`` is that of the local piece; the rows of stacked experts [E, F, D] are E · F.
     """
 
-    def __init__(self, held: Held, *, axis: Axis) -> None:
-        self.held, self.name, self.shape = held, held.weight.name, torch.Size(held.piece.shape)
+    def __init__(self, held: LocalWeight, *, axis: Axis) -> None:
+        self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one
         self.columns = self._row.numel()
         rows = self.shape.numel() // self.columns
@@ -54,18 +54,18 @@ class Shard:
         """The unpadded rows of a flat padded chunk, in the shape of the weight's rows."""
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
-    def cut(self, whole: Tensor) -> Tensor:
+    def rows_of(self, whole: Tensor) -> Tensor:
         """This shard's rows of a whole weight, zeros where the piece is padded."""
-        piece = self.held.piece
+        local_slice = self.local_weight.local_slice
         local = whole.new_zeros(self.shape)
-        local[piece.front] = whole[piece.slices]
+        local[local_slice.front] = whole[local_slice.slices]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
         """The parts of the whole weight that this shard's rows are, without padding; in order."""
-        piece = self.held.piece
-        starts = [part.start for part in piece.slices]
-        sizes = [part.stop - part.start for part in piece.slices]
+        local_slice = self.local_weight.local_slice
+        starts = [part.start for part in local_slice.slices]
+        sizes = [part.stop - part.start for part in local_slice.slices]
         if len(self.shape) == 3:
             yield from self._stacked(starts, sizes)
             return

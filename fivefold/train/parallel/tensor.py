@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels import row_chunks
-from fivefold.train.model.linear import Around, Linear, Wait
+from fivefold.train.model.linear import Linear, LinearHooks, Wait
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 
 
-class _Over(Around):
+class _TensorParallelHooks(LinearHooks):
     """A linear layer cut over ``axis``; ``sp``: the stream outside it is cut by rows."""
 
     def __init__(self, axis: Axis, *, sp: bool) -> None:
@@ -39,23 +39,23 @@ class _Over(Around):
         return all_gather(x, self.axis).wait if self.sp else lambda: x
 
 
-class Column(_Over):
+class ColumnParallel(_TensorParallelHooks):
     """Each rank has some of the outputs, of all rows."""
 
     def enter(self, x: Tensor) -> Tensor:
         """Own rows → all rows."""
         return self.gathered(x)()
 
-    def begin_again(self, x: Tensor) -> Wait:
+    def begin_reenter(self, x: Tensor) -> Wait:
         """The same, to travel beside dx = g W."""
         return self.gathered(x)
 
-    def begin_entered_gradient(self, gradient: Tensor) -> Wait:
+    def begin_enter_backward(self, gradient: Tensor) -> Wait:
         """The sum over the ranks' outputs, to travel beside dW = gᵀ x."""
         return self.summed(gradient)
 
 
-class Row(_Over):
+class RowParallel(_TensorParallelHooks):
     """Each rank has some of the inputs: the products are summed."""
 
     partial = True
@@ -64,45 +64,45 @@ class Row(_Over):
         """Partial sums of all rows → own rows."""
         return self.summed(y)()
 
-    def left_gradient(self, gradient: Tensor) -> Tensor:
+    def leave_backward(self, gradient: Tensor) -> Tensor:
         """Own rows → all rows."""
         return self.gathered(gradient)()
 
 
-class Share:
+class GatherRows:
     """Rows that the heads of every rank need: ``share(x)`` is all rows, and its gradient the sum over the ranks."""
 
     def __init__(self, axis: Axis, *, sp: bool) -> None:
-        self.over = _Over(axis, sp=sp)
+        self.hooks = _TensorParallelHooks(axis, sp=sp)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor) -> Tensor:
         """Own rows → all rows; without sp they are all here."""
-        whole: Tensor = _Share.apply(x, self.over)  # type: ignore[no-untyped-call]
+        whole: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
         return whole
 
 
-class _Share(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, over: _Over) -> Tensor:
-        ctx.over = over
-        return over.gathered(x)() if over.sp else x.view_as(x)
+    def forward(ctx: Any, x: Tensor, hooks: _TensorParallelHooks) -> Tensor:
+        ctx.hooks = hooks
+        return hooks.gathered(x)() if hooks.sp else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        over: _Over = ctx.over
-        return over.summed(gradient if over.sp else gradient.clone())(), None
+        hooks: _TensorParallelHooks = ctx.hooks
+        return hooks.summed(gradient if hooks.sp else gradient.clone())(), None
 
 
-class Vocabulary:
+class VocabParallel:
     """Words cut over ``axis``: of a table and of logits each rank has equally many rows, padding at the end."""
 
     def __init__(self, axis: Axis, *, sp: bool, words: int) -> None:
-        self.over, self.words = _Over(axis, sp=sp), words
+        self.hooks, self.words = _TensorParallelHooks(axis, sp=sp), words
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Where among the ``held`` words of this rank the ids are, and which of them are other ranks'."""
-        here = ids - self.over.axis.rank * held
+        here = ids - self.hooks.axis.rank * held
         return here, (here < 0) | (here >= held)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -113,7 +113,7 @@ class Vocabulary:
 
     def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
         """``kernels.nats`` of the logits of all ranks, the same on each; they are never together. Two passes."""
-        axis, held = self.over.axis, logits.shape[1]
+        axis, held = self.hooks.axis, logits.shape[1]
         logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # padding: no word has these logits
         here, foreign = self.own(targets, held=held)
         here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
@@ -132,17 +132,17 @@ class Vocabulary:
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, vocabulary: Vocabulary) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, vocabulary: VocabParallel) -> Tensor:
         ctx.vocabulary, ctx.held = vocabulary, weight.shape[0]
         ctx.save_for_backward(ids)
         here, foreign = vocabulary.own(ids, held=ctx.held)
         found = F.embedding(here.masked_fill_(foreign, 0), weight).masked_fill_(foreign[:, None], 0)
-        return vocabulary.over.summed(found)()
+        return vocabulary.hooks.summed(found)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,) = ctx.saved_tensors
-        coming = ctx.vocabulary.over.gathered(gradient)
+        coming = ctx.vocabulary.hooks.gathered(gradient)
         here, foreign = ctx.vocabulary.own(ids, held=ctx.held)
         here.masked_fill_(foreign, -1)  # which embedding's backward is told to pass over
         return None, torch.ops.aten.embedding_dense_backward(coming(), here, ctx.held, -1, False), None
@@ -161,24 +161,24 @@ def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:
 
 
 # what is cut how, by the end of its name (model/weights.py); q_down and kv_down work on the rank's own rows
-PLAN: dict[str, type[Column] | type[Row]] = {
-    "attention.q": Column, "attention.k": Column, "attention.v": Column, "attention.out": Row,
-    "attention.q_up": Column, "attention.kv_up": Column,
-    "mlp.gate": Column, "mlp.up": Column, "mlp.down": Row,
-    "moe.shared.gate": Column, "moe.shared.up": Column, "moe.shared.down": Row,
-    "head.out": Column,
+PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
+    "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
+    "attention.out": RowParallel, "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
+    "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
+    "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
+    "head.out": ColumnParallel,
 }  # fmt: skip
 
 
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the seams of a ``Transformer`` for weights cut over ``axis`` as ``layout/sharding.py`` says."""
-    vocabulary = Vocabulary(axis, sp=sp, words=cast(Model, module.model).vocab)
+    vocabulary = VocabParallel(axis, sp=sp, words=cast(Model, module.model).vocab)
     for name, part in module.named_modules():
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(part, Linear):
-                part.around = style(axis, sp=sp)
+                part.hooks = style(axis, sp=sp)
         if hasattr(part, "share"):
-            part.share = Share(axis, sp=sp)
+            part.share = GatherRows(axis, sp=sp)
         if hasattr(part, "lookup"):
             part.lookup = vocabulary.lookup
         if hasattr(part, "loss"):

@@ -3,7 +3,7 @@
 Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
 Issued per unit: all_gather of the weights when they are stale or were let go; after the last micro-batch
 reduce_scatter of the summed gradients over the shard group, all_reduce over its replicas, and over ranks that hold
-copies of some weights (``Sum``).
+copies of some weights (``ExtraReduce``).
 FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/decisions/001-own-zero.md``).
 """
 
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.sharding import Policy
-from fivefold.train.model.linear import deliver
+from fivefold.train.model.linear import accumulate_grad
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.fp8_gather import Payload
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.shard import Held, Shard
+from fivefold.train.parallel.shard import LocalWeight, Shard
 
 
 @dataclass(frozen=True)
-class Sum:
+class ExtraReduce:
     """Weights, by their place in the unit, whose gradients are summed over ``axis`` besides.
 
     ``late``: when the step ends, because the others' schedule is not ours.
@@ -39,19 +39,19 @@ class Sum:
 class ZeroUnit:
     """The weights of one unit: gathered for compute, summed in gradient, sharded for the optimizer.
 
-    ``deliveries``: how many gradients of each weight come in a step; ``placement.py`` knows.
+    ``expected_grads``: how many gradients of each weight come in a step; ``placement.py`` knows.
     """
 
     def __init__(
-        self, module: nn.Module, held: Sequence[Held], *, shard: Axis, replica: Axis, sums: Sequence[Sum] = (),
-        policy: Policy, dtypes: Dtypes, device: torch.device, ahead: bool = False,
+        self, module: nn.Module, held: Sequence[LocalWeight], *, shard: Axis, replica: Axis,
+        sums: Sequence[ExtraReduce] = (), policy: Policy, dtypes: Dtypes, device: torch.device, ahead: bool = False,
     ) -> None:  # fmt: skip
         self.shard, self.replica, self.also, self.policy, self.dtypes = shard, replica, tuple(sums), policy, dtypes
         self.device, self.ahead = device, ahead
         self.shards = [Shard(each, axis=shard) for each in held]
         self.sizes = [each.padded_numel for each in self.shards]
         self.numel = sum(self.sizes)
-        self.deliveries = [1] * len(self.shards)
+        self.expected_grads = [1] * len(self.shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # forward and backward: whose weights to fetch ahead
         self.mates: list[ZeroUnit] = []  # of the same module, released with this one and not by themselves
         self.follows = False
@@ -68,11 +68,12 @@ class ZeroUnit:
     def _allocate(self, module: nn.Module) -> None:
         """Give weights and shards their storage; a shard lies within the gathered weights where it can."""
         count = self.shard.size
-        self.whole = torch.zeros(self.numel * count, dtype=self.dtypes.weights, device=self.device)
-        self._parts = [part.view(count, -1) for part in self.whole.split([size * count for size in self.sizes])]
+        self.gathered = torch.zeros(self.numel * count, dtype=self.dtypes.weights, device=self.device)
+        self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
         for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=True)):
             view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
-            parameter = nn.Parameter(view.data)  # .data: filling `whole` anew must not look like a change to autograd
+            # .data: filling `gathered` anew must not look like a change to autograd
+            parameter = nn.Parameter(view.data)
             parameter.collect = self._collector(index)  # type: ignore[attr-defined]  # by linear.deliver
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
@@ -93,11 +94,11 @@ class ZeroUnit:
         """Start to make the whole weights current, unless they are: one all_gather."""
         if self._fresh or self._coming is not None:
             return
-        if self.whole.untyped_storage().size() == 0:
-            resize(self.whole, self.whole.numel())
+        if self.gathered.untyped_storage().size() == 0:
+            resize(self.gathered, self.gathered.numel())
         if self.shard.size == 1:
             if self.apart:
-                self.whole.copy_(self.own)
+                self.gathered.copy_(self.own)
             self._fresh = True
             return
         self._sent_copied = not self.apart or self.dtypes.updated != self.dtypes.weights
@@ -133,17 +134,17 @@ class ZeroUnit:
     def release(self) -> None:
         """Let the whole weights go where the policy says so; autograd keeps its view of the empty storage."""
         if not self.policy.weights_stay and self._coming is None:
-            resize(self.whole, 0)
+            resize(self.gathered, 0)
             self._fresh = False
 
-    def living(self) -> list[Tensor]:
+    def live_tensors(self) -> list[Tensor]:
         """What the unit holds between steps."""
-        return [self.whole, self.own] if self.apart else [self.whole]
+        return [self.gathered, self.own] if self.apart else [self.gathered]
 
     def passing(self) -> list[Tensor]:
         """What comes and goes within a step: gathered weights, their messages, and gradients."""
         coming = [self._coming.arriving, self._sent] if self._coming is not None else []
-        return [self.whole, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
+        return [self.gathered, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
 
     def drop(self) -> None:
         """Forget that the whole weights are current, and let them go where the policy says so."""
@@ -169,7 +170,7 @@ class ZeroUnit:
 
     # Gradients: whole → shards
 
-    def lead(self, mate: ZeroUnit) -> None:
+    def add_mate(self, mate: ZeroUnit) -> None:
         """``mate`` belongs to the same module: it lets its weights go when this one does."""
         self.mates.append(mate)
         mate.follows = True
@@ -182,7 +183,7 @@ class ZeroUnit:
             if index == 0 and not self.follows:  # first in the forward, last in the backward: no other is needed now
                 for unit in (self, *self.mates):
                     unit.release()
-            if self._arrived == self.deliveries:
+            if self._arrived == self.expected_grads:
                 self._reduce()
 
         return collect
@@ -212,9 +213,9 @@ class ZeroUnit:
         self._leaving = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
         before = self if not self.ahead else self.neighbours.get("forward")  # one is underway at a time
         if before is not None and before._leaving is not None:
-            before._land()
+            before._finish_reduce()
 
-    def _land(self) -> None:
+    def _finish_reduce(self) -> None:
         assert self._leaving is not None
         assert self._sums is not None
         assert self.reduced is not None
@@ -231,13 +232,13 @@ class ZeroUnit:
     def finish(self) -> None:
         """The step's backward is over: wait for what is underway, sum what waited for the others, and hand out."""
         if self._leaving is not None:
-            self._land()
+            self._finish_reduce()
         for also in self.also:
             if also.late:
                 self._sum(also)
-        self._hand_out()
+        self._set_grads()
 
-    def _sum(self, also: Sum) -> None:
+    def _sum(self, also: ExtraReduce) -> None:
         assert self.reduced is not None
         parts = self.reduced.split(self.sizes)
         if len(also.weights) == len(parts):
@@ -247,7 +248,7 @@ class ZeroUnit:
         summed = all_reduce(torch.cat(chosen), also.axis).wait()
         torch._foreach_copy_(chosen, list(summed.split([part.numel() for part in chosen])))
 
-    def _hand_out(self) -> None:
+    def _set_grads(self) -> None:
         assert self.reduced is not None
         for shard, chunk in zip(self.shards, self.reduced.split(self.sizes), strict=True):
             shard.weight.grad = shard.local(chunk).to(shard.weight.dtype)
@@ -257,7 +258,7 @@ def _collected(weight: nn.Parameter) -> None:
     """Autograd calls it too where our own functions gave it nothing."""
     gradient, weight.grad = weight.grad, None
     if gradient is not None:
-        deliver(weight, gradient)
+        accumulate_grad(weight, gradient)
 
 
 def resize(tensor: Tensor, numel: int) -> None:
@@ -284,9 +285,9 @@ def attach(
             for unit in units:
                 unit.release()
         if backward and output.requires_grad:
-            output.register_hook(again)
+            output.register_hook(re_gather)
 
-    def again(_gradient: Tensor) -> None:
+    def re_gather(_gradient: Tensor) -> None:
         for unit in units:
             unit.gather("backward")
 

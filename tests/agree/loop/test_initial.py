@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.train.build import build
-from fivefold.train.checkpoint.full_weights import whole_weights
+from fivefold.train.checkpoint.full_weights import full_weights
 from tests.agree.loop.mutate import Mutation, plant
 from tests.agree.parity.processes import forked
 
@@ -48,7 +48,7 @@ def drawn(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[
     for seed in (1, 2):
         job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), seed=seed)
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-        found.append({name: weight.numpy() for name, weight in whole_weights(built, model=model).items()})
+        found.append({name: weight.numpy() for name, weight in full_weights(built, model=model).items()})
     return found
 
 

@@ -143,7 +143,7 @@ def planned(model: Model, layout: Layout, job: Job) -> Said:
     held: tuple[tuple[int, ...], ...] = ((0,),)
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-        held = table.held
+        held = table.rank_stages
     count: Counter[tuple[str, str]] = Counter()
     sent: Counter[tuple[str, str]] = Counter()
     for stages in held:

@@ -65,7 +65,7 @@ def play(
         norms.append(done.norm)
         if step in (0, steps - 1):
             gradients[step] = _gradients(built)
-        engine.forget()
+        engine.zero_grad()
     routers = [shard.name.removesuffix("router.weight") for shard in built.shards if ".moe.router.w" in shard.name]
     biases = {f"{name}bias": built.module.get_buffer(f"{name}bias").numpy().copy() for name in routers}
     return Told(losses, norms, gradients, meter.traffic, meter.flops, counted["forwards"], counted["cores"], biases)

@@ -100,7 +100,7 @@ def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[floa
             micro_batches=layout.micro_batches(job), mbs=layout.mbs,
         )  # fmt: skip
         losses.append(engine.step(torch.from_numpy(rows)).loss)
-        engine.forget()
+        engine.zero_grad()
     return losses
 
 

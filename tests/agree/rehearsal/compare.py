@@ -85,7 +85,7 @@ def stages_held(layout: Layout, *, micro_batches: int) -> tuple[tuple[int, ...],
     """Per pipeline rank."""
     if layout.pp == 1:
         return ((0,),)
-    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches).held
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches).rank_stages
 
 
 def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:

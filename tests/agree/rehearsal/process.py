@@ -45,7 +45,7 @@ class Told(NamedTuple):
 
 def play(model: Model, layout: Layout, job: Job) -> Told:
     """Build and run three steps, in which experts are chosen in turn."""
-    routing.choose = in_turn(routing.choose)
+    routing.choose_experts = in_turn(routing.choose_experts)
     recorder = Sender(rank=torch.distributed.get_rank(), categories=CATEGORIES, through=(*THROUGH, __file__))
     with recorder:
         recorder.silent = True

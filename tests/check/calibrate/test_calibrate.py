@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from fivefold.check.calibrate import calibrate, conclude, fit_line
+from fivefold.check.calibrate import calibrate, fit_line, fit_machine
 from fivefold.check.calibrate.kernels import KERNELS
-from fivefold.check.calibrate.points import AttentionShape, Facts, Points, cube, usual
+from fivefold.check.calibrate.points import AttentionShape, Facts, Points, default_points, matmul_shapes
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration
@@ -120,7 +120,7 @@ def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
         }
     )
     facts = Facts(device="here", backend=backend, memory_bytes=16, torch="2.13.0")
-    machine = conclude(calibration, facts=facts, ranks=2)
+    machine = fit_machine(calibration, facts=facts, ranks=2)
     assert machine.chip.memory_bytes == each
     assert machine.chip.peak("fp32") == pytest.approx(1e9)
     assert machine.chip.memory_bandwidth == pytest.approx(2e9)
@@ -129,9 +129,17 @@ def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
 
 
 def test_the_grids_hold_what_a_planner_asks_for():
-    assert cube((1, 2), most_flops=8) == ((1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 1, 2), (2, 2, 1))
+    assert matmul_shapes((1, 2), most_flops=8) == (
+        (1, 1, 1),
+        (1, 1, 2),
+        (1, 2, 1),
+        (1, 2, 2),
+        (2, 1, 1),
+        (2, 1, 2),
+        (2, 2, 1),
+    )
     for backend, quick in product(("gloo", "nccl"), (True, False)):
-        points = usual(backend, quick=quick)
+        points = default_points(backend, quick=quick)
         assert set(points.dtypes) == {"fp32", "bf16"}
         assert min(points.collective_bytes) == KIB
         assert max(points.collective_bytes) >= 32 * MIB

@@ -57,7 +57,7 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
 @pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 pp2 ep2 zero3")])
 def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
     some, every = (rehearse(layout, model=model, every_rank=each) for each in (False, True))
-    assert [share.rank for share in every.shares] == list(range(Layout.parse(layout).world))
+    assert [share.rank for share in every.rank_summaries] == list(range(Layout.parse(layout).world))
     assert some.step == every.step
     assert not every.findings
 

@@ -15,7 +15,7 @@ from fivefold.record import Mistake
 
 def test_a_silent_cell_is_zero_and_text_no_number() -> None:
     row = {"tp": "8", "zero": "1 (8 GPUs)", "pp": "", "rate": "12.5", "ep": "2x4"}
-    assert [cells.whole(row, key) for key in ("tp", "pp", "cp")] == [8, 0, 0]
+    assert [cells.integer(row, key) for key in ("tp", "pp", "cp")] == [8, 0, 0]
     assert (cells.number(row, "rate"), cells.number(row, "none")) == (12.5, 0.0)
     assert (cells.sharding(row, silent=3), cells.sharding({}, silent=3)) == (1, 3)
     for read in (cells.whole, cells.number):
@@ -24,7 +24,7 @@ def test_a_silent_cell_is_zero_and_text_no_number() -> None:
 
 
 def test_data_parallelism_is_what_the_other_degrees_leave() -> None:
-    layout = convert.spread({"gpus": "576", "tp": "8", "pp": "9", "vp": "7", "cp": "2", "mbs": "1"}, zero=1)
+    layout = convert.layout_of_row({"gpus": "576", "tp": "8", "pp": "9", "vp": "7", "cp": "2", "mbs": "1"}, zero=1)
     assert str(layout) == "dp4 tp8 cp2 pp9 v7 zero1 interleaved mbs1"
 
 
@@ -44,7 +44,7 @@ def test_narrow_gradients_take_two_bytes_of_sixteen() -> None:
 
 def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
     row = {"gpus": "64", "tp": "4", "pp": "4", "mbs": "1"}
-    plain, interleaved = convert.spread(row, zero=1), convert.spread(row | {"vp": "5"}, zero=1)
+    plain, interleaved = convert.layout_of_row(row, zero=1), convert.layout_of_row(row | {"vp": "5"}, zero=1)
     assert convert.megatron_overlap(plain) == ("dp", "cp")
     assert convert.megatron_overlap(interleaved, tensor=True, expert=True) == ("dp", "cp", "pp", "tp", "ep")
 

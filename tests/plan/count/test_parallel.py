@@ -141,8 +141,10 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
     schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb1p", "zbv", "dualpipev"])) if pp > 1 else "1f1b"
     v = 2 if schedule in V_SHAPED else draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     assume(pp * v <= model.layers)
-    cuts = sorted(draw(st.sets(st.integers(1, model.layers - 1), min_size=pp * v - 1, max_size=pp * v - 1)))
-    uneven = tuple(after - before for before, after in zip((0, *cuts), (*cuts, model.layers), strict=True))
+    sharded_weights = sorted(draw(st.sets(st.integers(1, model.layers - 1), min_size=pp * v - 1, max_size=pp * v - 1)))
+    uneven = tuple(
+        after - before for before, after in zip((0, *sharded_weights), (*sharded_weights, model.layers), strict=True)
+    )
     cp = draw(st.sampled_from([1, 2]))
     fields = {
         "dp": draw(degree), "tp": draw(degree), "cp": cp, "pp": pp, "v": v, "schedule": schedule,
@@ -253,7 +255,7 @@ def issued(model: Model, layout: Layout, job: Job) -> tuple[int, int, int]:
             for op in counts.unit(run_part(part_of(layout), run), run.name).ops:
                 full += 3 * times * op.flops
                 causal += 3 * times * op.causal_flops
-                hardware += (4 if op.again else 3) * times * op.flops
+                hardware += (4 if op.recomputed else 3) * times * op.flops
     everyone = layout.dp * layout.cp * layout.tp * layout.micro_batches(job)
     return full * everyone, causal * everyone, hardware * everyone
 

@@ -248,14 +248,14 @@ def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> No
     job, model = JOB.replace(global_batch=32), DENSE.replace(layers=8)
     m = layout.micro_batches(job)
     table = schedule(name, pp=pp, v=v, micro_batches=m)
-    assert first_rank(layout) == table.held[0]
+    assert first_rank(layout) == table.rank_stages[0]
     counted = [
         sum(
             message.times
             for message in messages(Counts(model, job), layout, chunks=held)
             if (message.axis, message.collective, message.payload) == ("pp", "p2p", 2 * T * D * 2)
         )
-        for held in table.held
+        for held in table.rank_stages
     ]
     assert counted == boundary_messages(name, pp=pp, v=v, m=m)
 

@@ -38,7 +38,7 @@ def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
 @pytest.mark.parametrize("zero", [2, 3])
 def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
     layout = Layout.parse(f"dp8 zero{zero}")
-    once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).clock.exposed["dp"]
+    once, each = (planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
                   for how in ("step", "micro_batch"))  # fmt: skip
     plan = planner()
     reduce = sum(
@@ -49,7 +49,9 @@ def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
 
 def test_the_last_reduction_hides_behind_nothing() -> None:
     plan, layout = planner(JOB.replace(reduce="micro_batch")), Layout.parse("dp8 zero2")
-    trip, unit = ((plan.timeline.data_parallel(layout, run.name), plan.units.unit(layout, run))
+    gather_reduce, unit = ((plan.timeline.data_parallel(layout, run.name), plan.units.unit(layout, run))
                   for run, _ in plan.counts.stage_work(layout)[0][:1]).__next__()  # fmt: skip
-    gathered = plan.timeline.parallel.ends(layout, (0,)).exposed - min(trip.reduce, unit.backward + unit.weight)
-    assert gathered == pytest.approx(trip.gather, rel=1e-9)
+    gathered = plan.timeline.parallel.ends(layout, (0,)).exposed - min(
+        gather_reduce.reduce, unit.backward + unit.weight
+    )
+    assert gathered == pytest.approx(gather_reduce.gather, rel=1e-9)

@@ -40,7 +40,7 @@ LAYOUTS = [
 def test_the_last_end_is_the_step_time(text: str, fields: dict[str, object]) -> None:
     plan, layout = planner(**fields), Layout.parse(text)
     rows = spans(plan, layout)
-    assert max(row[-1].end for row in rows) == pytest.approx(plan.estimate(layout).clock.seconds, rel=1e-6)
+    assert max(row[-1].end for row in rows) == pytest.approx(plan.estimate(layout).step_time.seconds, rel=1e-6)
     assert len(rows) == layout.pp
 
 
@@ -64,9 +64,9 @@ def test_messages_are_what_the_clock_calls_exposed() -> None:
     for text in ("dp8 tp4", "dp4 cp8 zero3", "dp32 zero3"):
         plan, layout = planner(overlap=()), Layout.parse(text)
         (row,) = spans(plan, layout)
-        clock = plan.estimate(layout).clock
-        assert sum(span.messages for span in row) == pytest.approx(sum(clock.exposed.values()), rel=1e-9)
-        assert {axis for span in row for axis in span.axes} == set(clock.exposed)
+        step_time = plan.estimate(layout).step_time
+        assert sum(span.messages for span in row) == pytest.approx(sum(step_time.exposed.values()), rel=1e-9)
+        assert {axis for span in row for axis in span.axes} == set(step_time.exposed)
 
 
 def test_a_tail_says_what_it_is() -> None:

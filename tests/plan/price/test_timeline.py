@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.plan.predict import Planner
-from fivefold.plan.price.steady_state import continued
+from fivefold.plan.price.steady_state import extrapolate
 from fivefold.plan.price.units import AXES, CONTENTION
 from fivefold.record import Mistake
 
@@ -34,7 +34,7 @@ def planner(job: Job = JOB, machine: str = "h100:256", model: str = "llama3-8b")
 
 
 def seconds(text: str, **known) -> float:
-    return planner(**known).estimate(Layout.parse(text)).clock.seconds
+    return planner(**known).estimate(Layout.parse(text)).step_time.seconds
 
 
 def legal(text: str, job: Job = JOB) -> Layout | None:
@@ -53,12 +53,12 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     layout = legal(text, job)
     if layout is None:
         return
-    clock = planner(job).estimate(layout).clock
-    parts = [clock.compute, clock.bubble, *clock.exposed.values(), clock.optimizer]
+    step_time = planner(job).estimate(layout).step_time
+    parts = [step_time.compute, step_time.bubble, *step_time.exposed.values(), step_time.optimizer]
     assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(clock.seconds, rel=1e-6)
-    assert clock.compute > 0
-    assert clock.bound_by
+    assert sum(parts) == pytest.approx(step_time.seconds, rel=1e-6)
+    assert step_time.compute > 0
+    assert step_time.bound_by
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,7 +80,7 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
     whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
-    found = continued(layout, count, seconds=duration, hop=hop)
+    found = extrapolate(layout, count, seconds=duration, hop=hop)
     # A schedule whose pace is set late is not periodic yet where it is cut.
     assert max(found.ends) == pytest.approx(whole.seconds, rel=0.02)
     assert found.busy == pytest.approx(whole.busy, rel=1e-9)
@@ -93,8 +93,8 @@ def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap
     if layout is None:
         return
     without = tuple(axis for axis in overlap if axis != "dp")
-    hidden = planner(JOB.replace(overlap=(*without, "dp"))).estimate(layout).clock.seconds
-    assert hidden <= planner(JOB.replace(overlap=without)).estimate(layout).clock.seconds * (1 + 1e-9)
+    hidden = planner(JOB.replace(overlap=(*without, "dp"))).estimate(layout).step_time.seconds
+    assert hidden <= planner(JOB.replace(overlap=without)).estimate(layout).step_time.seconds * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,12 +103,12 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     layout = legal(text)
     if layout is None:
         return
-    time = planner().estimate(layout).clock.seconds
+    time = planner().estimate(layout).step_time.seconds
     # in an order that stands, a rank may wait longer for what became faster less than its own work did
-    assert planner(machine="b200:256").estimate(layout).clock.seconds <= time * 1.005
-    assert planner(JOB.replace(early_stop=True)).estimate(layout).clock.seconds <= time
+    assert planner(machine="b200:256").estimate(layout).step_time.seconds <= time * 1.005
+    assert planner(JOB.replace(early_stop=True)).estimate(layout).step_time.seconds <= time
     if layout.zero < 3:  # ZeRO-3 may wait for gathers, beside which recomputation is free
-        assert planner().estimate(layout.replace(ac="none")).clock.seconds <= time * (1 + 1e-9)
+        assert planner().estimate(layout.replace(ac="none")).step_time.seconds <= time * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,9 +125,9 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
     durations, stages = plan.timeline.durations(layout), range(layout.pp * layout.v)
     for other in stages:
         both, forward, backward = (
-            durations.taken(Task(*task)) for task in (("FB", 1, other), ("F", 1, -1), ("BW", other, -1))
+            durations.cost(Task(*task)) for task in (("FB", 1, other), ("F", 1, -1), ("BW", other, -1))
         )
-        one, two = durations.way(1, back=False), durations.way(other, back=True)
+        one, two = durations.pass_time(1, back=False), durations.pass_time(other, back=True)
         talk, compute = sum((*one.beside.values(), *two.beside.values())), one.compute + two.compute
         stays = sum((*one.stays.values(), *two.stays.values())) + 2 * durations.sending
         assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
@@ -145,13 +145,13 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
 def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
     text = f"dp4 ep4 tp2 pp4 {schedule}"
     known = {"model": "qwen3-30b-a3b", "machine": "h800:32"}
-    shown, hidden = (planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).clock
+    shown, hidden = (planner(JOB.replace(overlap=axes, graphs="full"), **known).estimate(Layout.parse(text)).step_time
                      for axes in (("dp", "pp"), ("dp", "ep", "pp")))  # fmt: skip
     flat = planner(JOB.replace(overlap=("dp", "pp"), graphs="full"), **known)
     layout = Layout.parse(text)
     durations = flat.timeline.durations(layout)
-    fb = durations.taken(Task("FB", 1, 2))
-    apart = [durations.taken(Task("F", 1, -1)), durations.taken(Task("BW", 2, -1))]
+    fb = durations.cost(Task("FB", 1, 2))
+    apart = [durations.cost(Task("F", 1, -1)), durations.cost(Task("BW", 2, -1))]
     assert fb.exposed["ep"] == pytest.approx(sum(each.exposed["ep"] for each in apart), rel=1e-9)
     assert hidden.exposed.get("ep", 0.0) < 0.5 * shown.exposed["ep"]
     assert hidden.seconds < shown.seconds
@@ -167,16 +167,15 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
         planner(JOB.replace(global_batch=256, overlap=("dp", "cp"))),
         Layout.parse(f"dp4 tp2 cp2 pp4 zero{zero} {name}"),
     )
-    clock, durations = plan.estimate(layout).clock, plan.timeline.durations(layout)
+    step_time, durations = plan.estimate(layout).step_time, plan.timeline.durations(layout)
     table = schedule(layout.schedule, pp=4, v=layout.v, micro_batches=64)
     rows = [
-        [durations.taken(Task(action.kind, action.stage, action.backward_stage)) for action in row]
-        for row in table.rows
+        [durations.cost(Task(action.kind, action.stage, action.backward_stage)) for action in row] for row in table.rows
     ]
-    sums = [{axis: sum(taken.exposed.get(axis, 0.0) for taken in row) for axis in ("tp", "cp", "pp")} for row in rows]
+    sums = [{axis: sum(cost.exposed.get(axis, 0.0) for cost in row) for axis in ("tp", "cp", "pp")} for row in rows]
     assert (
-        min(max(abs(each[axis] - clock.exposed.get(axis, 0.0)) for axis in each) for each in sums)
-        < 1e-9 * clock.seconds
+        min(max(abs(each[axis] - step_time.exposed.get(axis, 0.0)) for axis in each) for each in sums)
+        < 1e-9 * step_time.seconds
     )
 
 

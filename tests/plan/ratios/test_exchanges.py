@@ -80,12 +80,12 @@ def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
     """16 ranks, ep8: a rank gathers half of an eighth of the experts, and 15/16 of all the rest."""
     model, job = named("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
     layer = commonest_layer(model, job)
-    dense, experts = zero3_forward(model, job, Layout(dp=16, ep=8, zero=3)).legs
+    dense, experts = zero3_forward(model, job, Layout(dp=16, ep=8, zero=3)).transfers
     assert dense.bytes == pytest.approx(layer.dense_weights * 2 * 15 / 16)
     assert experts.bytes == pytest.approx(layer.expert_weights / 8 * 2 * 1 / 2)
     # With dp nearest, replicas of the dense weights are neighbours; those of the experts lie across tp.
     layout = Layout(dp=4, tp=4, ep=2, zero=3, order=("dp", "tp", "cp", "pp"))
-    assert [leg.span for leg in zero3_forward(model, job, layout).legs] == [4, 16]
+    assert [leg.span for leg in zero3_forward(model, job, layout).transfers] == [4, 16]
 
 
 def test_gradients() -> None:

@@ -35,28 +35,30 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     bounds, some = Bounds(planner, space), np.random.default_rng(seed)
     size_floor, seconds_floor = bounds.floor()
 
-    def sample(leaves, most):
-        return leaves.take(some.permutation(len(leaves.stem))[:most])
+    def sample(candidates, most):
+        return candidates.take(some.permutation(len(candidates.partial))[:most])
 
-    leaves = sample(space.expand(space.stems, some.integers(0, len(space.stems.dp), 400)), 200)
-    leaves = sample(space.shard(space.stems, sample(space.place(space.stems, leaves), 200)), 80)
-    sizes, (seconds, parts) = bounds.memory(leaves), bounds.seconds(leaves)
-    light = bounds.asked.lightest(leaves)
-    lightest = [bounds.memory(leaves, states=light, limit=limit) for limit in (False, True)]
+    candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 400)), 200)
+    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 200)), 80)
+    sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
+    light = bounds.estimates.lightest(candidates)
+    lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
     cheap = [
-        bounds.without_zero(leaves)[0],
-        bounds.without_messages(leaves),
-        bounds.without_messages(leaves, limit=True),
+        bounds.without_zero(candidates)[0],
+        bounds.without_messages(candidates),
+        bounds.without_messages(candidates, limit=True),
     ]
     tight = []
-    for at, stem in enumerate(leaves.stem):
-        layout = space.layout(space.stems, leaves, at)
+    for at, partial in enumerate(candidates.partial):
+        layout = space.layout(space.partials, candidates, at)
         refuse(layout, model=model, job=job, machine=machine)
         found = planner.estimate(layout)
-        assert max(sizes[at], size_floor[stem], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
-        # the floor of time is asked of stems that may fit, else it is 0
-        assert max(seconds[at], seconds_floor[stem], *(bound[at] for bound in cheap)) <= found.clock.seconds, layout
-        tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.clock.seconds))
+        assert max(sizes[at], size_floor[partial], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
+        # the floor of time is asked of partial layouts that may fit, else it is 0
+        assert max(seconds[at], seconds_floor[partial], *(bound[at] for bound in cheap)) <= found.step_time.seconds, (
+            layout
+        )
+        tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.step_time.seconds))
     assert parts.shape == (len(tight), len(PARTS))
     few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
     assert np.median(tight, axis=0).min() > (0.7 if few else 0.88)  # and they are worth having

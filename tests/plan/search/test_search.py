@@ -8,7 +8,7 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, Job
-from fivefold.layout.search_result import Found
+from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
@@ -31,9 +31,9 @@ FEW = Job(sequence=2048, global_batch=16)
 def brute(model: Model, machine: Machine, job: Job) -> list[Estimate]:
     """Every layout, estimated, that fits."""
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
-    leaves = space.expand(space.stems, space.stems.dp.nonzero()[0])
-    leaves = space.shard(space.stems, space.place(space.stems, leaves))
-    found = [planner.estimate(space.layout(space.stems, leaves, at)) for at in range(len(leaves.stem))]
+    candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
+    candidates = space.shard(space.partials, space.place(space.partials, candidates))
+    found = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
     return [each for each in found if each.peak_bytes <= room_bytes(machine)]
 
 
@@ -52,13 +52,13 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
     assert len(every) > 100
     found = search(model=model, machine=machine, job=job, top=1, levels=4)
     best = found.best[0].step
-    fastest = min((each.clock.seconds, each.peak_bytes) for each in every)
+    fastest = min((each.step_time.seconds, each.peak_bytes) for each in every)
     assert (best.time.step_seconds, best.memory.peak_bytes) == fastest  # equal times by memory
     smallest = search(model=model, machine=machine, job=job, top=1, by="memory").best[0].step
     assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
     for level in (1, 2, 3, 4):  # the fastest under each share of the memory
         budget = room_bytes(machine) * level / 4
-        within = [each.clock.seconds for each in every if each.peak_bytes <= budget]
+        within = [each.step_time.seconds for each in every if each.peak_bytes <= budget]
         known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
     assert found.evaluated < found.tried / 10
@@ -74,7 +74,7 @@ def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
     assert seen == sorted(seen)
     assert seen[-1][0] <= seen[-1][1] == found.tried > 50_000
     assert sum(reason.layouts for reason in found.reasons if reason.cause == "memory") > 0
-    assert Found.model_validate_json(found.model_dump_json()) == found
+    assert SearchResult.model_validate_json(found.model_dump_json()) == found
 
 
 def test_cost_weighs_ranks_and_money() -> None:

@@ -14,7 +14,7 @@ from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.plan.search.space import Leaves, Space
+from fivefold.plan.search.space import CandidateLayouts, Space
 from fivefold.record import Mistake
 from fivefold.update import Ramp
 
@@ -23,10 +23,10 @@ MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=
 JOB = Job(sequence=64, global_batch=8)
 
 
-def all_leaves(space: Space) -> Leaves:
-    stems = space.stems
-    leaves = space.expand(stems, stems.dp.nonzero()[0])
-    return space.shard(stems, space.place(stems, leaves))
+def all_leaves(space: Space) -> CandidateLayouts:
+    partials = space.partials
+    candidates = space.expand(partials, partials.dp.nonzero()[0])
+    return space.shard(partials, space.place(partials, candidates))
 
 
 def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
@@ -67,9 +67,9 @@ def test_a_batch_that_grows_leaves_out_more() -> None:
 
 def _check_space(model: Model, job: Job) -> None:
     space = Space(model, job, world=4, recomputations=("none",), placements=False)
-    leaves = all_leaves(space)
-    mine = [space.layout(space.stems, leaves, at) for at in range(len(leaves.stem))]
-    assert len(mine) == len(set(mine)) == int(space.leaves_of(space.stems).sum())
+    candidates = all_leaves(space)
+    mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
+    assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())
     assert set(mine) == every_layout(model, job, world=4)
 
 
@@ -89,10 +89,10 @@ def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(m
         legal.add(tuple(axis for axis in order if axis in in_use))
     space = Space(model, JOB, world=8)
     degrees = ("dp", "tp", "cp", "pp", "ep", "etp", "mbs")
-    alike = [getattr(space.stems, name) == getattr(layout, name) for name in degrees]
-    stem = np.flatnonzero(np.logical_and.reduce(alike))[:1]
-    leaves = space.place(space.stems, space.expand(space.stems, stem))
-    orders = [space.orders[at] for at in leaves.take(leaves.shape == leaves.shape[0]).order]
+    alike = [getattr(space.partials, name) == getattr(layout, name) for name in degrees]
+    partial = np.flatnonzero(np.logical_and.reduce(alike))[:1]
+    candidates = space.place(space.partials, space.expand(space.partials, partial))
+    orders = [space.orders[at] for at in candidates.take(candidates.shape == candidates.shape[0]).order]
     found = [tuple(axis for axis in order if axis in in_use) for order in orders]
     assert len(found) == len(set(found))
     assert set(found) == legal

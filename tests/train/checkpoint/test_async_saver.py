@@ -42,7 +42,7 @@ def start(layout: Layout, model: Model, job: Job) -> tuple[Built, Callable[[], N
     def step() -> None:
         drawn = torch.Generator().manual_seed(built.ranks["dp"].rank)
         engine.step(torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, 17), generator=drawn))
-        engine.forget()
+        engine.zero_grad()
 
     return built, step
 

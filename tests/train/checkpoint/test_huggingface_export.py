@@ -23,7 +23,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake
 from fivefold.train.build import build
 from fivefold.train.checkpoint import checkpoint, huggingface_export
-from fivefold.train.checkpoint.full_weights import whole_module
+from fivefold.train.checkpoint.full_weights import full_module
 from fivefold.train.checkpoint.huggingface_export import export, find
 from fivefold.train.checkpoint.huggingface_import import Folder, start
 from fivefold.train.engine import Engine
@@ -71,10 +71,10 @@ def trained(directory: Path, model: Model, layout: Layout) -> Tensor | None:
     for step in range(2):
         tokens = torch.randint(0, model.vocab, (4, 33), generator=torch.Generator().manual_seed(step))
         engine.step(tokens.view(micro, layout.dp, layout.mbs, 33)[:, built.ranks["dp"].rank])
-        engine.forget()
+        engine.zero_grad()
     progress = checkpoint.Progress(step=2, samples=8, tokens=256)
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
-    whole = whole_module(built, model=model)
+    whole = full_module(built, model=model)
     return None if whole is None else whole(_tokens())
 
 

@@ -23,7 +23,7 @@ from fivefold.model.huggingface.names import Part, bias_name, parts
 from fivefold.model.weights import weights
 from fivefold.record import Mistake
 from fivefold.train.build import build
-from fivefold.train.checkpoint.full_weights import whole_weights
+from fivefold.train.checkpoint.full_weights import full_weights
 from fivefold.train.checkpoint.huggingface_import import Folder, start
 from fivefold.train.model.attention import frequencies, rotary_tables
 from fivefold.train.model.transformer import Transformer
@@ -168,7 +168,7 @@ def started(path: Path, layout: Layout) -> dict[str, Tensor]:
     job = Job(sequence=32, global_batch=4, precision=recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(path, built=built, model=model)
-    return whole_weights(built, model=model)
+    return full_weights(built, model=model)
 
 
 @pytest.mark.parametrize(

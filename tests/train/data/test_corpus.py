@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from fivefold.record import Mistake
 from fivefold.train.data import corpus
-from fivefold.train.data.corpus import list_files, pieces, read_documents, read_piece
+from fivefold.train.data.corpus import file_slices, list_files, read_documents, read_slice
 
 
 def documents(path: Path, *, key: str = "text") -> list[str]:
@@ -77,7 +77,7 @@ def test_long_texts_are_cut_without_loss(
     assume(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "DOCUMENT_BYTES", limit)
-        found = [text for piece in pieces(list_files(str(path))[0]) for text in read_piece(piece, key="text")]
+        found = [text for piece in file_slices(list_files(str(path))[0]) for text in read_slice(piece, key="text")]
     assert "".join(found).encode() == data
     assert all(len(text.encode()) < 2 * limit + 4 for text in found)
     for before, after in pairwise(text for text in found if text):
@@ -100,7 +100,7 @@ def test_the_sizes_of_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows(tmp_path / "b.parquet", ["x"] * 7)
     (tmp_path / "c.txt").write_text("text" * 50_000)
     for file in list_files(str(tmp_path)):
-        found = list(pieces(file))
+        found = list(file_slices(file))
         assert len(found) > 2
         assert sum(piece.size_bytes for piece in found) == file.size_bytes
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fivefold.train.data.prefetch import Ahead
+from fivefold.train.data.prefetch import Prefetcher
 
 
 def rows(position: int) -> NDArray[np.int64]:
@@ -20,7 +20,7 @@ def rows(position: int) -> NDArray[np.int64]:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_what_is_asked_for_comes(asked: list[tuple[int, int]]) -> None:
     """Steps in order, a rollback, another batch size: positions and guesses are any."""
-    with Ahead(rows, pinned=False) as ahead:
+    with Prefetcher(rows, pinned=False) as ahead:
         for position, following in asked:
             batch = ahead.take(position, following=following)
             assert batch.tolist() == rows(position).tolist()
@@ -37,7 +37,7 @@ def test_the_next_is_read_meanwhile_and_once() -> None:
             read.set()
         return rows(position)
 
-    with Ahead(watched, pinned=False) as ahead:
+    with Prefetcher(watched, pinned=False) as ahead:
         ahead.take(0, following=8)
         assert read.wait(timeout=10)  # without being asked
         ahead.take(8, following=16)
@@ -52,7 +52,7 @@ def test_an_error_comes_with_the_batch_that_has_it() -> None:
             raise OSError("shard 3 is gone")
         return rows(position)
 
-    with Ahead(broken, pinned=False) as ahead:
+    with Prefetcher(broken, pinned=False) as ahead:
         assert ahead.take(0, following=8)[0, 0, 0] == 0
         with pytest.raises(OSError, match="shard 3 is gone"):
             ahead.take(8, following=16)

@@ -25,7 +25,7 @@ from pyarrow import parquet
 from fivefold.record import Fault, Mistake
 from fivefold.train.data import encode, shards
 from fivefold.train.data.corpus import list_files, read_documents
-from fivefold.train.data.encode import PLACES, place
+from fivefold.train.data.encode import TEXT_HASHES, text_hash
 from fivefold.train.data.prepare import prepare, terminal_progress
 from fivefold.train.data.shards import SPLITS, Shards, Split
 from fivefold.train.data.tokenizer import train_bpe
@@ -71,7 +71,7 @@ def test_what_goes_in_comes_out(tokenizer: str, tmp_path: Path) -> None:
     expected = list(read_documents(list_files(str(source))))
     assert len(expected) == 2 + 3 + 100 + 100
     for split in SPLITS:
-        wanted = [text for text in expected if (place(text) < 0.2 * PLACES) == (split == "heldout")]
+        wanted = [text for text in expected if (text_hash(text) < 0.2 * TEXT_HASHES) == (split == "heldout")]
         assert documents(opened, split) == wanted
         assert index.part(split).documents == len(wanted) > 20
         assert index.part(split).text_bytes == len("".join(wanted).encode())

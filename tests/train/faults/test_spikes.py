@@ -15,7 +15,7 @@ from torch import Tensor
 from fivefold.record import Fault
 from fivefold.train import engine, loop
 from fivefold.train.checkpoint.checkpoint_folder import latest, read
-from fivefold.train.faults.spikes import Faults, Guard, Trouble
+from fivefold.train.faults.spikes import BadLoss, Faults, LossGuard
 from tests.endure.ranks import Ranks
 from tests.train.test_faults import events, here, losses, saved_bits, saved_step, set_run, train
 
@@ -24,29 +24,29 @@ __all__ = ["here"]
 
 def test_what_is_a_spike() -> None:
     """1 … 9: the median is 5, the median deviation 2, so 4 robust deviations above are 5 + 4 · 1.4826 · 2 = 16.8608."""
-    guard = Guard(Faults(on_spike="skip", spike_deviations=4, spike_window=9))
+    guard = LossGuard(Faults(on_spike="skip", spike_deviations=4, spike_window=9))
     assert guard.judge(1e9, 1.0) is None  # nothing is usual yet
-    assert guard.judge(math.nan, 1.0) == Trouble("stop", "loss nan, gradient norm 1")
+    assert guard.judge(math.nan, 1.0) == BadLoss("stop", "loss nan, gradient norm 1")
     for loss in range(1, 10):
         assert guard.judge(loss, 1.0) is None
-    assert guard.judge(16.861, 1.0) == Trouble("skip", "loss 16.86, where 5 is usual and 16.86 the limit")
+    assert guard.judge(16.861, 1.0) == BadLoss("skip", "loss 16.86, where 5 is usual and 16.86 the limit")
     assert len(guard.recent) == 9, "a spike is no measure for later ones"
     assert guard.judge(16.860, 1.0) is None
-    assert guard.judge(2.0, math.inf) == Trouble("stop", "loss 2, gradient norm inf")
-    flat = Guard(Faults(on_spike="rollback", spike_deviations=8, spike_window=8))
+    assert guard.judge(2.0, math.inf) == BadLoss("stop", "loss 2, gradient norm inf")
+    flat = LossGuard(Faults(on_spike="rollback", spike_deviations=8, spike_window=8))
     assert [flat.judge(2.0, 1.0) for _ in range(8)] == [None] * 8
     assert flat.judge(2.015, 1.0) is None
     assert flat.judge(2.017, 1.0) is not None  # 0.1 % · 8 above a loss that never moved
 
 
 def test_not_too_often() -> None:
-    guard = Guard(Faults(max_rollbacks=2))
-    guard.count(Trouble("skip", "loss nan, gradient norm 1"), step=7)
-    guard.count(Trouble("rollback", "loss 9"), step=8)
-    kept = Guard(Faults(max_rollbacks=2))
+    guard = LossGuard(Faults(max_rollbacks=2))
+    guard.count(BadLoss("skip", "loss nan, gradient norm 1"), step=7)
+    guard.count(BadLoss("rollback", "loss 9"), step=8)
+    kept = LossGuard(Faults(max_rollbacks=2))
     kept.restore(guard.facts(), going_back=False)
     with pytest.raises(Fault, match=r"step 9: loss 9, after 2 rollbacks, and max_rollbacks=2; lower .*"):
-        kept.count(Trouble("skip", "loss 9"), step=9)
+        kept.count(BadLoss("skip", "loss 9"), step=9)
 
 
 # In a run: the data of batch 6 poisons the gradients

@@ -13,8 +13,8 @@ import pytest
 
 from fivefold.train import loop
 from fivefold.train.faults import watchdog
-from fivefold.train.faults.signals import AGAIN
-from fivefold.train.faults.watchdog import Place, _verdict
+from fivefold.train.faults.signals import EXIT_RETRY
+from fivefold.train.faults.watchdog import RankStatus, _verdict
 from tests.endure.ranks import Ranks
 from tests.train.test_faults import events, here, lines, logged, saved_bits, saved_step, set_run, wait_for
 
@@ -36,7 +36,7 @@ def test_a_stopped_rank_is_found_and_the_run_goes_on() -> None:
     wait_for(lambda: logged() > 30)
     ranks.signal(1, signal.SIGSTOP)
     begin = time.monotonic()
-    assert ranks.wait(seconds=60) == {0: AGAIN, 1: AGAIN}
+    assert ranks.wait(seconds=60) == {0: EXIT_RETRY, 1: EXIT_RETRY}
     assert time.monotonic() - begin < SECONDS + watchdog.ALARM_SECONDS
     said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
     who = f"rank 1 did not come for {SECONDS} s: no answer, stopped or cut off"
@@ -64,7 +64,7 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(loop.Loop, "_step", hang)
     set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": SECONDS})
     ranks = Ranks(2)
-    assert ranks.wait(seconds=90) == {0: AGAIN, 1: AGAIN}
+    assert ranks.wait(seconds=90) == {0: EXIT_RETRY, 1: EXIT_RETRY}
     said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
     assert len(said) == 1
     assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 25, ", said[0])
@@ -91,8 +91,8 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([line for line in lines() if "loss" in line]) == 18
 
 
-def at(step: int, *, waits: bool) -> Place:
-    return Place(step, "a step", "wait (collectives.py:47)", waits)
+def at(step: int, *, waits: bool) -> RankStatus:
+    return RankStatus(step, "a step", "wait (collectives.py:47)", waits)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def at(step: int, *, waits: bool) -> Place:
         ({0: at(7, waits=True), 1: at(7, waits=True)}, [], "no rank went on for 9 s"),
     ],
 )
-def test_who_did_not_come(places: dict[int, Place], silent: list[int], named: str) -> None:
+def test_who_did_not_come(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
     assert _verdict(places, silent, 9.0).startswith(named)
 
 

@@ -21,7 +21,7 @@ from fivefold.train.checkpoint import checkpoint
 from fivefold.train.checkpoint.full_weights import decoder
 from fivefold.train.checkpoint.huggingface_export import export
 from fivefold.train.data.tokenizer import ByteTokenizer
-from fivefold.train.generate.decode import Drawing, generate, reading
+from fivefold.train.generate.decode import SamplingParams, generate, kv_cached
 from fivefold.train.generate.sample import sample, samples
 from fivefold.train.generate.source import Source
 from fivefold.train.model.transformer import Transformer
@@ -41,7 +41,7 @@ MODELS = [
     ),
 ]  # fmt: skip
 PROMPTS = [[5, 9, 77, 3], [12], [8, 8, 1, 2, 3, 4, 5, 6, 7], [130, 0, 64]]
-GREEDY = Drawing(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 
 
 named = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -98,7 +98,7 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
     module = plain(model)
     tokens = torch.randint(0, 131, (3, 24), generator=torch.Generator().manual_seed(3))
     whole = module(tokens)
-    with torch.no_grad(), reading(module, tokens=24) as reader:
+    with torch.no_grad(), kv_cached(module, tokens=24) as reader:
         found = [reader.read(tokens[:, :10].tolist()), *(reader.read(tokens[:, [at]].tolist()) for at in range(10, 24))]
     assert (torch.stack(found, 1) - whole[:, 9:]).abs().max() <= 1e-5 * whole.abs().max()
 
@@ -113,7 +113,7 @@ def test_experts_turn_nobody_away() -> None:
 
 @pytest.mark.parametrize("model", MODELS[:1] + MODELS[3:4], ids=lambda model: model.name)
 def test_it_keeps_as_much_as_it_says(model: Model) -> None:
-    with torch.no_grad(), reading(plain(model), tokens=16) as reader:
+    with torch.no_grad(), kv_cached(plain(model), tokens=16) as reader:
         reader.read([[1, 2, 3]])
         kept = [sum(part.shape[2] * part.shape[3] for part in layer.parts) for layer in reader.kept]
     each = 2 * model.kv_heads * model.head_dim if model.mla is None else model.mla.kv_rank + model.mla.rope_dim
@@ -160,7 +160,7 @@ def save(folder: Path, model: Model, layout: Layout) -> None:
     job, wide = Job(sequence=32, global_batch=4, precision=recipe("fp32")), drawn(model)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for shard in built.shards:
-        shard.weight.data.copy_(shard.cut(wide[shard.name]))
+        shard.weight.data.copy_(shard.rows_of(wide[shard.name]))
     for layer, moe in built.routed.items():
         moe.bias.copy_(biases(model)[f"blocks.{layer}.moe.bias"])
     progress = checkpoint.Progress(step=0, samples=0, tokens=0)
@@ -177,9 +177,9 @@ def test_a_text_ends_where_it_says() -> None:
 def test_draws_follow_the_shares_that_are_left() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
-    def shares(**how: float) -> Tensor:
+    def shares(**sampling: float) -> Tensor:
         generator = torch.Generator().manual_seed(1)
-        draws = [Drawing(**how).draw(logits, generator) for _ in range(4000)]  # type: ignore[arg-type]
+        draws = [SamplingParams(**sampling).draw(logits, generator) for _ in range(4000)]  # type: ignore[arg-type]
         return torch.tensor(draws).bincount(minlength=4) / 4000
 
     error = 4 * 0.5 / 4000**0.5  # four standard deviations of a share
@@ -191,21 +191,22 @@ def test_draws_follow_the_shares_that_are_left() -> None:
 
 
 def test_a_prompt_does_not_feel_its_neighbours() -> None:
-    module, how = plain(MODELS[0]), Drawing(seed=5)
-    both = said(module, [PROMPTS[0], PROMPTS[2]], how=how)
-    assert said(module, [PROMPTS[0]], how=how) == both[:1]
-    assert said(module, [PROMPTS[2]], how=Drawing(seed=6)) == both[1:]
+    module, sampling = plain(MODELS[0]), SamplingParams(seed=5)
+    both = said(module, [PROMPTS[0], PROMPTS[2]], sampling=sampling)
+    assert said(module, [PROMPTS[0]], sampling=sampling) == both[:1]
+    assert said(module, [PROMPTS[2]], sampling=SamplingParams(seed=6)) == both[1:]
 
 
 def test_text_comes_in_pieces_that_are_whole_characters() -> None:
     model = MODELS[0].replace(vocab=300)
     module, heard = plain(model), {0: "", 1: ""}
 
-    def hear(number: int, piece: str) -> None:
+    def on_text(number: int, piece: str) -> None:
         heard[number] += piece
 
     found = samples(
-        module, ByteTokenizer(), ["é", ""], tokens=30, window=64, how=Drawing(temperature=2, seed=3), hear=hear
+        module, ByteTokenizer(), ["é", ""], tokens=30, window=64, sampling=SamplingParams(temperature=2, seed=3),
+        on_text=on_text
     )  # fmt: skip
     assert [one.text for one in found] == list(heard.values())
     assert max(one.tokens for one in found) <= 30

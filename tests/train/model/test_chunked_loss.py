@@ -17,7 +17,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
 from fivefold.train.build import build
 from fivefold.train.engine import Engine
-from fivefold.train.measure.measured_step import living
+from fivefold.train.measure.measured_step import live_tensors
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.chunked_loss import chunked_loss
 from fivefold.train.model.kernels import cross_entropy, nats
@@ -94,7 +94,7 @@ def played(model: Model, text: str, loss: str, precision: str, compiled: bool = 
         tokens = torch.randint(0, model.vocab, (8, 49), generator=torch.Generator().manual_seed(number))
         mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, 49)[:, built.ranks["dp"].rank]
         done = engine.step(mine)
-        engine.forget()
+        engine.zero_grad()
         found.append((done.loss, done.norm))
     total = engine.evaluate(mine)
     torch.distributed.all_reduce(total)
@@ -159,8 +159,8 @@ def measured(model: Model, job: Job) -> int:
     engine, tokens = Engine(built, model=model, layout=Layout(), job=job), torch.zeros(2, 1, 513, dtype=torch.long)
     for _ in range(2):
         engine.step(tokens)
-        engine.forget()
-    with Meter([*living(built), tokens], axis=built.ranks.axis) as meter:
+        engine.zero_grad()
+    with Meter([*live_tensors(built), tokens], axis=built.ranks.axis) as meter:
         engine.step(tokens)
     return meter.peak_bytes
 

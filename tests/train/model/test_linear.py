@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.train.model.linear import Around, Later, Linear, fan, running_again
+from fivefold.train.model.linear import Linear, LinearHooks, WgradStore, fused_linears, recomputing
 
 
 def drawn(*shape: int) -> Tensor:
@@ -33,7 +33,7 @@ def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, t
         other.load_state_dict(mine.state_dict())  # same names, same shapes
     x, y = (drawn(10, 16).to(dtype).requires_grad_() for _ in range(2))
     for _ in range(2):  # gradients add up over micro-batches
-        found, expected = fan(x, *ours), [other(y) for other in theirs]
+        found, expected = fused_linears(x, *ours), [other(y) for other in theirs]
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
         for outs in (found, expected):
@@ -47,7 +47,7 @@ def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, t
         assert (mine - other).norm() <= tolerance * other.norm()
 
 
-class Recorded(Around):
+class Recorded(LinearHooks):
     """Twice the rows inside, as over two ranks that are alike, and a record of what happened when."""
 
     partial = True
@@ -59,11 +59,11 @@ class Recorded(Around):
         self.did.append("enter")
         return torch.cat((x, x))
 
-    def begin_again(self, x: Tensor) -> Callable[[], Tensor]:
+    def begin_reenter(self, x: Tensor) -> Callable[[], Tensor]:
         self.did.append("begin again")
         return lambda: (self.did.append("wait again"), torch.cat((x, x)))[1]
 
-    def begin_entered_gradient(self, gradient: Tensor) -> Callable[[], Tensor]:
+    def begin_enter_backward(self, gradient: Tensor) -> Callable[[], Tensor]:
         self.did.append("begin gradient")
         return lambda: (self.did.append("wait gradient"), gradient.chunk(2)[0])[1]
 
@@ -71,25 +71,25 @@ class Recorded(Around):
         self.did.append("leave")
         return y.chunk(2)[0].clone()
 
-    def left_gradient(self, gradient: Tensor) -> Tensor:
+    def leave_backward(self, gradient: Tensor) -> Tensor:
         self.did.append("left gradient")
         return torch.cat((gradient, gradient))
 
 
-def recorded(*, deferring: bool = False) -> tuple[list[str], Later, list[Linear]]:
+def recorded(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Linear]]:
     did: list[str] = []
-    later, linears = Later(), [linear(16, outof, bias=True) for outof in (8, 12)]
+    wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
     for index, each in enumerate(linears):
-        each.around, each.later = Recorded(did), later
+        each.hooks, each.wgrad_store = Recorded(did), wgrad_store
         each.weight.collect = lambda gradient, index=index: did.append(f"weight {index}")  # type: ignore[union-attr]
         each.bias.collect = lambda gradient, index=index: did.append(f"bias {index}")  # type: ignore[union-attr]
-    later.deferring = deferring
-    return did, later, linears
+    wgrad_store.deferring = deferring
+    return did, wgrad_store, linears
 
 
 def run(linears: list[Linear]) -> Tensor:
     x = drawn(4, 16).requires_grad_()
-    sum(out.sum() for out in fan(x, *linears)).backward()  # type: ignore[union-attr]
+    sum(out.sum() for out in fused_linears(x, *linears)).backward()  # type: ignore[union-attr]
     assert x.grad is not None
     return x.grad
 
@@ -106,24 +106,24 @@ def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
 
 
 def test_weights_gradients_wait_for_who_takes_them() -> None:
-    did, later, linears = recorded(deferring=True)
+    did, wgrad_store, linears = recorded(deferring=True)
     run(linears)
     assert did[-3:] == ["left gradient", "begin gradient", "wait gradient"]
     assert "begin again" not in did  # only the rank's own rows are held until then
     did.clear()
-    for work in later.take():
+    for work in wgrad_store.take():
         work()
     assert did == ["enter", *WEIGHTS]
-    assert later.take() == []
+    assert wgrad_store.take() == []
 
 
 def test_what_runs_again_keeps_what_entered() -> None:
     for deferring in (False, True):
-        did, later, linears = recorded(deferring=deferring)
-        with running_again():
-            (out,) = fan(drawn(4, 16).requires_grad_(), linears[0])
+        did, wgrad_store, linears = recorded(deferring=deferring)
+        with recomputing():
+            (out,) = fused_linears(drawn(4, 16).requires_grad_(), linears[0])
         out.sum().backward()
-        for work in later.take():
+        for work in wgrad_store.take():
             work()
         assert did.count("enter") == 1
         assert "begin again" not in did
@@ -136,14 +136,14 @@ def test_what_runs_again_keeps_what_entered() -> None:
 def test_put_off_equals_at_once() -> None:
     found = []
     for deferring in (False, True):
-        later, linears = Later(), [linear(16, outof, bias=True) for outof in (8, 12)]
-        later.deferring = deferring
+        wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
+        wgrad_store.deferring = deferring
         for each in linears:
-            each.later = later
+            each.wgrad_store = wgrad_store
         gradient = run(linears)
         weights = [weight for each in linears for weight in each.parameters()]
         assert all((weight.grad is None) == deferring for weight in weights)
-        for work in later.take():
+        for work in wgrad_store.take():
             work()
         found.append([gradient, *(weight.grad for weight in weights)])
     for mine, other in zip(*found, strict=True):
@@ -153,7 +153,7 @@ def test_put_off_equals_at_once() -> None:
 def test_a_bias_is_added_once_after_a_sum_over_ranks() -> None:
     did: list[str] = []
     row = linear(16, 8, bias=True)
-    row.around = Recorded(did)
+    row.hooks = Recorded(did)
     x = drawn(4, 16).requires_grad_()
     out = row(x)
     torch.testing.assert_close(out, F.linear(x, row.matrix, row.bias))

@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.record import Fault
 from fivefold.train.model.experts import Experts, by_group, summed_by_group
-from fivefold.train.model.linear import Later
+from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.routing import Sequences
 
@@ -219,11 +219,11 @@ def test_the_bias_moves_against_the_load() -> None:
 
 def test_weight_gradients_wait_when_they_are_put_off() -> None:
     now, later = made(model(shared_experts=1)), made(model(shared_experts=1))
-    wait = Later()
+    wait = WgradStore()
     wait.deferring = True
     for module in later.modules():
-        if hasattr(module, "later"):
-            module.later = wait
+        if hasattr(module, "wgrad_store"):
+            module.wgrad_store = wait
     x, y = rows(), rows()
     for layer, source in ((now, x), (later, y)):
         layer(source).backward(drawn(B * T, D, seed=1))

@@ -92,7 +92,7 @@ def losses(kind: Any, precision: str, steps: int) -> tuple[list[float], int]:
         chance = torch.Generator().manual_seed(step % 8)
         tokens = torch.randint(0, 83, (8, 1), generator=chance) + torch.arange(17) * torch.tensor([[1 + step % 3]])
         found.append(engine.step((tokens % 83)[None]).loss)
-        engine.forget()
+        engine.zero_grad()
     return found, sum(tensor.nbytes for tensor in built.moments())
 
 

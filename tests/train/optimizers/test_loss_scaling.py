@@ -16,8 +16,8 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
 from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
-from fivefold.train.engine import Done, Engine
-from fivefold.train.optimizers.loss_scaling import GROWTH, LEAST, START, Scaler
+from fivefold.train.engine import Engine, StepResult
+from fivefold.train.optimizers.loss_scaling import GROWTH, LEAST, START, LossScaler
 
 Fork = Callable[..., list[Any]]
 DENSE = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83)
@@ -31,18 +31,18 @@ JOB = Job(
 
 
 def test_the_scale_halves_at_once_and_doubles_after_a_while() -> None:
-    scaler = Scaler()
-    scaler.learn(finite=False)
+    scaler = LossScaler()
+    scaler.update(finite=False)
     assert (scaler.scale, scaler.skipped) == (START / 2, 1)
     for _ in range(GROWTH - 1):
-        scaler.learn(finite=True)
+        scaler.update(finite=True)
     assert scaler.scale == START / 2
-    scaler.learn(finite=False)  # the count starts again
+    scaler.update(finite=False)  # the count starts again
     for _ in range(GROWTH):
-        scaler.learn(finite=True)
+        scaler.update(finite=True)
     assert (scaler.scale, scaler.finite, scaler.skipped) == (START / 2, 0, 2)
     for _ in range(40):
-        scaler.learn(finite=False)
+        scaler.update(finite=False)
     assert scaler.scale == LEAST
 
 
@@ -51,12 +51,12 @@ def started(model: Model, layout: Layout, job: Job = JOB) -> tuple[Built, Engine
     return built, Engine(built, model=model, layout=layout, job=job)
 
 
-def step(engine: Engine, number: int) -> Done:
+def step(engine: Engine, number: int) -> StepResult:
     built, layout, job = engine.built, engine.layout, engine.job
     tokens = torch.randint(0, DENSE.vocab, (8, 17), generator=torch.Generator().manual_seed(number))
     mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]
     done = engine.step(mine)
-    engine.forget()
+    engine.zero_grad()
     return done
 
 
@@ -65,7 +65,7 @@ def bits(built: Built) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in kept]
 
 
-def play(model: Model, text: str, precision: str) -> list[Done]:
+def play(model: Model, text: str, precision: str) -> list[StepResult]:
     _, engine = started(model, Layout.parse(text), JOB.replace(precision=recipe(precision)))
     return [step(engine, number) for number in range(5)]
 

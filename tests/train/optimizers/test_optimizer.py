@@ -59,12 +59,12 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
         assert after == pytest.approx(0.05, rel=1e-4)
 
 
-def left_of(cuts: list[tuple[float, float]]) -> list[float]:
+def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
     """How much ``largest`` and ``scale`` leave of a gradient whose norm, but for the scale of the loss, is 2."""
     job = Job(sequence=8, global_batch=4)
     built = build(model=named("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
     found = []
-    for largest, scale in cuts:
+    for largest, scale in sharded_weights:
         for shard in built.shards:
             shard.weight.grad = torch.full_like(shard.weight, 0.75)
         clip(built.shards, torch.tensor(2.0), largest=largest, scale=scale)
@@ -75,8 +75,8 @@ def left_of(cuts: list[tuple[float, float]]) -> list[float]:
 
 def test_what_is_within_the_norm_is_not_enlarged(forked) -> None:
     """As of torch.nn.utils.clip_grad_norm_: the factor is at most 1."""
-    cuts = [(0.5, 1.0), (1.9, 1.0), (2.1, 1.0), (50.0, 1.0), (0.0, 1.0), (50.0, 4.0), (0.5, 4.0)]
-    assert forked(1, left_of, cuts)[0] == pytest.approx([0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6)
+    sharded_weights = [(0.5, 1.0), (1.9, 1.0), (2.1, 1.0), (50.0, 1.0), (0.0, 1.0), (50.0, 4.0), (0.5, 4.0)]
+    assert forked(1, left_of, sharded_weights)[0] == pytest.approx([0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6)
 
 
 MODEL = Model(
@@ -96,7 +96,7 @@ def norm_and_cut(model: Model, layout: str) -> tuple[float, float]:
     job = Job(sequence=16, global_batch=8)
     built = build(model=model, layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
     for shard in built.shards:
-        shard.weight.grad = shard.cut(gradient(shard.held.weight)).to(shard.weight.dtype)
+        shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight)).to(shard.weight.dtype)
     shard = next(shard for shard in built.shards if shard.rows)
     before = shard.weight.grad.norm()
     norm, _ = sum_over_ranks(built.shards, ranks=built.ranks)

@@ -55,7 +55,7 @@ def play(model: Model, layout: Layout, task: Job, first: int = 0, folder: Path |
     before = parts(built)
     for step in range(first, STEPS):
         for shard in built.shards:
-            shard.weight.grad = shard.cut(gradient(shard.held.weight, step)).to(shard.weight.dtype)
+            shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight, step)).to(shard.weight.dtype)
         built.optimizer.step()
     if folder:
         done = Progress(step=first + 1, samples=0, tokens=0)
@@ -74,7 +74,7 @@ def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Ten
                 continue
             for box in part.boxes():
                 values = tensor[box.rows].reshape(box.sizes).clone()
-                found.append((f"{shard.name}/{kind}", part.held.weight.shape, box.offsets, values))
+                found.append((f"{shard.name}/{kind}", part.local_weight.weight.shape, box.offsets, values))
     return found
 
 

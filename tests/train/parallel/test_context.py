@@ -62,8 +62,8 @@ def layout(case: Case) -> Layout:
     return Layout(cp=case.ranks, cp_kind=case.kind)
 
 
-def swapped(swap: Ulysses, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-    return swap.leave(flash_attention(*swap.enter(q, k, v), documents_BT=documents))
+def swapped(hooks: Ulysses, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    return hooks.leave(flash_attention(*hooks.enter(q, k, v), documents_BT=documents))
 
 
 def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], list[tuple[str, int, int]]]:
@@ -187,13 +187,13 @@ def test_memory_grows_with_tokens_not_with_their_square(forked: Fork) -> None:
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.core, self.swap = 0.3, flash_attention, None
+        self.scale, self.core, self.hooks = 0.3, flash_attention, None
 
 
 def test_attach_sets_the_core_or_what_is_around_it() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), Axis("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
-    assert [type(each.swap) for each in (model[0], model[2])] == [Ulysses, Ulysses]
+    assert [type(each.hooks) for each in (model[0], model[2])] == [Ulysses, Ulysses]
     assert model[0].core is flash_attention
     attach(model, axis, kind="ring")
     assert [(type(each.core), each.core.scale) for each in (model[0], model[2])] == [(Ring, 0.3), (Ring, 0.3)]

@@ -22,7 +22,7 @@ from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.train.engine import Engine
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.float8.cast import by_block, by_tensor, by_tile, scale_, widen
-from fivefold.train.parallel.expert import Abroad
+from fivefold.train.parallel.expert import AllToAllDispatcher
 from fivefold.update import Optimizer
 
 # Blocks of 128 that are cut by shards, and rows and columns that are no whole ones.
@@ -48,8 +48,8 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
     job = Job(sequence=TOKENS, global_batch=batch, precision=precision, emulate=True, optimizer=plain)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for moe in built.routed.values():
-        if rows == "wide" and isinstance(moe.travel, Abroad):
-            moe.travel.narrow = False
+        if rows == "wide" and isinstance(moe.dispatcher, AllToAllDispatcher):
+            moe.dispatcher.narrow = False
     engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], {}
     meter = Meter([], axis=built.ranks.axis)
     for step in range(3):
@@ -64,7 +64,7 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
             gradients = {
                 shard.name: shard.weight.grad.clone() for shard in built.shards if shard.weight.grad is not None
             }
-        engine.forget()
+        engine.zero_grad()
     weights = {shard.name: shard.weight.detach().clone() for shard in built.shards}
     return Ran(losses, gradients, weights, {(said.axis, said.collective): said.bytes for said in meter.traffic})
 
@@ -144,7 +144,7 @@ def taken_up(directory: Path, first: int, last: int) -> tuple[list[float], dict[
             load(path, built=built, model=ROUTED, job=job)
         tokens = torch.randint(0, 83, (4, TOKENS + 1), generator=torch.Generator().manual_seed(step))
         losses.append(engine.step(tokens.view(2, 2, 1, -1)[:, built.ranks["dp"].rank]).loss)
-        engine.forget()
+        engine.zero_grad()
     progress = Progress(step=last, samples=0, tokens=0)
     save(directory, built=built, progress=progress, model=ROUTED, layout=layout, job=job)
     return losses, {shard.name: shard.weight.detach().clone() for shard in built.shards}

@@ -24,9 +24,9 @@ from fivefold.record import Mistake
 from fivefold.train.build import build
 from fivefold.train.engine import Engine
 from fivefold.train.measure.meter import Meter
-from fivefold.train.model.linear import Later, Linear, fan, running_again
+from fivefold.train.model.linear import Linear, WgradStore, fused_linears, recomputing
 from fivefold.train.parallel.collectives import all_reduce
-from fivefold.train.parallel.interleave import Turns
+from fivefold.train.parallel.interleave import Interleaver
 from fivefold.train.parallel.mesh import Axis, ranks
 from fivefold.train.parallel.pipeline import Pipeline, check_pairs
 from tests.agree.parity import processes
@@ -37,12 +37,14 @@ from tests.agree.parity.rank import play
 ROWS, D = 6, 16
 
 
-def work(turns: Turns, name: str, parts: int, said: list[str], *, fails: bool = False) -> Callable[[], None]:
+def work(
+    interleaver: Interleaver, name: str, parts: int, said: list[str], *, fails: bool = False
+) -> Callable[[], None]:
     def run() -> None:
         for part in range(parts):
             said.append(f"{name}{part}")
             if part < parts - 1:
-                turns.swap()
+                interleaver.yield_turn()
         if fails:
             raise ValueError(f"{name} fails")
 
@@ -59,12 +61,12 @@ def work(turns: Turns, name: str, parts: int, said: list[str], *, fails: bool = 
     ],
 )
 def test_they_change_at_each_wait_until_one_ends(first: int, second: int, expected: str) -> None:
-    turns = Turns()
+    interleaver = Interleaver()
     for _ in range(2):
         said = list[str]()
-        turns.both(work(turns, "a", first, said), work(turns, "b", second, said))
+        interleaver.run_both(work(interleaver, "a", first, said), work(interleaver, "b", second, said))
         assert said == expected.split()
-        turns.swap()  # outside: nothing
+        interleaver.yield_turn()  # outside: nothing
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,13 @@ def test_they_change_at_each_wait_until_one_ends(first: int, second: int, expect
     ],
 )
 def test_when_one_fails_the_other_ends_where_it_waits(failing: str, parts: tuple[int, int], expected: str) -> None:
-    turns, said, before = Turns(), list[str](), threading.active_count()
-    a, b = (work(turns, name, n, said, fails=name in failing) for name, n in zip("ab", parts, strict=True))
+    interleaver, said, before = Interleaver(), list[str](), threading.active_count()
+    a, b = (work(interleaver, name, n, said, fails=name in failing) for name, n in zip("ab", parts, strict=True))
     for _ in range(2):  # and the next two are not stopped
         with pytest.raises(ValueError, match=f"{failing[0]} fails"):
-            turns.both(a, b)
+            interleaver.run_both(a, b)
         assert said == expected.split()
-        turns.swap()
+        interleaver.yield_turn()
         said.clear()
     assert threading.active_count() == before
 
@@ -100,7 +102,7 @@ def test_a_failure_comes_out_of_autograd() -> None:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-            turns.swap()
+            interleaver.yield_turn()
             if ctx.fails:
                 raise ValueError("backward fails")
             said.append("backward")
@@ -108,32 +110,32 @@ def test_a_failure_comes_out_of_autograd() -> None:
 
     def forward() -> None:
         said.append("forward")
-        turns.swap()
+        interleaver.yield_turn()
         raise KeyError("forward fails")
 
-    turns, said = Turns(), list[str]()
+    interleaver, said = Interleaver(), list[str]()
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(KeyError):
-        turns.both(forward, Waits.apply(x, False).sum().backward)  # type: ignore[no-untyped-call]
+        interleaver.run_both(forward, Waits.apply(x, False).sum().backward)  # type: ignore[no-untyped-call]
     with pytest.raises(ValueError, match="backward fails"):
-        turns.both(turns.swap, Waits.apply(x, True).sum().backward)  # type: ignore[no-untyped-call]
+        interleaver.run_both(interleaver.yield_turn, Waits.apply(x, True).sum().backward)  # type: ignore[no-untyped-call]
     assert said == ["forward"]
 
 
 def test_ctrl_c_ends_both() -> None:
     """It comes to the first, which waits for its turn while the second computes."""
-    turns, said = Turns(), list[str]()
+    interleaver, said = Interleaver(), list[str]()
 
     def second() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
         said.append("second computes")
-        turns.swap()
+        interleaver.yield_turn()
         said.append("second goes on")
 
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
-        turns.both(turns.swap, second)
+        interleaver.run_both(interleaver.yield_turn, second)
     signal.signal(signal.SIGINT, former)
     assert said == ["second computes"]
 
@@ -141,27 +143,27 @@ def test_ctrl_c_ends_both() -> None:
 def test_what_the_second_does_is_counted_too() -> None:
     x = torch.ones(8, 8)
     with Meter([x], axis=lambda _: "") as meter:
-        Turns().both(lambda: None, lambda: (x @ x, None)[1])
+        Interleaver().run_both(lambda: None, lambda: (x @ x, None)[1])
     assert meter.flops == 2 * 8**3
 
 
 def test_what_running_again_says_is_said_to_one_alone() -> None:
     """The backward computes again while the forward does not."""
-    turns, model = Turns(), Linear(2, 2, bias=False)
+    interleaver, model = Interleaver(), Linear(2, 2, bias=False)
     entered = []
 
     def forward() -> None:
-        turns.swap()
-        entered.append(fan(x, model)[0].grad_fn.entered)
+        interleaver.yield_turn()
+        entered.append(fused_linears(x, model)[0].grad_fn.entered)
 
     def backward() -> None:
         assert torch.is_grad_enabled()
-        with running_again():
-            turns.swap()
-            entered.append(fan(x, model)[0].grad_fn.entered)
+        with recomputing():
+            interleaver.yield_turn()
+            entered.append(fused_linears(x, model)[0].grad_fn.entered)
 
     x = torch.ones(1, 2, requires_grad=True)
-    turns.both(forward, backward)
+    interleaver.run_both(forward, backward)
     assert entered == [False, True]
 
 
@@ -201,7 +203,7 @@ def speak(delay_seconds: float) -> tuple[float, float]:
         generator = torch.Generator().manual_seed(among["pp"].rank)
         held = {
             stage: (torch.randn(D, D, generator=generator) / 4).requires_grad_()
-            for stage in table.held[among["pp"].rank]
+            for stage in table.rank_stages[among["pp"].rank]
         }
 
         def talk(x: Tensor, axis: Axis = among["tp"]) -> Tensor:
@@ -217,7 +219,7 @@ def speak(delay_seconds: float) -> tuple[float, float]:
             return x.square().mean() if number == 3 else x
 
         pipeline = Pipeline(
-            table, ranks=among, later=Later(), shape=(ROWS, D), dtype=torch.float32,
+            table, ranks=among, wgrad_store=WgradStore(), shape=(ROWS, D), dtype=torch.float32,
             stages={number: partial(stage, number) for number in held},
         )  # fmt: skip
         dist.barrier()

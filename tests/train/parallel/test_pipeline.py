@@ -22,7 +22,7 @@ from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import messages
 from fivefold.record import Mistake
 from fivefold.train.measure.meter import Meter
-from fivefold.train.model.linear import Later, Linear
+from fivefold.train.model.linear import Linear, WgradStore
 from fivefold.train.parallel.mesh import ranks
 from fivefold.train.parallel.pipeline import Pipeline
 
@@ -51,11 +51,11 @@ class Played(NamedTuple):
 class Layer(nn.Module):
     """x + tanh(Wx + b), or without the residual where autograd keeps the output itself."""
 
-    def __init__(self, index: int, *, later: Later) -> None:
+    def __init__(self, index: int, *, wgrad_store: WgradStore) -> None:
         super().__init__()
         self.index = index
         self.linear = Linear(D, D, bias=True)
-        self.linear.later = later
+        self.linear.wgrad_store = wgrad_store
         self.scale = nn.Parameter(torch.ones(D))  # an ordinary weight, whose gradient autograd brings
         generator = torch.Generator().manual_seed(index)
         for weight in (self.linear.weight, self.linear.bias):
@@ -74,7 +74,7 @@ def sample(micro_batch: int) -> tuple[Tensor, Tensor]:
 
 def alone(layers: int, micro_batches: int) -> tuple[float, dict[str, Tensor]]:
     """One process, one graph over all layers."""
-    module = nn.ModuleList(Layer(index, later=Later()) for index in range(layers))
+    module = nn.ModuleList(Layer(index, wgrad_store=WgradStore()) for index in range(layers))
     total = 0.0
     for i in range(micro_batches):
         x, target = sample(i)
@@ -97,17 +97,17 @@ class Stages:
         self.now, self.actions = Action("F", -1, -1), []
         self.forwards: Counter[tuple[int, int]] = Counter()
         self.collected: list[tuple[str, int]] = []
-        later = Later()
+        wgrad_store = WgradStore()
         first = [sum(case.layers[:stage]) for stage in range(len(case.layers))]
         self.layers = {
-            stage: [Layer(first[stage] + n, later=later) for n in range(case.layers[stage])]
-            for stage in case.table.held[among["pp"].rank]
+            stage: [Layer(first[stage] + n, wgrad_store=wgrad_store) for n in range(case.layers[stage])]
+            for stage in case.table.rank_stages[among["pp"].rank]
         }
         for layer in self.all:
             layer.linear.weight.collect = self._collector(layer)  # type: ignore[assignment]
         self.last = case.table.stages - 1
         self.pipeline = kind(
-            case.table, ranks=among, later=later, shape=(ROWS, D), dtype=torch.float32,
+            case.table, ranks=among, wgrad_store=wgrad_store, shape=(ROWS, D), dtype=torch.float32,
             stages={stage: lambda entry, i, stage=stage: self.run(stage, entry, i) for stage in self.layers},
         )  # fmt: skip
         self.pipeline.on_action = self._note
@@ -262,7 +262,7 @@ def test_a_deadlock_is_one_line() -> None:
     stuck = Table("stuck", (rows.rows[0][:1] + rows.rows[0][2:3] + rows.rows[0][1:2] + rows.rows[0][3:],
                             rows.rows[1][2:] + rows.rows[1][:2]), rows.paths)  # fmt: skip
     with pytest.raises(Mistake, match="deadlock: rank 0 at") as caught:
-        Pipeline(stuck, ranks={}, later=Later(), stages={}, shape=(ROWS, D), dtype=torch.float32)  # type: ignore[arg-type]
+        Pipeline(stuck, ranks={}, wgrad_store=WgradStore(), stages={}, shape=(ROWS, D), dtype=torch.float32)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -275,7 +275,9 @@ def refusals() -> list[str]:
         (schedule("interleaved", pp=1, v=2, micro_batches=2), dict.fromkeys((0, 1), lambda entry, i: torch.ones(2, 3))),
     ]:
         with pytest.raises(ValueError, match=r"rows|stages") as caught:
-            Pipeline(table, ranks=among, later=Later(), stages=stages, shape=(ROWS, D), dtype=torch.float32).step()
+            Pipeline(
+                table, ranks=among, wgrad_store=WgradStore(), stages=stages, shape=(ROWS, D), dtype=torch.float32
+            ).step()
         found.append(str(caught.value))
     return found
 

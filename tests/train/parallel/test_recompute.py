@@ -24,11 +24,11 @@ from fivefold.plan.count.operations.part import Part
 from fivefold.plan.count.operations.recompute import groups as planned_groups
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.attention import rotary_tables
-from fivefold.train.model.linear import Later, Linear
+from fivefold.train.model.linear import Linear, WgradStore
 from fivefold.train.model.transformer import Block
 from fivefold.train.parallel import recompute, tensor
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.recomputed import Input
+from fivefold.train.parallel.recomputed import OperationInput
 
 SEQUENCES, TOKENS = 2, 16
 DENSE = Model(name="dense", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61)
@@ -46,19 +46,19 @@ SETS = ("selective", "full", *RECOMPUTABLE, "norm+act", "norm+rope+act", "qkv+no
 class Stack(nn.Module):
     """Blocks one after another, with equal weights whatever is recomputed."""
 
-    later: Any
+    wgrad_store: Any
 
     def __init__(self, model: Model, ac: str, *, layers: int = 1, compiled: recompute.Compile | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(layers))
-        self.later = Later()
+        self.wgrad_store = WgradStore()
         generator = torch.Generator().manual_seed(0)
         for weight in self.parameters():
             torch.nn.init.normal_(weight, 0, 0.2, generator=generator)
         for module in self.modules():
-            if hasattr(module, "later"):
-                module.later = self.later
-            if hasattr(module, "travel"):
+            if hasattr(module, "wgrad_store"):
+                module.wgrad_store = self.wgrad_store
+            if hasattr(module, "dispatcher"):
                 module.scale = 0.1  # type: ignore[assignment]
         positions, device = torch.arange(TOKENS), torch.device("cpu")
         self.tables = rotary_tables(model, positions=positions, dtype=torch.float32, device=device)
@@ -248,13 +248,13 @@ def test_put_off_weights_need_no_third_forward(ac: str, plain: Any) -> None:
     """A zero-bubble schedule: B now, W later. torch's own pipelining runs such a block three times."""
     stack, entries = Stack(DENSE, ac, layers=2), [micro_batch(index) for index in range(3)]
     runs = counted(stack)
-    stack.later.deferring = True
+    stack.wgrad_store.deferring = True
     losses = [stack(entry).square().mean() for entry in entries]
     assert set(runs.values()) == {2 * 3}  # two layers, three micro-batches, once each
     works = []
     for loss in losses:
         loss.backward()
-        works += stack.later.take()
+        works += stack.wgrad_store.take()
     after_b = dict(runs)
     for work in works:
         work()
@@ -280,7 +280,7 @@ def messages(ac: str) -> dict[str, int]:
     for name, part in stack.named_modules():
         if isinstance(part, Linear):
             column = name.rpartition(".")[2] not in ("out", "down")
-            part.around = (tensor.Column if column else tensor.Row)(axis, sp=True)
+            part.hooks = (tensor.ColumnParallel if column else tensor.RowParallel)(axis, sp=True)
             assert part.weight is not None
             part.weight = nn.Parameter(part.weight.chunk(2, dim=0 if column else 1)[axis.rank].detach().clone())
     entry = micro_batch(0).chunk(2)[axis.rank].detach().requires_grad_()
@@ -352,8 +352,10 @@ def test_under_compilation(ac: str, backend: str, plain: Any) -> None:
 
 @pytest.mark.parametrize("ac", ["full", "norm", "core+rope", "mlp"])
 def test_a_run_from_wrong_inputs_is_found(ac: str, monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
-    right = Input.open
-    monkeypatch.setattr(Input, "open", lambda self: (right(self).detach() * 1.01).requires_grad_(self.requires_grad))
+    right = OperationInput.open
+    monkeypatch.setattr(
+        OperationInput, "open", lambda self: (right(self).detach() * 1.01).requires_grad_(self.requires_grad)
+    )
     assert difference(trained(DENSE, ac, order=(0, 1, 2), layers=2), plain(DENSE)) > 1e-4
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fivefold.step import sent_bytes
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.kernels import cross_entropy, nats, rms_norm, swiglu
-from fivefold.train.model.linear import Later, Linear, fan, running_again
+from fivefold.train.model.linear import Linear, WgradStore, fused_linears, recomputing
 from fivefold.train.parallel import tensor
 from fivefold.train.parallel.collectives import Pending
 from fivefold.train.parallel.mesh import Axis
@@ -50,7 +50,7 @@ class Small(nn.Module):
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
-        gate, up = fan(rms_norm(x, self.norm, epsilon=1e-5), self.mlp.gate, self.mlp.up)
+        gate, up = fused_linears(rms_norm(x, self.norm, epsilon=1e-5), self.mlp.gate, self.mlp.up)
         x = x + self.mlp.down(swiglu(gate, up))
         return cross_entropy(self.head.out(x), ids(1), scale=SCALE, loss=self.head.loss)
 
@@ -59,7 +59,7 @@ NAMES = ["embed.tokens.weight", "norm", "mlp.gate.weight", "mlp.gate.bias", "mlp
          "mlp.down.weight", "mlp.down.bias", "head.out.weight"]  # fmt: skip
 
 
-def whole_weights(*, tied: bool) -> dict[str, Tensor]:
+def full_weights(*, tied: bool) -> dict[str, Tensor]:
     shapes = [(WORDS, WIDTH), (WIDTH,), (FFN, WIDTH), (FFN,), (FFN, WIDTH), (FFN,), (WIDTH, FFN), (WIDTH,),
               (WORDS, WIDTH)]  # fmt: skip
     drawing = {name: drawn(*shape, seed=i) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
@@ -70,7 +70,7 @@ def whole_weights(*, tied: bool) -> dict[str, Tensor]:
 
 def reference(*, tied: bool) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients in torch's own words."""
-    w = whole_weights(tied=tied)
+    w = full_weights(tied=tied)
     x = F.embedding(ids(0), w["embed.tokens.weight"])
     h = F.rms_norm(x, (WIDTH,), w["norm"], 1e-5)
     gate, up = (F.linear(h, w[f"mlp.{name}.weight"], w[f"mlp.{name}.bias"]) for name in ("gate", "up"))
@@ -99,7 +99,7 @@ def own(name: str, whole: Tensor, axis: Axis) -> Tensor:
 def cut(axis: Axis, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.float32) -> Small:
     module = Small(tied=tied)
     tensor.attach(module, axis, sp=sp)
-    for name, weight in whole_weights(tied=tied).items():
+    for name, weight in full_weights(tied=tied).items():
         owner, _, attribute = name.rpartition(".")
         part = own(name, weight.detach(), axis).to(dtype).clone()
         setattr(module.get_submodule(owner), attribute, nn.Parameter(part))
@@ -152,7 +152,7 @@ def messages(sp: bool, again: bool) -> tuple[dict[str, tuple[int, int]], float]:
     module = cut(axis, sp=sp)
     with Meter([], axis=lambda _group: "tp") as meter:
         if again:
-            with running_again():
+            with recomputing():
                 loss = module()
         else:
             loss = module()
@@ -184,11 +184,11 @@ def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> N
 def put_off(sp: bool) -> bool:
     axis, found = world(), []
     for deferring in (False, True):
-        module, later = cut(axis, sp=sp, tied=True), Later()
+        module, later = cut(axis, sp=sp, tied=True), WgradStore()
         later.deferring = deferring
         for part in module.modules():
             if isinstance(part, Linear):
-                part.later = later
+                part.wgrad_store = later
         module().backward()
         assert (module.mlp.up.weight.grad is None) == deferring
         for work in later.take():
@@ -273,7 +273,9 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
         logits = F.pad(whole, (0, padded - words), value=7.0)[:, axis.rank * held :][:, :held].clone()
         inside = logits.requires_grad_() * 1  # as it comes out of a matmul
         with Meter([inside], axis=lambda _group: "tp") as meter:
-            loss = cross_entropy(inside, targets, scale=SCALE, loss=tensor.Vocabulary(axis, sp=True, words=words).nats)
+            loss = cross_entropy(
+                inside, targets, scale=SCALE, loss=tensor.VocabParallel(axis, sp=True, words=words).nats
+            )
             (gradient,) = torch.autograd.grad(loss, inside)
         (line,) = meter.traffic
         assert line.bytes == 3 * sent_bytes("all_reduce", payload=ROWS * 4, ranks=axis.size)
@@ -325,10 +327,10 @@ def few_heads(kv_heads: int, sp: bool) -> float:
         parts = weight.chunk(axis.size, 1) if name == "out" else weight.chunk(kv_heads if name in "kv" else axis.size)
         layers[name] = Linear(1, 1, bias=False)
         layers[name].weight = nn.Parameter(parts[here.get(name, axis.rank)].detach().clone())
-        layers[name].around = (tensor.Row if name == "out" else tensor.Column)(axis, sp=sp)
+        layers[name].hooks = (tensor.RowParallel if name == "out" else tensor.ColumnParallel)(axis, sp=sp)
     mine = x.detach().chunk(axis.size)[axis.rank] if sp else x.detach()
     mine = mine.clone().requires_grad_()
-    out = layers["out"](attend(*fan(mine, *(layers[name] for name in "qkv"))))
+    out = layers["out"](attend(*fused_linears(mine, *(layers[name] for name in "qkv"))))
     upstream = drawn(ROWS, WIDTH, seed=1)
     out.backward(upstream.chunk(axis.size)[axis.rank] if sp else upstream)
     rows = slice(axis.rank * len(out), (axis.rank + 1) * len(out)) if sp else slice(None)
@@ -355,7 +357,7 @@ def shared(sp: bool) -> float:
     rows = slice(axis.rank * (ROWS // axis.size), (axis.rank + 1) * (ROWS // axis.size)) if sp else slice(None)
     x = whole[rows].clone().requires_grad_()
     heads = [drawn(ROWS, HEAD, seed=rank) for rank in axis.ranks]
-    out = tensor.Share(axis, sp=sp)(x)
+    out = tensor.GatherRows(axis, sp=sp)(x)
     upstream = heads[axis.rank].clone()
     out.backward(upstream)
     assert torch.equal(out, whole)
@@ -370,7 +372,7 @@ def test_rows_that_every_head_needs(forked, sp: bool) -> None:
 
 def uneven() -> str:
     layer = Linear(WIDTH, WIDTH, bias=False)
-    layer.around = tensor.Row(world(), sp=True)
+    layer.hooks = tensor.RowParallel(world(), sp=True)
     with pytest.raises(ValueError, match="7 rows are not divisible by tp=2") as raised:
         layer(drawn(7, WIDTH))
     return str(raised.value)

@@ -46,7 +46,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
                 losses.append(engine.step(mine).loss)
         else:
             losses.append(engine.step(mine).loss)
-        engine.forget()
+        engine.zero_grad()
     return losses, meter.traffic, underway
 
 

@@ -23,12 +23,12 @@ from fivefold.layout.spec import Layout
 from fivefold.train.model.attention import LatentAttention
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.moe import Moe
-from fivefold.train.parallel.expert import Abroad, Voyage
+from fivefold.train.parallel.expert import AllToAllDispatcher, DispatchPlan
 from fivefold.train.parallel.mesh import Ranks
 
 
 @contextmanager
-def rank_of(layout: Layout, *, rank: int) -> Iterator[None]:
+def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
     """Be ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
         raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
@@ -52,9 +52,11 @@ def even_experts(module: nn.Module) -> None:
     """Every expert of ``module`` gets as many rows as any other."""
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
         layer.experts.ends = even_ends
-        if isinstance(layer.travel, Abroad):
-            layer.travel = travel = Evenly(layer.travel.ep, layer.travel.etp, narrow=layer.travel.narrow)
-            layer.experts.meanwhile = travel.meanwhile
+        if isinstance(layer.dispatcher, AllToAllDispatcher):
+            layer.dispatcher = dispatcher = EvenDispatcher(
+                layer.dispatcher.ep, layer.dispatcher.etp, narrow=layer.dispatcher.narrow
+            )
+            layer.experts.meanwhile = dispatcher.meanwhile
 
 
 def even_ends(offsets: Tensor, rows: int) -> list[int]:
@@ -62,15 +64,15 @@ def even_ends(offsets: Tensor, rows: int) -> list[int]:
     return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
 
 
-class Evenly(Abroad):
+class EvenDispatcher(AllToAllDispatcher):
     """Who sends knows how many rows will come."""
 
-    def announce(self, counts: Tensor) -> Voyage:
+    def plan(self, counts: Tensor) -> DispatchPlan:
         """Start to tell the others, as always."""
-        return EvenVoyage(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+        return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
 
-class EvenVoyage(Voyage):
+class EvenDispatchPlan(DispatchPlan):
     """Rows for each rank as even as whole rows can be; all ranks have as many."""
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
@@ -83,10 +85,10 @@ def gpu_attention(module: nn.Module) -> None:
     """On GPUs PyTorch's attention takes values narrower than keys as they are; on CPU they are padded."""
     for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
         if isinstance(layer.core, Flash):
-            layer.core = Narrow(scale=layer.core.scale)
+            layer.core = GpuFlash(scale=layer.core.scale)
 
 
-class Narrow(Flash):
+class GpuFlash(Flash):
     """As ``scaled_dot_product_attention`` on GPUs, where the kernel for values of their own dim is this."""
 
     def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:

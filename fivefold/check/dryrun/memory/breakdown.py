@@ -29,7 +29,7 @@ PASSES = ("forward", "backward", "pair")  # phases in which activations are born
 MOST_LEVELS = 20_000
 
 
-class Living(NamedTuple):
+class LiveStorage(NamedTuple):
     """A storage that lives at the peak."""
 
     bytes: int
@@ -86,7 +86,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     )  # fmt: skip
 
 
-def largest(tape: Tape, n: int) -> list[Living]:
+def largest(tape: Tape, n: int) -> list[LiveStorage]:
     """The largest storages that live at the peak."""
     events, lives = _events(tape), _lives(tape)
     begin = _begin(events)
@@ -95,7 +95,9 @@ def largest(tape: Tape, n: int) -> list[Living]:
     chosen = alive[np.argsort(-lives.size[alive], kind="stable")[:n]]
     scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
     return [
-        Living(int(lives.size[row]), CATEGORIES[lives.category[row]], tape.sites[lives.site[row]], tape.scopes[scope])
+        LiveStorage(
+            int(lives.size[row]), CATEGORIES[lives.category[row]], tape.sites[lives.site[row]], tape.scopes[scope]
+        )
         for row, scope in zip(chosen, scopes, strict=True)
     ]
 
@@ -173,7 +175,7 @@ def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
 def _is_logits(site: Site) -> bool:
     """The product with the vocabulary."""
     product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
-    gradient = site.line.endswith(("backward", "Products.into", "Products.weight"))
+    gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
     return product and site.module.startswith("head") and not gradient
 
 

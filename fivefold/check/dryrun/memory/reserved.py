@@ -96,7 +96,7 @@ def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
     """
     living: set[int] = set()
     for place, tape in enumerate(tapes):
-        named = {storage for storage, _ in opening(tape)}
+        named = {storage for storage, _ in initial_allocations(tape)}
         for storage in sorted(living - named):
             yield place, 0, storage, 0, 0
         living &= named
@@ -110,7 +110,7 @@ def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
                 yield place, number, storage, 0, 0
 
 
-def opening(tape: Tape) -> Iterator[tuple[int, int]]:
+def initial_allocations(tape: Tape) -> Iterator[tuple[int, int]]:
     """Storage and site of what lives when the tape begins, and of what is born at once after that."""
     for kind, storage, _, site in takewhile(lambda event: event[0] in (SCOPE, ALLOC), tape):
         if kind == ALLOC:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.check.dryrun.memory.caching_allocator import Allocator, Block
-from fivefold.check.dryrun.memory.reserved import changes, opening
+from fivefold.check.dryrun.memory.reserved import changes, initial_allocations
 from fivefold.check.dryrun.record.tape import Site, Tape
 from fivefold.record import Fault
 
@@ -49,7 +49,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
     blocks: dict[int, tuple[Block, int, Site]] = {}
     frames: dict[Site, Frames] = {}
     # a later tape may know what a storage is: the optimizer's moments, once they are there
-    named = {storage: tape.sites[site].category for tape in tapes for storage, site in opening(tape)}
+    named = {storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)}
     for place, _, storage, size, number in changes(tapes):
         if not size:
             block, size, site = blocks.pop(storage)

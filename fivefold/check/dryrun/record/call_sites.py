@@ -25,7 +25,7 @@ LIBRARY = (TORCH, OWN)  # who is called, and who watches
 ROOT = str(Path(__file__).parents[4]) + "/"
 
 
-class Places:
+class CallSites:
     """``categories`` of what is born in a function, by its qualified name; ``through``: files of which not they are
     the site but who calls them.
     """

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.check.dryrun.fake.collectives import Group, Handle, message_of, returned
-from fivefold.check.dryrun.record.call_sites import Places
+from fivefold.check.dryrun.record.call_sites import CallSites
 from fivefold.check.dryrun.record.kernels import GROUPED, NO_WORK, Fused, by_group, kind_of
 from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
 from fivefold.train.measure.meter import operation_flops, tensors
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.groups = rank, groups
-        self.places = Places(categories=categories, through=through)
+        self.places = CallSites(categories=categories, through=through)
         self.tape = Tape(rank)
         self._ids: dict[int, int] = {}  # storages that live, by address
         self._born: dict[int, tuple[int, Site]] = {}  # bytes and site, by id

@@ -22,7 +22,7 @@ DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # in recordings: a weight's gradient 
 X, G = 0, 1  # ids of what enters forward and backward; those of what is made inside follow
 
 
-class Unlike(Exception):
+class NotReplayable(Exception):
     """A block does something that cannot be played: it must run."""
 
 
@@ -65,7 +65,7 @@ def recording_of(
     tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
     gradients: tuple[tuple[str, Shape], ...],
 ) -> Recording:  # fmt: skip
-    """The spans of ``tape`` with ids of their own. ``Unlike`` where something that was there before is freed."""
+    """The spans of ``tape`` with ids of their own. ``NotReplayable`` where something that was there before is freed."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
     parts = [events[start:stop].copy() for start, stop in spans]
@@ -81,17 +81,17 @@ def recording_of(
                 freed.add(int(event[1]))
             elif kind == FREE:
                 if int(event[1]) not in ours:
-                    raise Unlike
+                    raise NotReplayable
                 event[0] = NOTHING
             elif kind == START:
                 event[1] = handles.setdefault(int(event[1]), len(handles))
                 event[3] = ids.get(int(event[3]), -1)
             elif kind == WAIT:
                 if int(event[1]) not in handles:
-                    raise Unlike
+                    raise NotReplayable
                 event[1] = handles[int(event[1])]
     if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
-        raise Unlike
+        raise NotReplayable
     forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
     return Recording(tape, forward, backward, tuple(works), end, len(ids) - 2, len(handles),
                      (ids[y[0]], y[1]), (ids[dx[0]], dx[1]), gradients)  # fmt: skip

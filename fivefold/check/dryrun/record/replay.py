@@ -25,9 +25,9 @@ from fivefold.check.dryrun.record.recording import (
     Chunk,
     G,
     Made,
+    NotReplayable,
     Recording,
     Shape,
-    Unlike,
     X,
     recording_of,
     steps_of,
@@ -36,9 +36,9 @@ from fivefold.check.dryrun.record.tape import ALLOC, Tape
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.build import Built
-from fivefold.train.model.linear import Later, Work
+from fivefold.train.model.linear import WgradStore, Work
 from fivefold.train.model.transformer import Head
-from fivefold.train.parallel.pipeline import exit_of, run_back
+from fivefold.train.parallel.pipeline import exit_of, run_backward
 
 
 def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
@@ -51,11 +51,11 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
     for layer, block in enumerate(built.module.blocks):
         kind = model.is_moe(layer), layer % layout.recompute_every == 0
         block.forward = Player(
-            block, layer=layer, kind=kind, known=known, split=split, later=built.later, recorder=recorder
+            block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
         ).forward
     head = built.module.head
     head.forward = Player(  # type: ignore[method-assign,assignment]
-        head, layer=-1, kind="head", known=known, split=split, later=built.later, recorder=recorder
+        head, layer=-1, kind="head", known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
     ).forward
 
 
@@ -64,10 +64,10 @@ class Player:
 
     def __init__(
         self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
-        split: bool, later: Later, recorder: Recorder,
+        split: bool, wgrad_store: WgradStore, recorder: Recorder,
     ) -> None:  # fmt: skip
         self.block, self.inner, self.layer, self.kind, self.known = block, block.forward, layer, kind, known
-        self.split, self.later, self.recorder = split, later, recorder
+        self.split, self.wgrad_store, self.recorder = split, wgrad_store, recorder
         self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
         self.ends = isinstance(block, Head)
         self.keeps = isinstance(block, Head) and block.chunked  # targets too
@@ -82,7 +82,7 @@ class Player:
             try:
                 ways = {way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))}
                 self.known[self.kind] = ways
-            except Unlike:
+            except NotReplayable:
                 self.known[self.kind] = None
         recordings = self.known[self.kind]
         if recordings is None:
@@ -115,15 +115,15 @@ class Player:
         end = exit_of(y, inbox)
         del x, y
         seed = torch.ones_like(end)
-        self.later.deferring, start = split, recorder.place()
+        self.wgrad_store.deferring, start = split, recorder.place()
         with recorder.places.inside(""):
-            run_back(end, seed)
-        self.later.deferring = False
+            run_backward(end, seed)
+        self.wgrad_store.deferring = False
         spans.append((start, found["place"]))
         start = recorder.place()
         del end
         spans.append((start, recorder.place()))
-        works = self.later.take()[::-1]
+        works = self.wgrad_store.take()[::-1]
         while works:
             start = recorder.place()
             with recorder.places.inside(""):
@@ -144,17 +144,17 @@ class Player:
             gradients.append((name, Shape.of(gradient)))
 
         def do(work: Work) -> None:
-            if self.later.deferring:
+            if self.wgrad_store.deferring:
                 tape.add(PUT_OFF, next(put_off))
-            Later.do(self.later, work)
+            WgradStore.run_or_defer(self.wgrad_store, work)
 
-        self.later.do = do  # type: ignore[method-assign]
+        self.wgrad_store.run_or_defer = do  # type: ignore[method-assign]
         for name, weight in self.weights.items():
             weight.collect = partial(spy, name)
         try:
             yield gradients
         finally:
-            del self.later.do
+            del self.wgrad_store.run_or_defer
             for name, weight in self.weights.items():
                 weight.collect = former[name]
 
@@ -174,7 +174,7 @@ class Player:
                 with self.recorder.places.inside(path):
                     self.weights[name].collect(self._dummy(name, shape))
             elif kind == PUT_OFF:
-                self.later.do(partial(self.play, played, 3 + argument))
+                self.wgrad_store.run_or_defer(partial(self.play, played, 3 + argument))
             elif kind == ALLOC:
                 played.made = self.recorder.make(
                     (played.recording.y if part == 0 else played.recording.dx)[1].empty, site=argument
@@ -245,7 +245,7 @@ class _Played(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         player, played = ctx.player, ctx.played
-        played.recording = recording = ctx.recordings[player.later.deferring]
+        played.recording = recording = ctx.recordings[player.wgrad_store.deferring]
         played.g = None if player.ends else gradient  # the last one is held by who began the backward
         ctx.end = _End(player, played)
         player.play(played, 1)

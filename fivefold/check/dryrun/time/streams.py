@@ -38,16 +38,16 @@ class Costs(NamedTuple):
         return cls(kernels, kernels, messages, messages, [False] * len(messages))
 
 
-class Side:
+class Endpoint:
     """One rank's part in a message; or in several that are issued as one (``batch_isend_irecv``)."""
 
-    __slots__ = ("after", "at", "before", "end", "meetings", "missing", "open", "posted", "rank", "start", "waiter")
+    __slots__ = ("after", "at", "before", "end", "exchanges", "missing", "open", "posted", "rank", "start", "waiter")
 
     def __init__(self, rank: int, at: int) -> None:
         self.rank, self.at = rank, at  # place among the tapes, and of the (first) event in its tape
-        self.meetings: list[Meeting] = []
-        self.before: Side | None = None  # on the same stream
-        self.after: Side | None = None
+        self.exchanges: list[Exchange] = []
+        self.before: Endpoint | None = None  # on the same stream
+        self.after: Endpoint | None = None
         self.missing = 1  # to begin: to be issued, and the one before to end
         self.open = 0  # meetings that have not ended
         self.posted = -1.0
@@ -55,29 +55,29 @@ class Side:
         self.waiter = False
 
 
-class Meeting:
+class Exchange:
     """One message with all its sides among the tapes, in order of their first coming."""
 
-    __slots__ = ("end", "key", "missing", "number", "parts", "seconds", "sides", "start")
+    __slots__ = ("end", "endpoints", "key", "missing", "number", "parts", "seconds", "start")
 
     def __init__(self, key: Hashable, number: int, missing: int) -> None:
         self.key, self.number, self.missing = key, number, missing  # of its communicator, from 0
-        self.sides: list[Side] = []
+        self.endpoints: list[Endpoint] = []
         self.parts: list[tuple[int, int, Message]] = []  # rank's place, event, message
         self.seconds = self.start = self.end = 0.0
 
 
-class Parked(NamedTuple):
+class BlockedRank(NamedTuple):
     """A rank that cannot go on."""
 
-    side: Side
+    endpoint: Endpoint
     at: int  # the event, a WAIT
 
 
 class Streams:
     """Plays ``tapes``, at most one per rank of the world. ``begins`` and ``ends`` are of every event, in seconds.
 
-    A START begins and ends with its message, a WAIT ends with it. ``parked``: who waits for ever, by place among them.
+    A START begins and ends with its message, a WAIT ends with it. ``blocked``: who waits for ever, by place among them.
     """
 
     def __init__(self, tapes: Sequence[Tape], *, streams: bool, costs: Sequence[Costs] | None = None) -> None:
@@ -86,23 +86,23 @@ class Streams:
         self.places = {tape.rank: place for place, tape in enumerate(tapes)}
         if len(self.places) < len(tapes):
             raise ValueError(f"ranks {[tape.rank for tape in tapes]}: each must be given once")
-        self.meetings: dict[Hashable, Meeting] = {}
+        self.exchanges: dict[Hashable, Exchange] = {}
         self.issued = [self._issued(place) for place in range(len(tapes))]
         self.begins = [array("d", bytes(8 * len(tape))) for tape in tapes]
         self.ends = [array("d", bytes(8 * len(tape))) for tape in tapes]
         self.clocks = [0.0] * len(tapes)
-        self.parked: dict[int, Parked] = {}
+        self.blocked: dict[int, BlockedRank] = {}
         self._awake: deque[int] = deque()
 
     # Who meets whom
 
-    def _issued(self, place: int) -> list[Side]:
+    def _issued(self, place: int) -> list[Endpoint]:
         """The side of every START of a tape, in order; one that follows in a batch shares it."""
         tape = self.tapes[place]
         events = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
         numbers: Counter[Hashable] = Counter()
-        streams: dict[Hashable, Side] = {}
-        sides: list[Side] = []
+        streams: dict[Hashable, Endpoint] = {}
+        endpoints: list[Endpoint] = []
         keys = [_key(message, rank=tape.rank) for message in tape.messages]
         seconds = self.costs[place].messages
         at = np.flatnonzero(events[:, 0] == START)
@@ -112,19 +112,19 @@ class Streams:
             message, key = tape.messages[index], keys[index]
             number = numbers[key, message.receives]
             numbers[key, message.receives] += 1
-            if not joins[i] or not sides:
-                side = Side(place, event)
-                self._queue(side, message, streams, rank=tape.rank, batched=joins[i + 1])
-            sides.append(side)
-            meeting = self.meetings.get((key, number))
-            if meeting is None:
-                meeting = self.meetings[key, number] = Meeting(key, number, self._expected(message))
-            meeting.seconds = max(meeting.seconds, seconds[index])
-            meeting.sides.append(side)
-            meeting.parts.append((place, event, message))
-            side.meetings.append(meeting)
-            side.open += 1
-        return sides
+            if not joins[i] or not endpoints:
+                endpoint = Endpoint(place, event)
+                self._queue(endpoint, message, streams, rank=tape.rank, batched=joins[i + 1])
+            endpoints.append(endpoint)
+            exchange = self.exchanges.get((key, number))
+            if exchange is None:
+                exchange = self.exchanges[key, number] = Exchange(key, number, self._expected(message))
+            exchange.seconds = max(exchange.seconds, seconds[index])
+            exchange.endpoints.append(endpoint)
+            exchange.parts.append((place, event, message))
+            endpoint.exchanges.append(exchange)
+            endpoint.open += 1
+        return endpoints
 
     def _expected(self, message: Message) -> int:
         """Sides that a message has among the tapes."""
@@ -132,7 +132,9 @@ class Streams:
             return 1 + (message.peer in self.places)
         return sum(member in self.places for member in message.members)
 
-    def _queue(self, side: Side, message: Message, streams: dict[Hashable, Side], *, rank: int, batched: bool) -> None:
+    def _queue(
+        self, endpoint: Endpoint, message: Message, streams: dict[Hashable, Endpoint], *, rank: int, batched: bool
+    ) -> None:
         """Behind the last of its stream. NCCL gives every pair that sends outside of a batch a communicator of its own
         (pytorch/pytorch:torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, pointToPoint).
         """
@@ -143,9 +145,9 @@ class Streams:
             stream = message.group, min(rank, message.peer), max(rank, message.peer)
         before = streams.get(stream)
         if before is not None:
-            side.before, before.after = before, side
-            side.missing = 2
-        streams[stream] = side
+            endpoint.before, before.after = before, endpoint
+            endpoint.missing = 2
+        streams[stream] = endpoint
 
     # Time
 
@@ -155,24 +157,24 @@ class Streams:
         self._awake.extend(range(len(walks)))
         while self._awake:
             place = self._awake.popleft()
-            self.parked.pop(place, None)
-            parked = next(walks[place], None)
-            if parked is not None:
-                parked.side.waiter = True
-                self.parked[place] = parked
-        for meeting in self.meetings.values():
-            for place, at, _ in meeting.parts:
-                self.begins[place][at], self.ends[place][at] = meeting.start, meeting.end
-        return not self.parked
+            self.blocked.pop(place, None)
+            blocked = next(walks[place], None)
+            if blocked is not None:
+                blocked.endpoint.waiter = True
+                self.blocked[place] = blocked
+        for exchange in self.exchanges.values():
+            for place, at, _ in exchange.parts:
+                self.begins[place][at], self.ends[place][at] = exchange.start, exchange.end
+        return not self.blocked
 
-    def _walk(self, place: int) -> Iterator[Parked]:
+    def _walk(self, place: int) -> Iterator[BlockedRank]:
         """One rank, up to where it must wait for another."""
         costs, begins, ends = self.costs[place], self.begins[place], self.ends[place]
         kernels, launches, messages, drag, reads, launch, blocking = costs
         tape, streams = self.tapes[place], self.streams
-        issued, handles = iter(self.issued[place]), dict[int, tuple[Side, int]]()
+        issued, handles = iter(self.issued[place]), dict[int, tuple[Endpoint, int]]()
         clock = host = 0.0
-        last: Side | None = None
+        last: Endpoint | None = None
         for at, (kind, first, second, _) in enumerate(tape):
             begins[at] = clock
             if kind == KERNEL:
@@ -184,19 +186,19 @@ class Streams:
                     host = clock
             elif kind == START:
                 host += launch
-                side = next(issued)
-                handles[first] = side, second
-                if last is not None and side is not last:
+                endpoint = next(issued)
+                handles[first] = endpoint, second
+                if last is not None and endpoint is not last:
                     self._arrive(last)
-                side.posted, last = max(clock, host), side
+                endpoint.posted, last = max(clock, host), endpoint
             elif kind == WAIT and first in handles:
                 if last is not None:
                     self._arrive(last)
                     last = None
-                side, index = handles.pop(first)
-                if side.open:
-                    yield Parked(side, at)
-                came = side.end if streams else max(clock, side.end) + messages[index]
+                endpoint, index = handles.pop(first)
+                if endpoint.open:
+                    yield BlockedRank(endpoint, at)
+                came = endpoint.end if streams else max(clock, endpoint.end) + messages[index]
                 ends[at] = max(clock, came)
                 hidden = max(0.0, messages[index] - max(0.0, came - clock))
                 clock = ends[at] + drag[index] * hidden
@@ -208,33 +210,33 @@ class Streams:
             self._arrive(last)
         self.clocks[place] = clock
 
-    def _arrive(self, side: Side) -> None:
+    def _arrive(self, endpoint: Endpoint) -> None:
         """A side is issued, or its stream has become free: begin what can begin, and end it."""
-        came = [side]
+        came = [endpoint]
         while came:
-            side = came.pop()
-            side.missing -= 1
-            if side.missing:
+            endpoint = came.pop()
+            endpoint.missing -= 1
+            if endpoint.missing:
                 continue
-            start = side.start = max(side.posted, side.before.end if side.before is not None else 0.0)
-            for meeting in side.meetings:
-                meeting.missing -= 1
-                meeting.start = max(meeting.start, start)
-                if not meeting.missing:
-                    meeting.end = meeting.start + (meeting.seconds if self.streams else 0.0)
-                    came.extend(self._ended(meeting))
+            start = endpoint.start = max(endpoint.posted, endpoint.before.end if endpoint.before is not None else 0.0)
+            for exchange in endpoint.exchanges:
+                exchange.missing -= 1
+                exchange.start = max(exchange.start, start)
+                if not exchange.missing:
+                    exchange.end = exchange.start + (exchange.seconds if self.streams else 0.0)
+                    came.extend(self._ended(exchange))
 
-    def _ended(self, meeting: Meeting) -> Iterator[Side]:
+    def _ended(self, exchange: Exchange) -> Iterator[Endpoint]:
         """Wake who waits for it; what stood behind it on a stream."""
-        for side in meeting.sides:
-            side.open -= 1
-            side.end = max(side.end, meeting.end)
-            if not side.open:
-                if side.waiter:
-                    side.waiter = False
-                    self._awake.append(side.rank)
-                if side.after is not None:
-                    yield side.after
+        for endpoint in exchange.endpoints:
+            endpoint.open -= 1
+            endpoint.end = max(endpoint.end, exchange.end)
+            if not endpoint.open:
+                if endpoint.waiter:
+                    endpoint.waiter = False
+                    self._awake.append(endpoint.rank)
+                if endpoint.after is not None:
+                    yield endpoint.after
 
 
 def _key(message: Message, *, rank: int) -> Hashable:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, needed, number, precision, recomputed, sharding, where
-from fivefold.check.published.convert import NOTHING, batch, read, spread
+from fivefold.check.published.convert import NOTHING, batch, layout_of_row, read
 from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
 from fivefold.units import GIB, ceil_div
 
@@ -49,7 +49,7 @@ def _stages(layers: int, pp: int) -> tuple[int, ...]:
 
 def _case(row: Row) -> Case:
     model = gpt_of(row, vocab=VOCAB)
-    layout = spread(
+    layout = layout_of_row(
         row,
         zero=sharding(row, silent=1),
         ac=recomputed(row),

@@ -14,13 +14,13 @@ from fivefold.check.published.cells import (
     NO_STAGES,
     Row,
     degree,
+    integer,
     named_model,
     needed,
     number,
     precision,
     printed,
     recomputed,
-    whole,
 )
 from fivefold.check.published.convert import (
     ADAPTERS,
@@ -28,10 +28,10 @@ from fivefold.check.published.convert import (
     TRANSFORMER_ENGINE,
     batch,
     cluster,
+    layout_of_row,
     megatron_overlap,
     read,
     seconds_of_tokens,
-    spread,
 )
 from fivefold.job import Recipe
 from fivefold.model.catalog import resolve
@@ -91,7 +91,7 @@ def _rule(row: Row) -> str:
         return NEW_GROK
     if unknown := next((rule for start, rule in UNKNOWN_MODEL.items() if row["model"].startswith(start)), ""):
         return unknown
-    return NO_STAGES if degree(row, "pp") > 1 and not whole(row, "vp") else ""
+    return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
 
 
 def _case(row: Row) -> Case:
@@ -100,7 +100,7 @@ def _case(row: Row) -> Case:
     selective = model.name == "nemotron4-340b" and _hydra(row)
     # The expert tensor degree of NeMo 1 is that of the rest.
     etp = degree(row, "etp" if row["etp"] else "tp") if model.moe else 1
-    layout = spread(row, zero=1, etp=etp, ac=recomputed(row, silent="selective" if selective else "none"))
+    layout = layout_of_row(row, zero=1, etp=etp, ac=recomputed(row, silent="selective" if selective else "none"))
     job = TRANSFORMER_ENGINE.replace(
         sequence=needed(row, "seq"),
         global_batch=batch(row, layout),

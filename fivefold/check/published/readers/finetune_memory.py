@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, named_model, needed, number, number_format, printed, where
-from fivefold.check.published.convert import ADAPTERS, read, spread
+from fivefold.check.published.convert import ADAPTERS, layout_of_row, read
 from fivefold.job import Job, recipe
 from fivefold.record import Mistake
 from fivefold.units import GIB
@@ -63,7 +63,7 @@ def _case(row: Row) -> Case:
     model, rung = printed(named_model(row["model"]), row), LADDER[row["technique"]]
     if number_format(row["precision"]) != "bf16":
         raise Mistake(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
-    layout = spread(row, zero=0, ac=rung.ac)
+    layout = layout_of_row(row, zero=0, ac=rung.ac)
     job = Job(
         linears="apart",
         early_stop=False,

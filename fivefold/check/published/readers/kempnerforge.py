@@ -14,15 +14,15 @@ from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import (
     Row,
     head_dim,
+    integer,
     needed,
     number,
     number_format,
     recomputed,
     sharding,
     where,
-    whole,
 )
-from fivefold.check.published.convert import in_nodes, read, seconds_of_tokens, spread
+from fivefold.check.published.convert import in_nodes, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job, Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -49,15 +49,15 @@ SUMMED: Recipe = STATES.replace(name="bf16-all-sum32", accumulated_bytes=4)
 def _rule(row: Row) -> str:
     if not number(row, "step_s") and not number(row, "peak_allocated_gib"):
         return NO_STEP
-    if not whole(row, "ffn"):
+    if not integer(row, "ffn"):
         return NO_WIDTH
-    if whole(row, "experts") and whole(row, "tp") > 1:
+    if integer(row, "experts") and integer(row, "tp") > 1:
         return WHOLE_EXPERTS
-    return SAME_TOKENS if whole(row, "ep") > 1 else ""
+    return SAME_TOKENS if integer(row, "ep") > 1 else ""
 
 
 def _model(row: Row) -> Model:
-    experts = whole(row, "experts")
+    experts = integer(row, "experts")
     return Model(
         name=row["model"],
         layers=needed(row, "layers"),
@@ -74,7 +74,7 @@ def _model(row: Row) -> Model:
 
 def _machine(row: Row) -> Machine:
     found = where(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
-    ranks = whole(row, "gpus_per_node") or 4
+    ranks = integer(row, "gpus_per_node") or 4
     if ranks >= found.ranks_per_node:
         return found
     found = in_nodes(found, ranks)
@@ -95,10 +95,10 @@ def _case(row: Row) -> Case:
     if number_format(row["precision"]) != "bf16":
         raise Mistake(f"precision {row['precision']!r}, of which the source's recipe was not read")
     zero = sharding(row, silent=3)
-    layout = spread(row, zero=0, ac=recomputed(row))
+    layout = layout_of_row(row, zero=0, ac=recomputed(row))
     layout = layout.replace(zero=zero if layout.dp > 1 else 0)
     # The mixture runs print no batch: 48521 and 50972 tokens/s for 2.7 and 2.57 s are 32 sequences.
-    batch = whole(row, "gbs") or layout.dp * layout.mbs
+    batch = integer(row, "gbs") or layout.dp * layout.mbs
     compiled = row["torch_compile"] == "true"
     job = Job(
         linears="apart",

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, needed, number, number_format, recomputed, where, whole
-from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.cells import Row, integer, needed, number, number_format, recomputed, where
+from fivefold.check.published.convert import batch, layout_of_row, read
 from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt_of
 from fivefold.record import Mistake
 from fivefold.units import GIB
@@ -61,8 +61,8 @@ def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Cas
     if number_format(row["precision"]) != "fp16":
         raise Mistake(f"precision {row['precision']!r} is not the paper's")
     model = gpt_of(row, vocab=needed(row, "vocab"))
-    interleaved = "interleaved" if whole(row, "vp") > 1 else "1f1b"  # the cell speaks of all models
-    layout = spread(row | {"schedule": interleaved}, zero=0, ac=recomputed(row), sp=sp)
+    interleaved = "interleaved" if integer(row, "vp") > 1 else "1f1b"  # the cell speaks of all models
+    layout = layout_of_row(row | {"schedule": interleaved}, zero=0, ac=recomputed(row), sp=sp)
     job = PLAIN_MEGATRON.replace(
         sequence=needed(row, "seq"),
         global_batch=batch(row, layout),

@@ -21,7 +21,7 @@ from fivefold.check.published.cells import (
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
+from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job
 from fivefold.model.spec import Model
 
@@ -54,7 +54,7 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     model = _model(row)
-    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
     job = Job(
         linears="apart",
         early_stop=False,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, needed, number, precision, recomputed, sharding, where, whole
-from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.cells import Row, integer, needed, number, precision, recomputed, sharding, where
+from fivefold.check.published.convert import batch, layout_of_row, read
 from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
 from fivefold.record import Mistake
 
@@ -36,12 +36,12 @@ def hardware_flops(row: Row) -> float:
 
 def _case(row: Row) -> Case:
     zero = sharding(row, silent=0)
-    tp = whole(row, "tp") or (1 if zero == 3 else 8)
+    tp = integer(row, "tp") or (1 if zero == 3 else 8)
     size = needed(row, "model_parallel_size")
     if size % tp:
         raise Mistake(f"model-parallel size {size} is not divisible by tp{tp}")
     degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
-    layout = spread(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
+    layout = layout_of_row(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
     model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
     job = PLAIN_MEGATRON.replace(
         sequence=needed(row, "seq"),

@@ -16,6 +16,7 @@ from fivefold.check.published.cells import (
     Row,
     chip,
     degree,
+    integer,
     named_model,
     needed,
     number,
@@ -23,7 +24,6 @@ from fivefold.check.published.cells import (
     precision,
     printed,
     recomputed,
-    whole,
 )
 from fivefold.check.published.convert import (
     ADAPTERS,
@@ -31,9 +31,9 @@ from fivefold.check.published.convert import (
     TRANSFORMER_ENGINE,
     batch,
     cluster,
+    layout_of_row,
     megatron_overlap,
     read,
-    spread,
 )
 from fivefold.check.published.readers.megatron_bridge_perf import HYBRID, PREDICTS_MORE, job_of, recomputed_by_recipe
 from fivefold.job import Job
@@ -81,7 +81,7 @@ def _card_rule(name: str, row: Row) -> str:
     named_model(name)
     if not row["gbs"]:
         return NO_SETUP
-    return NO_STAGES if degree(row, "pp") > 1 and not whole(row, "vp") else ""
+    return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
 
 
 def _case(row: Row) -> Case:
@@ -93,15 +93,15 @@ def _case(row: Row) -> Case:
     model = printed(named_model(name), row)
     on = chip(row["hardware"])
     silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
-    layout = spread(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
-    sequence = whole(row, "seq") or 4096  # the length of all its performance recipes
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
+    sequence = integer(row, "seq") or 4096  # the length of all its performance recipes
     job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
     return _made(row, model=model, layout=layout, job=job)
 
 
 def _moonlight(row: Row) -> Case:
     model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
-    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
     job = TRANSFORMER_ENGINE.replace(
@@ -116,7 +116,7 @@ def _moonlight(row: Row) -> Case:
 def _llama(row: Row) -> Case:
     # Packed samples shorten attention and so the time, but no tensor that is kept.
     model = printed(resolve("llama3-70b"), row)
-    layout = spread(row, zero=1, ac=recomputed(row, words=MODULES))
+    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     sequence, on = needed(row, "seq"), chip(row["hardware"])
     job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
     made = _made(row, model=model, layout=layout, job=job)

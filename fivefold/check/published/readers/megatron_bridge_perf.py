@@ -16,13 +16,13 @@ from fivefold.check.published.cells import (
     Row,
     chip,
     degree,
+    integer,
     named_model,
     narrow_gradients,
     needed,
     number,
     number_format,
     printed,
-    whole,
 )
 from fivefold.check.published.convert import (
     ADAPTERS,
@@ -30,11 +30,11 @@ from fivefold.check.published.convert import (
     TRANSFORMER_ENGINE,
     batch,
     cluster,
+    layout_of_row,
     megatron_overlap,
     read,
     seconds_of_flops,
     seconds_of_tokens,
-    spread,
 )
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -144,7 +144,7 @@ def _rule(row: Row) -> str:
         return HYBRID
     if name.startswith("DeepSeek") and "w/o MTP" not in name:
         return PREDICTS_MORE
-    if whole(row, "fsdp"):
+    if integer(row, "fsdp"):
         return OFFLOADED  # 20 to 40 of 80 layers in every such recipe
     if stages > model_of(name).layers:
         return EMPTY_STAGE
@@ -158,7 +158,7 @@ def _case(row: Row) -> Case:
     precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.name == "deepseek-v3" else ()
-    layout = spread(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
+    layout = layout_of_row(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
     job = job_of(
         model, layout, sequence=needed(row, "seq"), batch=batch(row, layout), precision=row["precision"], chip=on,
         release=row["release"][:5],

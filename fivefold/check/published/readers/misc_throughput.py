@@ -23,7 +23,7 @@ from fivefold.check.published.cells import (
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
+from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -72,7 +72,7 @@ def _internevo(row: Row) -> Case:
     if row["model"] != "InternLM 7B":
         raise Mistake(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
-    layout = spread(row, zero=sharding(row, silent=1), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=1), ac=recomputed(row))
     shards = min(int(group[1]), layout.dp) if group else layout.dp
     layout = layout.replace(sp=layout.tp == 1, shard_group=shards if shards < layout.dp else None)
     model = printed(INTERNLM, row)
@@ -105,7 +105,7 @@ def _internevo(row: Row) -> Case:
 def _fms(row: Row) -> Case:
     model = printed(named_model(row["model"]), row)
     shards = 8 if row["fsdp"] == "HSDP" else None  # within a node
-    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row), shard_group=shards)
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row), shard_group=shards)
     job = Job(
         linears="apart",
         early_stop=False,

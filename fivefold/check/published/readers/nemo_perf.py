@@ -17,10 +17,10 @@ from fivefold.check.published.convert import (
     TRANSFORMER_ENGINE,
     batch,
     cluster,
+    layout_of_row,
     megatron_overlap,
     read,
     seconds_of_tokens,
-    spread,
 )
 from fivefold.model.spec import Model
 
@@ -64,7 +64,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, layout = printed(_model(row), row), spread(row, zero=1)
+    model, layout = printed(_model(row), row), layout_of_row(row, zero=1)
     job = TRANSFORMER_ENGINE.replace(
         sequence=needed(row, "seq"),
         global_batch=batch(row, layout),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, degree, needed, number, precision, recomputed, sharding, where, whole
-from fivefold.check.published.convert import TRANSFORMER_ENGINE, batch, read, spread
+from fivefold.check.published.cells import Row, degree, integer, needed, number, precision, recomputed, sharding, where
+from fivefold.check.published.convert import TRANSFORMER_ENGINE, batch, layout_of_row, read
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import nearest
@@ -38,14 +38,14 @@ def _model(row: Row) -> Model:
         raise nearest(row["model"], list(NAMES), kind="model")
     model = catalog.resolve(NAMES[row["model"]]).replace(layers=needed(row, "layers"), vocab=needed(row, "vocab"))
     if model.moe is None:
-        return model.replace(kv_heads=whole(row, "kv_heads") or model.kv_heads)
-    experts = whole(row, "experts") or model.moe.experts
+        return model.replace(kv_heads=integer(row, "kv_heads") or model.kv_heads)
+    experts = integer(row, "experts") or model.moe.experts
     return model.replace(moe=model.moe.replace(experts=experts, capacity=1.0))
 
 
 def _case(row: Row) -> Case:
     model, cp = _model(row), degree(row, "cp")
-    layout = spread(
+    layout = layout_of_row(
         row,
         zero=sharding(row, silent=1),
         ac=recomputed(row, silent="none"),

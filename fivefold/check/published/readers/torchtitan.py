@@ -23,7 +23,7 @@ from fivefold.check.published.cells import (
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, read, seconds_of_tokens, spread
+from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job, Recipe, recipe
 from fivefold.machine.spec import Machine
 from fivefold.record import Mistake
@@ -64,7 +64,7 @@ def _case(row: Row) -> Case:
     if row["recompute"] == "selective":
         raise Mistake("recompute is 'selective', which torchtitan does by operation or by layer")
     model, machines = printed(named_model(row["model"]), row), _machine(row)
-    layout = spread(row, zero=sharding(row, silent=3), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
     job = Job(
         linears="apart",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, head_dim, needed, number, precision, sharding, where
-from fivefold.check.published.convert import batch, read, seconds_of_flops, spread
+from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_flops
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.units import GIB
@@ -47,7 +47,7 @@ def _stages(model: Model, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
-    model, layout = _model(row), spread(row, zero=sharding(row, silent=0))
+    model, layout = _model(row), layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=_stages(model, layout.pp))
     sharded = layout.zero > 0  # and so without DistributedDataParallel (trainer.py@004a89c, _init_model)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, needed, number, precision, recomputed, where
-from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.convert import batch, layout_of_row, read
 from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
 
 SOURCE = "vtrain"
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case | Excluded]:
 
 def _case(row: Row) -> Case:
     model, machines = gpt_of(row, vocab=50257), where(row, nic_gigabits=100, source=NETWORK)
-    layout = spread(row, zero=0, ac=recomputed(row), sp=row["tp"] == "1")
+    layout = layout_of_row(row, zero=0, ac=recomputed(row), sp=row["tp"] == "1")
     if layout.schedule == "1f1b" and layout.pp > needed(row, "microbatches"):
         # With fewer micro-batches than stages, 1F1B and GPipe both take (m + pp − 1)(F + B); memory is not asked.
         layout = layout.replace(schedule="gpipe")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fivefold.check.published.case import Case, Excluded, regime
 from fivefold.check.published.cells import Row, needed, number, where
-from fivefold.check.published.convert import batch, read, spread
+from fivefold.check.published.convert import batch, layout_of_row, read
 from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
 from fivefold.layout.names import ScheduleName
 from fivefold.record import Mistake
@@ -38,7 +38,9 @@ def _case(row: Row) -> Case:
     each, rest = divmod(model.layers + 2, pp)
     if rest:
         raise Mistake(f"{model.layers} layers and two less are not the same on each of {pp} stages")
-    layout = spread(row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1))
+    layout = layout_of_row(
+        row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1)
+    )
     job = PLAIN_MEGATRON.replace(sequence=needed(row, "seq"), global_batch=batch(row, layout), vocab_multiple=128)
     machines = where(row)
     return Case(

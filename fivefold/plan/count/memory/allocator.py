@@ -46,19 +46,19 @@ def room_bytes(machine: Machine) -> int:
     return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
 
 
-class Held(NamedTuple):
+class AllocatorTotals(NamedTuple):
     """Bytes of the fullest rank."""
 
     reserved_bytes: int
     driver_bytes: int
 
 
-def held(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> Held:
+def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals:
     """What PyTorch reserves and what the driver shows, for the ``ranks`` of ``memory``."""
     places = chunks_of(layout, counts.job)
     reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
     groups = sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
-    return Held(reserved, reserved + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES)
+    return AllocatorTotals(reserved, reserved + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES)
 
 
 def segment(size: int) -> int:
@@ -72,7 +72,7 @@ def segment(size: int) -> int:
 
 def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
     """The stages that each pipeline rank holds."""
-    return ((0,),) if layout.pp == 1 else table_of(layout, job).held
+    return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
 
 
 def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:

@@ -27,7 +27,7 @@ Kind = Literal["F", "B", "BW", "W"]
 Pass = tuple[Kind, int, int]  # stage, micro-batch
 
 
-class Flight(NamedTuple):
+class LivePass(NamedTuple):
     """A pass and what lives beside it: ``counts`` are, for each stage held, other micro-batches until their B and until
     their W, whether sums of gradients live, those too that only W makes, and whether they are reduced; and last streams
     between stages of this rank when the pass has ended, and all that are on their way meanwhile.
@@ -43,51 +43,51 @@ class Flight(NamedTuple):
     counts: tuple[int, ...]
 
 
-class Flights(NamedTuple):
+class LivePasses(NamedTuple):
     """Of every rank, in order where there is no pipeline; and as columns: their counts, ranks, and places among the
     ``distinct`` (kind, stage, first, last).
     """
 
-    rows: tuple[tuple[Flight, ...], ...]
+    rows: tuple[tuple[LivePass, ...], ...]
     counts: NDArray[np.int64]
     rank: NDArray[np.int64]
     distinct: tuple[tuple[Kind, int, bool, bool], ...]
     place: NDArray[np.int64]
 
 
-def in_order(table: Table, rank: int) -> Iterator[Flight]:
+def in_order(table: Table, rank: int) -> Iterator[LivePass]:
     """Every pass of a rank of a pipeline."""
     return _row(table, rank, list(_sent(table))[rank])
 
 
 @lru_cache(maxsize=1024)
-def flights(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Flights:
+def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int) -> LivePasses:
     """Of a schedule."""
     if pp == 1:
-        rows: tuple[tuple[Flight, ...], ...] = (tuple(_alone(micro_batches)),)
+        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_alone(micro_batches)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
         rows = tuple(_highest(_row(table, rank, sent)) for rank, sent in enumerate(_sent(table)))
-    every = [flight for row in rows for flight in row]
-    distinct = tuple(dict.fromkeys(flight[:4] for flight in every))
+    every = [live_pass for row in rows for live_pass in row]
+    distinct = tuple(dict.fromkeys(live_pass[:4] for live_pass in every))
     places = {each: place for place, each in enumerate(distinct)}
     counts, place = (np.array(column) for column in (
-        [flight.counts for flight in every], [places[flight[:4]] for flight in every],
+        [live_pass.counts for live_pass in every], [places[live_pass[:4]] for live_pass in every],
     ))  # fmt: skip
-    return Flights(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
+    return LivePasses(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
 
 
-def _alone(micro_batches: int) -> Iterator[Flight]:
+def _alone(micro_batches: int) -> Iterator[LivePass]:
     """The first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
         counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0)
-        yield Flight("F", 0, index == 0, False, counts)
-        yield Flight("BW", 0, index == 0, index == micro_batches - 1, counts)
+        yield LivePass("F", 0, index == 0, False, counts)
+        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, counts)
 
 
-def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[Flight]:
+def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
     """Every pass of a rank in order; ``sent``: its messages under way at each action."""
-    held, row = table.held[rank], [_passes(action) for action in table.rows[rank]]
+    held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
     left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
     until_b, until_w, born, made, reduced, begun = ([0] * len(held) for _ in range(6))
@@ -105,7 +105,7 @@ def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[Flight]:
             first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left[kind == "B", stage]
-            yield Flight(kind, stage, first, last, (*until_b, *until_w, *born, *made, *reduced, stays, messages))
+            yield LivePass(kind, stage, first, last, (*until_b, *until_w, *born, *made, *reduced, stays, messages))
             begun[mine] = 1
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
@@ -158,22 +158,22 @@ def _units(task: Task) -> float:
     return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)
 
 
-def _highest(found: Iterable[Flight]) -> tuple[Flight, ...]:
+def _highest(found: Iterable[LivePass]) -> tuple[LivePass, ...]:
     """In the order of stages those that no other exceeds."""
-    kinds: dict[tuple[int, Kind], list[Flight]] = {}
-    for flight in dict.fromkeys(found):
-        kinds.setdefault((flight.stage, flight.kind), []).append(flight)
-    return tuple(flight for _, alike in sorted(kinds.items()) for flight in _unexceeded(alike))
+    kinds: dict[tuple[int, Kind], list[LivePass]] = {}
+    for live_pass in dict.fromkeys(found):
+        kinds.setdefault((live_pass.stage, live_pass.kind), []).append(live_pass)
+    return tuple(live_pass for _, alike in sorted(kinds.items()) for live_pass in _unexceeded(alike))
 
 
-def _unexceeded(alike: list[Flight]) -> Iterator[Flight]:
+def _unexceeded(alike: list[LivePass]) -> Iterator[LivePass]:
     """Gradients that are reduced take no more than their sums, and a backward that brings them to life no more than one
     that finds them.
     """
-    counts = np.array([flight.counts for flight in alike])
+    counts = np.array([live_pass.counts for live_pass in alike])
     held = counts.shape[1] // 5
     counts[:, 4 * held : 5 * held] *= -1
-    ends = np.array([(flight.first, flight.last) for flight in alike])
+    ends = np.array([(live_pass.first, live_pass.last) for live_pass in alike])
     plain: NDArray[np.bool_] = ~np.asarray(ends.any(axis=1)) & (alike[0].kind != "F")
     kept: list[int] = []
     open_ = np.lexsort((~plain, -counts.sum(axis=1)))  # none exceeds one before it

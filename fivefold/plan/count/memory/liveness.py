@@ -39,7 +39,7 @@ class Profile(NamedTuple):
     backward_sums_bytes: int  # of the sums born here, those that live at that peak
 
 
-class Split(NamedTuple):
+class SplitProfile(NamedTuple):
     """As ``Profile``, of a backward that puts the weights' gradients off, and of them."""
 
     backward_peak_bytes: int
@@ -74,7 +74,7 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) ->
     return Profile(kept, forward_peak, tape.peak, tape.cause, tape.kept_then, tape.sums_then)
 
 
-def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Split:
+def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> SplitProfile:
     """The same with the gradients of linear layers' weights put off: what they are made of lives on."""
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
@@ -84,13 +84,15 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
     for op in reversed(unit.ops):
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
-            again = 0 if op.again else op.regathered
+            again = 0 if op.recomputed else op.regathered
             weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
             experts = closing if _is_expert(op) else experts
             every += sum(op.gradient_widths) * width
             left -= tape.held[op.name]
-    return Split(tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts, every)
+    return SplitProfile(
+        tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts, every
+    )
 
 
 def is_put_off(op: Op) -> bool:
@@ -168,7 +170,7 @@ class _Backward:
         late = self.split and is_put_off(op)
         makes = bool(op.gradient_widths) and not late
         if late:
-            weights, scratch = 0, scratch - (0 if op.again else op.regathered)
+            weights, scratch = 0, scratch - (0 if op.recomputed else op.regathered)
         elif makes and (op.delivers or not weights):  # added to the sums as it is made, or before the next
             weights = max(op.gradient_widths) * self.width
             if op.kind == "loss":  # in chunks: it delivers when all of them are done
@@ -256,9 +258,9 @@ def _revived(unit: Unit) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     run: list[str] = []
     for op, after in zip(unit.ops, (*unit.ops[1:], None), strict=True):
-        if op.again:
+        if op.recomputed:
             run += [name for name in op.writes if name in unit.dropped and name in keeper]
-        if run and (after is None or not after.again):
+        if run and (after is None or not after.recomputed):
             found.setdefault(max(keeper[name] for name in run), []).extend(run)
             run = []
     return found

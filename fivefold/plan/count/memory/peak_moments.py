@@ -16,15 +16,15 @@ from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
 from fivefold.plan.count.memory.in_flight import Kind
-from fivefold.plan.count.memory.liveness import Profile, Split, Sums
-from fivefold.plan.count.memory.stage import Chunk, Held, Stages
+from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums
+from fivefold.plan.count.memory.stage import Chunk, RunMemory, Stages
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import part_of
 
 Cause = tuple[Any, ...]  # a unit by its place, whether it is the last of its run, a phase and an operation; or one word
 
 
-class At(NamedTuple):
+class LiveBytes(NamedTuple):
     """What lives at a moment; ``gradients`` more, or fewer, than when the pass began. ``logits`` is a part of ``rest``,
     which is all that is nothing else.
     """
@@ -42,7 +42,7 @@ class At(NamedTuple):
         return self.gradients + self.activations + self.gathers + self.rest
 
 
-class Walker:
+class PeakFinder:
     """Walks through the stages of one layout."""
 
     def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
@@ -74,10 +74,10 @@ class Walker:
         """Of a pass, from the cache of the stages: stages of the same units share it."""
         last = last and not self.policy.gradients_stay
         key = self.stages.chunks[stage].alike, kind, first, last
-        found = self.stages.walks.get(key)
+        found = self.stages.pass_peaks.get(key)
         if found is None:
             top = max(self.moments(kind, stage, first, last), key=lambda at: at.bytes)
-            found = self.stages.walks[key] = top.bytes, top.cause
+            found = self.stages.pass_peaks[key] = top.bytes, top.cause
         return found
 
     def late_bytes(self, stage: int) -> int:
@@ -87,7 +87,7 @@ class Walker:
             self.stages.late[chunk.alike] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
         return self.stages.late[chunk.alike]
 
-    def lag_bytes(self, unit: Held) -> int:
+    def lag_bytes(self, unit: RunMemory) -> int:
         """Of a unit's sums those that live until the next unit's are reduced: where its experts travel apart, of its
         dense weights; of the head with a tied table of its own both.
         """
@@ -96,9 +96,9 @@ class Walker:
 
     def moments(
         self, kind: Kind, stage: int, first: bool, last: bool, *, all_ends: bool = False
-    ) -> Iterator[At]:  # fmt: skip
+    ) -> Iterator[LiveBytes]:  # fmt: skip
         """Of a pass; ``all_ends``: also of units that cannot be the fullest."""
-        units: Sequence[Held] = self.stages.chunks[stage].runs
+        units: Sequence[RunMemory] = self.stages.chunks[stage].runs
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
         first = first and not self.lasting
@@ -108,10 +108,10 @@ class Walker:
             return self._weights(units, first=first, last=last)
         return self._backward(units, first=first, last=last, split=kind == "B")
 
-    def _split(self, unit: Held) -> Split:
+    def _split(self, unit: RunMemory) -> SplitProfile:
         return self.counts.split(unit.part, unit.run.name)
 
-    def _played(self, unit: Held, born: Sums, *, split: bool) -> Profile | Split:
+    def _played(self, unit: RunMemory, born: Sums, *, split: bool) -> Profile | SplitProfile:
         return (self.counts.split if split else self.counts.profile)(unit.part, unit.run.name, born)
 
     def _earlier(self, each: int, units: int, kept: int) -> int:
@@ -124,7 +124,7 @@ class Walker:
         """Of weights that are fetched ahead."""
         return part.travel + (0 if self.policy.weights_stay else part.whole)
 
-    def _fetched(self, unit: Held) -> int:
+    def _fetched(self, unit: RunMemory) -> int:
         """At most while its parts are fetched, one after another."""
         whole = top = 0
         for part in unit.parts:
@@ -132,7 +132,7 @@ class Walker:
             top = max(top, whole + part.travel)
         return top
 
-    def _forward(self, units: Sequence[Held], *, first: bool) -> Iterator[At]:
+    def _forward(self, units: Sequence[RunMemory], *, first: bool) -> Iterator[LiveBytes]:
         kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
         for place, unit in enumerate(units):
             run, profile, state = unit.run, unit.later, unit.state
@@ -142,19 +142,19 @@ class Walker:
             for before in _ends(unit):
                 earlier, end = self._earlier(profile.kept_bytes, before, kept), before > 0
                 if stale and not (self.ahead and place + before):
-                    yield At((place, end, "gather"), 0, earlier, whole + self._fetched(unit), entering)
+                    yield LiveBytes((place, end, "gather"), 0, earlier, whole + self._fetched(unit), entering)
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
                     following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
                     coming = self._coming(following.parts[0]) if following else 0
-                yield At(
+                yield LiveBytes(
                     (place, end, "forward"), 0, earlier, whole + gathered + coming,
                     profile.forward_peak_bytes + self.own_tokens, unit.logits,
                 )  # fmt: skip
             whole += gathered if self._stays(run) else 0
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
-    def _backward(self, units: Sequence[Held], *, first: bool, last: bool, split: bool) -> Iterator[At]:
+    def _backward(self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool) -> Iterator[LiveBytes]:
         kept, gathers = self._kept_before(units), not self.policy.weights_stay
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
         grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
@@ -182,29 +182,29 @@ class Walker:
                     profile, gone = self._reducing(unit, first=first, lagging=still)
                 mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
                 if regathered and not (self.ahead and (done or place + 1 < len(units))):
-                    yield At(
+                    yield LiveBytes(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + self._fetched(unit), self.stream,
                     )  # fmt: skip
                 coming = self._coming_back(unit, unit if done < run.times - 1 else units[place - 1] if place else None)
                 if coming and unit.born.experts:  # fetched before their dense weights, and waited for after them
-                    yield At(
+                    yield LiveBytes(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + regathered + unit.parts[-1].travel + coming, self.stream,
                     )  # fmt: skip
-                yield At(
+                yield LiveBytes(
                     (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
                     whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
                 if reduces:  # beside what came last: the gradient of the stream, or the table's
                     rest = state.sums * self.of_sums[0] // self.of_sums[1] if run.name == "embed" else self.stream
-                    yield At((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
+                    yield LiveBytes((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
             grown += run.times * lasting + waits
             whole -= let_go
             lagging = lag
             after += run.times * off
 
-    def _gradients(self, unit: Held, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
+    def _gradients(self, unit: RunMemory, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
         """What a backward makes of them: as it reduces, in the end, and what waits for a tied table's other end."""
         state, reduced = unit.state, 0 if self.each and not first else unit.state.reduced
         born = state.sums if first or self.each else 0
@@ -222,19 +222,19 @@ class Walker:
         """Whether the last of a run fetches nothing ahead, but the one before it does."""
         return self.ahead and not self.policy.weights_stay and place <= 1
 
-    def _coming_back(self, unit: Held, before: Held | None) -> int:
+    def _coming_back(self, unit: RunMemory, before: RunMemory | None) -> int:
         """Of the weights of the unit ``before`` that are fetched ahead in the backward of ``unit``."""
         ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
         return self._coming(before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
-    def _reducing(self, unit: Held, *, first: bool, lagging: int) -> tuple[Profile, int]:
+    def _reducing(self, unit: RunMemory, *, first: bool, lagging: int) -> tuple[Profile, int]:
         """A unit whose experts' gradients are reduced midway, and what dies then: those ``lagging``, or their sums."""
         experts = unit.parts[-1]
         gone = lagging if self.lags else _cut(experts) and experts.sums
         sums = (unit.born if first else NO_SUMS)._replace(reduced=_cut(experts), gone=gone)
         return self.counts.profile(unit.part, unit.run.name, sums), gone
 
-    def _weights(self, units: Sequence[Held], *, first: bool, last: bool) -> Iterator[At]:
+    def _weights(self, units: Sequence[RunMemory], *, first: bool, last: bool) -> Iterator[LiveBytes]:
         """What was put off is done from the last unit to the first."""
         left = grown = lagging = 0
         reduces = last and not self.policy.gradients_stay and not self.each
@@ -255,18 +255,18 @@ class Walker:
                 here, gradients = left - done * profile.late_bytes, grown + done * lasting + (lag if done else lagging)
                 rest = profile.weights_peak_bytes - profile.late_bytes
                 born = unit.state.sums if self.each else experts
-                yield At((place, done == 0, "weights"), gradients + born, here, 0, rest)
+                yield LiveBytes((place, done == 0, "weights"), gradients + born, here, 0, rest)
                 if reduces:
                     here, reduced = here - profile.late_bytes, experts + sum(map(_cut, unit.parts))
                     if unit.born.experts:
                         midway = gradients + experts + _cut(unit.parts[-1])
-                        yield At((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
-                    yield At((place, done == 0, "reduce"), gradients + reduced, here, 0, profile.closing_bytes)
+                        yield LiveBytes((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
+                    yield LiveBytes((place, done == 0, "reduce"), gradients + reduced, here, 0, profile.closing_bytes)
             left -= unit.run.times * profile.late_bytes
             grown += unit.run.times * lasting
             lagging = lag
 
-    def _kept_before(self, units: Sequence[Held]) -> list[int]:
+    def _kept_before(self, units: Sequence[RunMemory]) -> list[int]:
         """Of each unit what those before it keep."""
         found, kept = [], 0
         for unit in units:
@@ -274,7 +274,7 @@ class Walker:
             kept = self._earlier(unit.later.kept_bytes, unit.run.times, kept)
         return found
 
-    def _table_whole(self, units: Sequence[Held]) -> int:
+    def _table_whole(self, units: Sequence[RunMemory]) -> int:
         """Of a tied table that has stayed since the embedding's forward, where the head is."""
         return self.table.whole if self.tied and not self.policy.weights_stay and units[-1].run.name == "head" else 0
 
@@ -284,7 +284,7 @@ class Walker:
         return run.name == "head" or (run.name == "embed" and self.tied)
 
 
-def called(cause: Cause, chunk: Chunk | None = None) -> str:
+def describe(cause: Cause, chunk: Chunk | None = None) -> str:
     """In words: ``block 3 backward mlp.act``."""
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
@@ -297,7 +297,7 @@ def _cut(part: UnitStates) -> int:
     return part.reduced if part.reduced < part.sums else 0
 
 
-def _ends(unit: Held, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
+def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
     """Of a run the first and the last, the ``second``, the last ``but_one``; none where none can be the fullest."""
     times = unit.run.times
     if not unit.noted or times == 1:

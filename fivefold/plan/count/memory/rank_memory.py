@@ -21,8 +21,8 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.buffers import inputs_bytes, spare_gradients_bytes
-from fivefold.plan.count.memory.in_flight import Flight, flights, in_order
-from fivefold.plan.count.memory.peak_moments import Walker, called
+from fivefold.plan.count.memory.in_flight import LivePass, in_order, live_passes
+from fivefold.plan.count.memory.peak_moments import PeakFinder, describe
 from fivefold.plan.count.memory.stage import Chunk, stages_of
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.update import scratch_bytes
@@ -74,7 +74,7 @@ def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
     return _Ranks(counts, layout).moments(rank)
 
 
-class Passage(NamedTuple):
+class PassMoments(NamedTuple):
     """A pass of a micro-batch through a stage, and the activations of all before and after it."""
 
     kept_before: int
@@ -82,13 +82,13 @@ class Passage(NamedTuple):
     moments: list[Moment]
 
 
-def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[Passage]:
+def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
     """What ``over_time`` says of each pass; under a pipeline of all of them, of so many micro-batches, in order."""
     ranks = _Ranks(counts, layout)
-    row: Iterable[Flight] = ranks.flights.rows[0]
+    row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
         row = in_order(schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches), rank)
-    return (ranks.passage(flight, rank) for flight in row)
+    return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
 def table_of(layout: Layout, job: Job) -> Table:
@@ -115,21 +115,21 @@ class _Ranks:
     def __init__(self, counts: Counts, layout: Layout) -> None:
         self.layout, self.job, self.model = layout, counts.job, counts.model
         self.stages = stages_of(counts, layout)
-        self.walker = Walker(counts, layout, self.stages)
-        self.policy, self.stream = self.walker.policy, self.walker.stream
-        self.flights = flights(layout.schedule, layout.pp, layout.v, _enough(layout, self.job))
-        self.held = table_of(layout, self.job).held if layout.pp > 1 else ((0,),)
+        self.finder = PeakFinder(counts, layout, self.stages)
+        self.policy, self.stream = self.finder.policy, self.finder.stream
+        self.live_passes = live_passes(layout.schedule, layout.pp, layout.v, _enough(layout, self.job))
+        self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
         self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
         self.totals = [self._total(held) for held in self.held]
         self.kept = [self._on_device(chunk) for chunk in self.stages.chunks]
         weights = [self._weights(held) for held in self.held]
-        self.weights = np.array(self._counted(weights, times=int(self.flights.counts.max(initial=1))))
+        self.weights = np.array(self._counted(weights, times=int(self.live_passes.counts.max(initial=1))))
 
     def found(self) -> list[RankMemory]:
         """Numbers of all."""
-        rows, counts, rank_of, distinct, place = self.flights
-        passes = [self.walker.fullest(*each) for each in distinct]
+        rows, counts, rank_of, distinct, place = self.live_passes
+        passes = [self.finder.fullest(*each) for each in distinct]
         beside = counts * self.weights[rank_of]
         live = beside.sum(axis=1) + np.array(self._counted([[size for size, _ in passes]])[0])[place]
         own = np.array([self._own(kind, stage) for kind, stage, *_ in distinct])
@@ -137,42 +137,42 @@ class _Ranks:
         found, at = [], 0
         for rank, row in enumerate(rows):
             best = int(live[at : at + len(row)].argmax())
-            cause = called(passes[place[at + best]][1], self.stages.chunks[row[best].stage])
+            cause = describe(passes[place[at + best]][1], self.stages.chunks[row[best].stage])
             found.append(self._rank(rank, int(live[at + best]), cause, kept=int(alive[at : at + len(row)].max())))
             at += len(row)
         return found
 
     def moments(self, rank: int) -> list[Moment]:
         """Of each stage the fullest pass of each kind, or without a pipeline all of them in order; and the update."""
-        passes: dict[tuple[int, ...], tuple[int, Flight]] = {}
-        for number, flight in enumerate(self.flights.rows[rank]):
-            key = (flight.stage, ORDER[flight.kind]) if self.layout.pp > 1 else (number,)
-            size = self.walker.fullest(*flight[:4])[0] + int(np.dot(flight.counts, self.weights[rank]))
-            passes[key] = max(passes.get(key, (-1, flight)), (size, flight), key=itemgetter(0))
+        passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
+        for number, live_pass in enumerate(self.live_passes.rows[rank]):
+            key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
+            size = self.finder.fullest(*live_pass[:4])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
+            passes[key] = max(passes.get(key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
         gradients, base = self._gradients(total), self._base(rank)
         widened = self._widened(total) + self.scratch[rank]
-        if self.walker.lasting:
+        if self.finder.lasting:
             base -= gradients
         return [*found, Moment("optimizer", base + gradients + widened, 0, gradients, base, 0, 0, 0, widened)]
 
-    def passage(self, flight: Flight, rank: int) -> Passage:
+    def pass_moments(self, live_pass: LivePass, rank: int) -> PassMoments:
         """A pass with its ends."""
-        moments, kept = list(self.along(flight, rank)), self.kept[flight.stage]
-        late = self.walker.late_bytes(flight.stage) if flight.kind in ("B", "W") else 0
-        before = moments[0].kept_bytes + {"F": 0, "W": late}.get(flight.kind, kept)
-        return Passage(before, moments[0].kept_bytes + {"F": kept, "B": late}.get(flight.kind, 0), moments)
+        moments, kept = list(self.along(live_pass, rank)), self.kept[live_pass.stage]
+        late = self.finder.late_bytes(live_pass.stage) if live_pass.kind in ("B", "W") else 0
+        before = moments[0].kept_bytes + {"F": 0, "W": late}.get(live_pass.kind, kept)
+        return PassMoments(before, moments[0].kept_bytes + {"F": kept, "B": late}.get(live_pass.kind, 0), moments)
 
-    def along(self, flight: Flight, rank: int) -> Iterator[Moment]:
+    def along(self, live_pass: LivePass, rank: int) -> Iterator[Moment]:
         """A pass with what lives beside it."""
-        held, beside = len(self.held[rank]), flight.counts * self.weights[rank]
+        held, beside = len(self.held[rank]), live_pass.counts * self.weights[rank]
         others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
         base, messages = self._base(rank), int(beside[-1])
-        if self.walker.lasting:
+        if self.finder.lasting:
             sums = self._gradients(self.totals[rank])
             base -= sums
-        for at in self.walker.moments(*flight[:4], all_ends=True):
+        for at in self.finder.moments(*live_pass[:4], all_ends=True):
             logits = min(at.logits, at.rest)
             parts = (
                 sums + at.gradients,
@@ -182,12 +182,12 @@ class _Ranks:
                 logits,
                 at.rest - logits + messages,
             )
-            yield Moment(called(at.cause, self.stages.chunks[flight.stage]), sum(parts), others, *parts)
+            yield Moment(describe(at.cause, self.stages.chunks[live_pass.stage]), sum(parts), others, *parts)
 
     def _rank(self, rank: int, top: int, cause: str, *, kept: int) -> RankMemory:
         total, base = self.totals[rank], self._base(rank)
         gradients, passes = self._gradients(total), base + top
-        peak, update = passes, base + (0 if self.walker.lasting else gradients) + self._widened(total)
+        peak, update = passes, base + (0 if self.finder.lasting else gradients) + self._widened(total)
         update += self.scratch[rank]
         if update > peak:
             peak, cause = update, "optimizer"
@@ -209,28 +209,28 @@ class _Ranks:
         return states[0] if len(states) == 1 else sum(states, start=UnitStates())
 
     def _weights(self, held: Sequence[int]) -> list[int]:
-        """Bytes of each place of ``Flight.counts``."""
-        walker, chunks = self.walker, [self.stages.chunks[stage] for stage in held]
-        kept = [0 if walker.offloads else self.kept[stage] for stage in held]
-        split = self.layout.schedule in SPLIT and not walker.offloads
-        late = [walker.late_bytes(stage) if split else 0 for stage in held]
-        sums = [0 if walker.lasting else self._during(chunk.states) for chunk in chunks]
-        made = [0 if walker.lasting or walker.each else chunk.experts for chunk in chunks]
+        """Bytes of each place of ``LivePass.counts``."""
+        finder, chunks = self.finder, [self.stages.chunks[stage] for stage in held]
+        kept = [0 if finder.offloads else self.kept[stage] for stage in held]
+        split = self.layout.schedule in SPLIT and not finder.offloads
+        late = [finder.late_bytes(stage) if split else 0 for stage in held]
+        sums = [0 if finder.lasting else self._during(chunk.states) for chunk in chunks]
+        made = [0 if finder.lasting or finder.each else chunk.experts for chunk in chunks]
         sums = [whole - experts for whole, experts in zip(sums, made, strict=True)]
-        if walker.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1:  # the head brings to life
-            table = 0 if walker.lasting else self._during(walker.table)
+        if finder.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1:  # the head brings to life
+            table = 0 if finder.lasting else self._during(finder.table)
             sums[0], sums[-1] = sums[0] - table, sums[-1] + table
-        gone = [self._gradients(chunk.states) - self._during(chunk.states) + walker.lag_bytes(chunk.runs[0])
+        gone = [self._gradients(chunk.states) - self._during(chunk.states) + finder.lag_bytes(chunk.runs[0])
                 for chunk in chunks]  # fmt: skip
         return [*kept, *late, *sums, *made, *gone, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:
         """What the micro-batch itself keeps when its pass has ended."""
-        return self.kept[stage] if kind == "F" else self.walker.late_bytes(stage) if kind == "B" else 0
+        return self.kept[stage] if kind == "F" else self.finder.late_bytes(stage) if kind == "B" else 0
 
     def _on_device(self, chunk: Chunk) -> int:
         """What a micro-batch keeps; of offloaded activations the unit that runs and the one that is on its way."""
-        if self.walker.offloads:
+        if self.finder.offloads:
             each = [unit.later.kept_bytes for unit in chunk.runs for _ in range(min(2, unit.run.times))]
             return sum(nlargest(2, each))
         return chunk.kept
@@ -239,7 +239,7 @@ class _Ranks:
         """What lives all through a step."""
         total, chunks = self.totals[rank], [self.stages.chunks[stage] for stage in self.held[rank]]
         base = self._parameters(total) + total.moments + self.inputs + spare_gradients_bytes(self.job, chunks)
-        return base + (self._gradients(total) if self.walker.lasting else 0)
+        return base + (self._gradients(total) if self.finder.lasting else 0)
 
     def _parameters(self, total: UnitStates) -> int:
         return (total.whole if self.policy.weights_stay else 0) + total.apart
@@ -250,7 +250,7 @@ class _Ranks:
 
     def _during(self, total: UnitStates) -> int:
         """Between micro-batches."""
-        return total.reduced if self.walker.each else total.sums
+        return total.reduced if self.finder.each else total.sums
 
     def _widened(self, total: UnitStates) -> int:
         """Beside the gradients at the update."""

@@ -15,7 +15,7 @@ from fivefold.plan.count.operations.layer import Kind
 from fivefold.plan.count.operations.part import Part, part_of
 
 
-class Held(NamedTuple):
+class RunMemory(NamedTuple):
     """A run with its numbers: ``first`` while its gradients are born, ``later`` when they live. ``born``: the sums that
     its first gradient brings to life; ``parts`` of the states travel apart.
     """
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     until its backward; ``alike``: the place of the first stage with the same units.
     """
 
-    runs: tuple[Held, ...]
+    runs: tuple[RunMemory, ...]
     states: UnitStates
     experts: int
     kept: int
@@ -45,12 +45,13 @@ class Chunk(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """All stages in the order of the model. ``walks``: of a pass through a stage the fullest moment above what lives
-    anyway, with its cause; ``late``: of a stage what is kept for weights' gradients. ``peak_moments.py`` fills them.
+    """All stages in the order of the model. ``pass_peaks``: of a pass through a stage the fullest moment above what
+    lives anyway, with its cause; ``late``: of a stage what is kept for weights' gradients. ``peak_moments.py`` fills
+    them.
     """
 
     chunks: tuple[Chunk, ...]
-    walks: dict[tuple[object, ...], tuple[int, tuple[Any, ...]]]
+    pass_peaks: dict[tuple[object, ...], tuple[int, tuple[Any, ...]]]
     late: dict[int, int]
 
 
@@ -97,7 +98,7 @@ def _again(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
 
-def _held(counts: Counts, layout: Layout, run: Run) -> Held:
+def _held(counts: Counts, layout: Layout, run: Run) -> RunMemory:
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense = counts.parts(layout, run.name), state.sums
     experts = parts[-1].sums if isinstance(run.name, Kind) and run.name.moe else 0
@@ -107,4 +108,4 @@ def _held(counts: Counts, layout: Layout, run: Run) -> Held:
     born = Sums(dense - experts, experts)
     profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
     logits = counts.logits(part) if run.name == "head" else 0
-    return Held(run, part, *profiles, state, parts, born, logits)
+    return RunMemory(run, part, *profiles, state, parts, born, logits)

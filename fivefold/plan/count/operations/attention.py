@@ -164,14 +164,14 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     shared, key = _shared(local, "ckv", "key", dim=mla.rope_dim)
     ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
     # Keys and values are parts of kv, which is kept whole for the values; their gradients are joined.
-    each, turned = rows * N * width, rows * N * mla.rope_dim * width
+    each, transposed = rows * N * width, rows * N * mla.rope_dim * width
     parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
                gradients={"k": each * mla.nope_dim, "v": each * mla.v_dim})  # fmt: skip
     ups += [
         parts,
         # Rotated and joined to whole heads.
         rope("rope.q", "q", "qr", numel=each // width * q_dim, width=width)._replace(
-            forward_scratch=turned, backward_scratch=turned
+            forward_scratch=transposed, backward_scratch=transposed
         ),
         rope("rope.k", "k", "kr", numel=each // width * q_dim, width=width)._replace(
             reads=("k", *key, "kv"), differentiates=("k", *key), forward_scratch=0, backward_scratch=0

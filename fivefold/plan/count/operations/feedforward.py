@@ -30,16 +30,19 @@ def experts(local: Local, source: str) -> list[Op]:
     size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
     gather = Op(
         "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
-        keeps=("trip",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
+        keeps=("permutation",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
     )  # fmt: skip
     ops = [*_choice(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
     if local.part.ep > 1 or local.part.etp > 1:
-        there, mine = _out(local, sent=sent, received=received), _grouped_mlp(local, "arrived", "made", rows=received)
+        there, mine = (
+            _dispatch(local, sent=sent, received=received),
+            _grouped_mlp(local, "arrived", "made", rows=received),
+        )
         if local.job.stack.linears == "fanned":
-            there, mine = _meanwhile(local, there, mine)
-        home = _home(local, "made", "returned", sent=sent, received=received)
+            there, mine = _overlapped_wgrad(local, there, mine)
+        home = _combine(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens travel
         ops += [*there[:1], *shared, *there[1:], *mine, *home]
     else:
@@ -67,8 +70,11 @@ def _choice(local: Local, source: str) -> list[Op]:
     )._replace(keeps=(source,), forward_scratch=widened, backward_scratch=widened)
     kept = {"scores": scores, "chosen": 8 * copies} | ({"shares": 4 * (copies + rows)} if moe.normalized else {})
     pick = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
-    trip = {"trip": 8 * (3 * copies + rows + moe.experts + 1)}
-    return [router, pick._replace(writes={"weights": 4 * copies, **kept, **trip}, keeps=(*kept,), stays=(*trip,))]
+    permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
+    return [
+        router,
+        pick._replace(writes={"weights": 4 * copies, **kept, **permutation}, keeps=(*kept,), stays=(*permutation,)),
+    ]
 
 
 def routed_rows(local: Local) -> int:
@@ -88,7 +94,7 @@ def _sorted(local: Local) -> bool:
     return local.part.ep < local.model.moe.experts or local.part.etp > 1
 
 
-def _out(local: Local, *, sent: int, received: int) -> list[Op]:
+def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
     """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted.
 
     What is cast to fp8 for the way is widened when it has come, and its gradient is not cast.
@@ -111,21 +117,21 @@ def _out(local: Local, *, sent: int, received: int) -> list[Op]:
         ops.append(gather._replace(forward_scratch=rows * wire))
         here = "gathered"
     # their order, and where those of each expert end
-    voyage = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
+    dispatch_plan = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
     narrow, cast = local.row_scales_bytes > 0, "routed.cast"
     if narrow:
         ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
     arrive = Op(
         "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
-        {"arrived": received * each, "arrived.share": 4 * received, "voyage": voyage},
-        differentiates=(here, "share"), stays=("voyage",),
+        {"arrived": received * each, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
+        differentiates=(here, "share"), stays=("dispatch_plan",),
         forward_scratch=max(0, received - sent) * wire if narrow and _sorted(local) else 0,  # what was cast is gone
     )  # fmt: skip
-    return [ops[0]._replace(keeps=("voyage",)), *ops[1:], arrive]
+    return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrive]
 
 
-def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
-    """The way back of ``_out``: over etp each rank has made a part of a sum."""
+def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
+    """The way back of ``_dispatch``: over etp each rank has made a part of a sum."""
     part, each = local.part, local.model.width * local.width
     ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
     row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
@@ -149,7 +155,7 @@ def _home(local: Local, source: str, out: str, *, sent: int, received: int) -> l
     return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
 
 
-def _meanwhile(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
     """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
     held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]

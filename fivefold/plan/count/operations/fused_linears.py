@@ -14,7 +14,7 @@ from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.recompute import Unit
 
 
-def fanned(unit: Unit, *, width: int) -> Unit:
+def fuse_linears(unit: Unit, *, width: int) -> Unit:
     """The unit with every linear layer joined to those beside it and to its messages.
 
     ``width``: bytes per element of a weight's own gradient.
@@ -57,7 +57,7 @@ def _joined(ops: Sequence[Op], *, width: int) -> Op:
     if entry is not None:  # the whole input forward, and the gradient of it before it is summed
         ((whole, size),) = entry.writes.items()
         backward += (entry.gradients or entry.writes)[whole]
-        if first.again and size:  # which is kept instead of what it was gathered from
+        if first.recomputed and size:  # which is kept instead of what it was gathered from
             keeps, writes, backward = (
                 (whole, *first.keeps[1:]),
                 writes | {whole: size},
@@ -77,8 +77,8 @@ def _joined(ops: Sequence[Op], *, width: int) -> Op:
         parameters=sum(op.parameters for op in linears),
         gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
         flops=sum(op.flops for op in linears), causal_flops=sum(op.causal_flops for op in linears),
-        forward_scratch=forward, backward_scratch=backward, product_bytes=product, again=first.again, delivers=True,
-        scratch_of_casts=_casts_backward(linears, width=width),
+        forward_scratch=forward, backward_scratch=backward, product_bytes=product, recomputed=first.recomputed,
+        delivers=True, scratch_of_casts=_casts_backward(linears, width=width),
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:
 def _casts_backward(linears: Sequence[Op], *, width: int) -> tuple[int, int]:
     """While dx is summed, to which each layer after the first adds one of its own; beside the largest dW."""
     casts = [op.casts for op in linears]
-    into = max(each.gradient + each.turned + (each.product if at else 0) for at, each in enumerate(casts))
+    into = max(each.gradient + each.transposed + (each.product if at else 0) for at, each in enumerate(casts))
     made = [width * max(op.gradient_widths, default=0) for op in linears]
     weights = max(op.casts.gradient_columns + size for op, size in zip(linears, made, strict=True)) - max(made)
     return into, linears[0].casts.columns + weights

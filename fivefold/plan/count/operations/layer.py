@@ -163,7 +163,7 @@ def _chunked_loss(local: Local) -> list[Op]:
         again, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
         each, rest = divmod(rows, chunk)
         said = [
-            Message("tp", "", sums, size, again=again),
+            Message("tp", "", sums, size, regather=again),
             *(Message("tp", "", "all_reduce", many * 4, times=3 * times) for many, times in ((chunk, each), (rest, 1))
               if many),
         ]  # fmt: skip

@@ -106,15 +106,15 @@ def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op
     per, rows = max(1, experts), rows * op.batch
     x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
     weight = cast_bytes(local, outof, into, matrices=per, weight="forward")
-    turned = cast_bytes(local, into, outof, matrices=per, weight="backward")
+    transposed = cast_bytes(local, into, outof, matrices=per, weight="backward")
     columns, late = (
         0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
     )
-    found = Casts(first * x, weight, g, turned, rows * into * local.width, first * columns, late)
+    found = Casts(first * x, weight, g, transposed, rows * into * local.width, first * columns, late)
     of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
     moved = (
         first * (of_x + x) + of_w + weight,
-        of_g + g + of_w + turned,
+        of_g + g + of_w + transposed,
         (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
     )
     return op._replace(casts=found, moved_by_casts=moved)

@@ -23,7 +23,7 @@ class Message(NamedTuple):
     backward: str
     payload: int
     times: int = 1
-    again: str = ""  # before the backward: what the forward had gathered was let go
+    regather: str = ""  # before the backward: what the forward had gathered was let go
     backward_payload: int | None = None  # None: as forward
     backward_parts: int = 1  # messages side by side that this payload goes in
 
@@ -37,7 +37,7 @@ class Casts(NamedTuple):
     x: int = 0
     weight: int = 0  # for y
     gradient: int = 0  # for dx
-    turned: int = 0  # the weight for dx
+    transposed: int = 0  # the weight for dx
     product: int = 0
     columns: int = 0
     gradient_columns: int = 0  # for dW
@@ -72,7 +72,7 @@ class Op(NamedTuple):
     batch: int = 1  # matmuls of this shape side by side (experts)
     message: Message | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of what is written, where they are not as large
-    again: bool = False  # runs a second time, in the backward
+    recomputed: bool = False  # runs a second time, in the backward
     stays: tuple[str, ...] = ()  # of what is written, what is kept even where this is recomputed
     casts: Casts = Casts()
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW

@@ -59,7 +59,9 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
     kept_by_others = {name for op, again in zip(ops, chosen, strict=True) if not again for name in op.keeps}
     dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.stays}
     marked = [
-        op._replace(again=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written)))))
+        op._replace(
+            recomputed=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written))))
+        )
         if again
         else op
         for op, again in zip(ops, chosen, strict=True)
@@ -75,13 +77,13 @@ def _asked_for(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> li
     asked run too.
     """
     asked = {name for op in ops for name in op.keeps} & dropped
-    entered = {name for op in ops if op.message and op.message.again for name in op.writes}
+    entered = {name for op in ops if op.message and op.message.regather for name in op.writes}
     found: list[Op] = []
     running = False
     for op in reversed(ops):
         wanted = not asked.isdisjoint(op.writes) or not entered.isdisjoint(op.reads)
-        running = op.again and ((running and whole) or wanted)
-        found.append(op._replace(again=running))
+        running = op.recomputed and ((running and whole) or wanted)
+        found.append(op._replace(recomputed=running))
         if running:
             asked |= dropped.intersection(op.reads)
     return found[::-1]

@@ -10,18 +10,18 @@ from torch import nn
 
 from fivefold.job import Job
 from fivefold.train.model.experts import Experts
-from fivefold.train.model.float8.grouped import Float8Groups
-from fivefold.train.model.float8.matmul import Float8
+from fivefold.train.model.float8.grouped import Float8GroupedGemms
+from fivefold.train.model.float8.matmul import Float8Gemms
 from fivefold.train.model.linear import Linear
 
 
 def attach(blocks: nn.Module, job: Job) -> None:
-    """Set the seams ``products`` of ``blocks``, if the recipe is narrow."""
+    """Set the seams ``gemms`` of ``blocks``, if the recipe is narrow."""
     if not job.precision.narrow:
         return
-    dense, grouped = Float8(job.precision, kernel=not job.emulate), Float8Groups(job.precision)
+    dense, grouped = Float8Gemms(job.precision, kernel=not job.emulate), Float8GroupedGemms(job.precision)
     for part in blocks.modules():
         if isinstance(part, Linear):
-            part.products = dense
+            part.gemms = dense
         elif isinstance(part, Experts):
-            part.products = grouped
+            part.gemms = grouped

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Recipe
-from fivefold.train.model.experts import Ends, Groups, summed_by_group
+from fivefold.train.model.experts import Ends, GroupedGemms, summed_by_group
 from fivefold.train.model.float8.cast import TILE, TILES_OF_POWERS, Cast, by_row, by_tile
 from fivefold.train.model.float8.matmul import Caster, casts_of, emulated
 from fivefold.units import ceil_div
 
 
-class Float8Groups(Groups):
+class Float8GroupedGemms(GroupedGemms):
     """Products by group of rows, which end at ``offsets`` [E]."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -34,12 +34,12 @@ class Float8Groups(Groups):
         """Rows for ``out``."""
         return self.casts.x(x)
 
-    def out(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+    def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Rows [n, in] times [E, out, in]."""
         found: Tensor = scaled_by_group(*operand, *self.casts.weight(weights), offsets, weights.dtype)
         return found
 
-    def into(
+    def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
         """Rows [n, out] times [E, out, in], added to ``total``."""
@@ -51,7 +51,7 @@ class Float8Groups(Groups):
         """Rows for ``weight``."""
         return x if self.wide else self._along_groups(self.casts.x, x, offsets)
 
-    def weight(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor:
         """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
         if not isinstance(columns, Cast):
             return summed_by_group(gradient, columns, offsets, ends)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fivefold.job import Recipe, Scaling
 from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
-from fivefold.train.model.linear import Products
+from fivefold.train.model.linear import LinearGemms
 
 ALIGNED = 16  # elements of rows, as the kernel wants them
 Caster = Callable[[Tensor], Cast]
@@ -48,7 +48,7 @@ def casts_of(recipe: Recipe) -> Casts:
     return found._replace(weight_back=_matrix) if recipe.wide_gradients else found
 
 
-class Float8(Products):
+class Float8Gemms(LinearGemms):
     """``kernel``: multiplied by the chip's fp8 units; else emulated."""
 
     def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
@@ -58,12 +58,12 @@ class Float8(Products):
         """``x`` for ``out``, cast once for all layers on it."""
         return self.casts.x(x)
 
-    def out(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b``."""
         y = product(operand, self.casts.weight(weight), dtype=weight.dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
-    def into(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
+    def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
         """``g W``, added to ``total``."""
         made = product(
             self.casts.gradient(gradient), self.casts.weight_back(weight.t()), dtype=weight.dtype, kernel=self.kernel
@@ -74,7 +74,7 @@ class Float8(Products):
         """``x`` for ``weight``."""
         return x if self.wide else self.casts.x(x.t())
 
-    def weight(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor:
         """``gᵀ x``."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns

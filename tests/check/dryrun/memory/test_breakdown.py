@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from fivefold.check.dryrun.memory.breakdown import Living, largest, levels, stage_memory
+from fivefold.check.dryrun.memory.breakdown import LiveStorage, largest, levels, stage_memory
 from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Message, Scope, Site, Tape
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
-MM = Site("blocks.2.mlp.down", "train/model/linear.py:7 fan", "aten::mm")
-LOGITS = Site("head.out", "train/model/linear.py:7 fan", "aten::mm")
+MM = Site("blocks.2.mlp.down", "train/model/linear.py:7 fused_linears", "aten::mm")
+LOGITS = Site("head.out", "train/model/linear.py:7 fused_linears", "aten::mm")
 
 
 def named(category: str) -> Site:
@@ -58,7 +58,9 @@ def test_a_small_tape_by_hand() -> None:
     top = max(found, key=lambda level: level.live_bytes)
     assert top.live_bytes == 3040 + 64 + 300 + 500 + 400 + 90 + 64
     assert top[1:7] == (3040, 400, 64 + 300, 90, 500, 64)
-    assert top.cause == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (train/model/linear.py:7 fan)"
+    assert (
+        top.cause == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (train/model/linear.py:7 fused_linears)"
+    )
     assert tape.events[4 * int(top.seconds) : 4 * int(top.seconds) + 2].tolist() == [ALLOC, 8]
     before = next(level for level in found if level.live_bytes == 3104)  # the buffer of what has not come yet
     assert (before.activations_bytes, before.temporary_bytes) == (0, 64)
@@ -86,7 +88,7 @@ def test_the_largest_that_live_at_the_peak() -> None:
     assert [(one.bytes, one.category) for one in found] == [
         (2000, "optimizer"), (1000, "parameters"), (500, "logits"), (400, "gradients"),
     ]  # fmt: skip
-    assert found[2] == Living(500, "logits", LOGITS, FORWARD)
+    assert found[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
     assert sum(one.bytes for one in largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
 
 

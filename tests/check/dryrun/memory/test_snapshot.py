@@ -21,7 +21,7 @@ from fivefold.record import Fault  # noqa: E402
 from fivefold.units import MIB  # noqa: E402
 
 WEIGHTS = Site("", "", "", "parameters")
-PRODUCT = Site("blocks.0.mlp", "fivefold/train/model/linear.py:144 _Fan.forward", "aten::mm")
+PRODUCT = Site("blocks.0.mlp", "fivefold/train/model/linear.py:144 _FusedLinears.forward", "aten::mm")
 UPDATE = Site("", "fivefold/train/engine.py:70 Engine.step", "aten::_fused_adamw_")
 # what the viewer's unpickler knows besides numbers, strings, tuples, lists and dicts of strings: nothing
 OPCODES = {
@@ -96,7 +96,7 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
 def test_frames_are_operation_line_and_module(tmp_path: Path) -> None:
     found = written(tmp_path, expandable=True)
     text = viz.memory(found, format_flamegraph=str).splitlines()
-    mine = "stream_0;active_allocated;module:0:blocks.0.mlp;linear.py:144:_Fan.forward;torch:0:aten::mm"
+    mine = "stream_0;active_allocated;module:0:blocks.0.mlp;linear.py:144:_FusedLinears.forward;torch:0:aten::mm"
     assert f"{mine} {4 * MIB}" in text
     assert f"stream_0;active_allocated;module:0:parameters {40 * MIB}" in text
     assert sum(int(line.rpartition(" ")[2]) for line in text) == 102 * MIB

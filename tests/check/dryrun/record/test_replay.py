@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fivefold.check.dryrun.fake.world import representatives
-from fivefold.check.dryrun.record.recording import Unlike, recording_of
+from fivefold.check.dryrun.record.recording import NotReplayable, recording_of
 from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.check.dryrun.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
@@ -105,7 +105,7 @@ def test_played_blocks_do_what_blocks_do(
 
 def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Unlike
+        raise NotReplayable
 
     layout = Layout.parse("dp2 zero3")
     ran = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)

@@ -31,7 +31,7 @@ def test_a_picture_shows_the_whole_step(layout: str) -> None:
         assert drawn[-1].end <= found.played.step_seconds
         assert all(0 <= span.messages <= span.end - span.start for span in drawn)
         lives = levels(found.played, tape)
-        share = next(each for each in found.shares if each.rank == rank)
+        share = next(each for each in found.rank_summaries if each.rank == rank)
         assert max(level.live_bytes for level in lives) == share.steady.peak_bytes
         assert len(lives) <= 3 * (LEVELS + 1)
         assert all(one.seconds <= two.seconds for one, two in pairwise(lives))

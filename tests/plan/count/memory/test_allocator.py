@@ -9,7 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.allocator import COMMUNICATOR_BYTES, CONTEXT_BYTES, held, segment
+from fivefold.plan.count.memory.allocator import COMMUNICATOR_BYTES, CONTEXT_BYTES, allocator_totals, segment
 from fivefold.plan.count.memory.rank_memory import memory
 from fivefold.units import GIB, MIB
 
@@ -40,7 +40,7 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
     """Allocated to 0.3 %, reserved to 3 %."""
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
     ranks = memory(counts, layout)
-    found = held(counts, layout, ranks)
+    found = allocator_totals(counts, layout, ranks)
     assert max(rank.peak_bytes for rank in ranks) == pytest.approx(allocated * GIB, rel=0.003)
     assert found.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
 
@@ -48,12 +48,12 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
 def test_expandable_segments_reserve_what_lives() -> None:
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(expandable_segments=True)), Layout(dp=4, tp=2, zero=1)
     ranks = memory(counts, layout)
-    assert held(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
+    assert allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
 
 
 def reserved(job: Job, text: str) -> int:
     counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
-    return held(counts, layout, memory(counts, layout)).reserved_bytes
+    return allocator_totals(counts, layout, memory(counts, layout)).reserved_bytes
 
 
 def test_joined_weights_are_a_segment_of_their_own() -> None:
@@ -72,5 +72,5 @@ def test_the_driver_shows_context_and_communicators() -> None:
     model = Model(name="m", layers=2, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
     counts = Counts(model, Job(sequence=64, global_batch=8))
     for layout, groups in ((Layout(), 0), (Layout(dp=2), 2), (Layout(dp=2, tp=2), 3)):
-        found = held(counts, layout, memory(counts, layout))
+        found = allocator_totals(counts, layout, memory(counts, layout))
         assert found.driver_bytes == found.reserved_bytes + CONTEXT_BYTES + groups * COMMUNICATOR_BYTES

@@ -40,7 +40,7 @@ def test_routing_keeps_what_the_engine_keeps() -> None:
     assert found["scores"] == 4 * T * E
     assert found["chosen"] == 8 * T * K
     assert found["shares"] == 4 * T * (K + 1)  # the chosen scores and their sum
-    assert found["trip"] == 8 * (3 * T * K + T + E + 1)
+    assert found["permutation"] == 8 * (3 * T * K + T + E + 1)
     assert found["share"] == 4 * T * K
     assert found["ends"] == 4 * E
     assert "weights" not in found
@@ -60,7 +60,7 @@ def test_what_is_not_normalised_keeps_no_sums() -> None:
 ])  # fmt: skip
 def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order: bool, ends: int) -> None:
     found = kept(operations(text))
-    assert found["voyage"] == 8 * arrived * order + 4 * ends
+    assert found["dispatch_plan"] == 8 * arrived * order + 4 * ends
     assert found["arrived"] == 2 * D * arrived
     assert found["arrived.share"] == 4 * arrived
     assert "routed" not in found
@@ -68,7 +68,7 @@ def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order
 
 def test_recomputation_lets_go_of_all_but_the_plan() -> None:
     """What was planned is not planned again: expert choice must be the same."""
-    for text, stays in (("dp1", ("trip",)), ("dp2 ep2", ("trip", "voyage"))):
+    for text, stays in (("dp1", ("permutation",)), ("dp2 ep2", ("permutation", "dispatch_plan"))):
         counts, part = Counts(MIXTURE, Job(sequence=T)), part_of(Layout.parse(f"{text} ac=full"))
         sizes = kept(operations(text))
         assert counts.profile(part, MOE).kept_bytes == 2 * T * D + sum(sizes[name] for name in stays)

@@ -11,7 +11,7 @@ from fivefold.plan.count.operations.linear import casting
 from fivefold.plan.count.operations.op import Casts, matmul
 from fivefold.plan.count.operations.part import Local, Part
 from fivefold.train.model.float8.cast import Cast
-from fivefold.train.model.float8.matmul import Float8
+from fivefold.train.model.float8.matmul import Float8Gemms
 
 MODEL = Model(name="m", layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=100)
 ROWS, INTO, OUTOF = 300, 200, 130
@@ -39,7 +39,7 @@ def test_scales_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])
 def test_the_engine_makes_as_many_bytes(name: str) -> None:
-    engine = Float8(recipe(name), kernel=False)
+    engine = Float8Gemms(recipe(name), kernel=False)
     x, w, g = torch.ones(ROWS, INTO), torch.ones(OUTOF, INTO), torch.ones(ROWS, OUTOF)
     made = [engine.operand(x), engine.casts.weight(w), engine.casts.gradient(g), engine.casts.weight_back(w.t())]
     columns = engine.columns(x)

@@ -9,7 +9,7 @@ from fivefold.plan.count.operations.part import Part
 def again(*, early_stop: bool, recomputed: str = "layer") -> list[bool]:
     counts = Counts(resolve("llama3-8b"), Job(early_stop=early_stop))
     ops = counts.unit(Part(sequences=1, recomputed=frozenset({recomputed})), next(iter(counts.example))).ops
-    return [op.again for op in ops]
+    return [op.recomputed for op in ops]
 
 
 def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -> None:

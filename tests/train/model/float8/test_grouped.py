@@ -11,8 +11,8 @@ from fivefold.job import recipe
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.train.model.experts import Experts, read_ends
-from fivefold.train.model.float8.grouped import Float8Groups, cast_groups
-from fivefold.train.model.float8.matmul import Float8
+from fivefold.train.model.float8.grouped import Float8GroupedGemms, cast_groups
+from fivefold.train.model.float8.matmul import Float8Gemms
 
 NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
 ENDS = (150, 150, 407, 410)  # one has none; one fills three tiles, the last of them in part
@@ -30,7 +30,7 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
     if name == "fp8":
         for start, end in zip(starts, ENDS, strict=True):
             x[start:end, :1], g[start:end, :1] = 9.0, 9.0
-    grouped, plain = Float8Groups(recipe(name)), Float8(recipe(name), kernel=False)
+    grouped, plain = Float8GroupedGemms(recipe(name)), Float8Gemms(recipe(name), kernel=False)
     offsets = torch.tensor(ENDS, dtype=torch.int32)
     y = grouped.out(grouped.operand(x), w, offsets, read_ends)
     dx = grouped.into(g, w, offsets, read_ends, None)
@@ -51,7 +51,7 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fake_tensors_have_the_same_shapes(name: str) -> None:
-    grouped = Float8Groups(recipe(name))
+    grouped = Float8GroupedGemms(recipe(name))
     shapes = []
     for mode in (None, FakeTensorMode()):
         if mode is not None:
@@ -80,13 +80,13 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
     assert model.moe is not None
     model = model.replace(moe=model.moe.replace(experts=4, ffn=48, topk=2))
     offsets, found = torch.tensor(ENDS, dtype=torch.int32), []
-    for groups in (None, Float8Groups(recipe(name))):
+    for groups in (None, Float8GroupedGemms(recipe(name))):
         experts = Experts(model)
         with torch.no_grad():
             for weight in experts.parameters():
                 weight.copy_(drawn(*weight.shape))
         if groups is not None:
-            experts.products = groups
+            experts.gemms = groups
         x = drawn(ENDS[-1], 64).requires_grad_()
         gate, up = experts.gate_up(x, offsets)
         experts.last(gate * up / 64, torch.ones(ENDS[-1]), offsets).square().sum().backward()

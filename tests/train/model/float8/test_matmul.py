@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fivefold.job import recipe
 from fivefold.train.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile
-from fivefold.train.model.float8.matmul import Float8, emulated
-from fivefold.train.model.linear import Linear, fan
+from fivefold.train.model.float8.matmul import Float8Gemms, emulated
+from fivefold.train.model.linear import Linear, fused_linears
 
 NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -28,7 +28,7 @@ def linears(name: str, *, into: int = 96, outof: tuple[int, ...] = (160,), dtype
         made = Linear(into, each, bias=False).to(dtype)
         with torch.no_grad():
             made.matrix.copy_(values(each, into, seed=1))
-        made.products = Float8(recipe(name), kernel=False)
+        made.gemms = Float8Gemms(recipe(name), kernel=False)
         found.append(made)
     return found
 
@@ -37,7 +37,7 @@ def run(ours: list[Linear], *, rows: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     """y, dx and dW of the first."""
     weight = ours[0].matrix
     x = values(rows, weight.shape[1], seed=2).to(weight.dtype).requires_grad_()
-    outs = fan(x, *ours)
+    outs = fused_linears(x, *ours)
     torch.autograd.backward(outs, [values(*out.shape, seed=3).to(out.dtype) for out in outs])
     assert x.grad is not None
     assert weight.grad is not None
