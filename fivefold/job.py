@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.stack.catalog import STACKS, named
-from fivefold.stack.spec import Stack
+from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype
 from fivefold.update import LearningRate, Optimizer, Ramp
 
@@ -226,8 +226,8 @@ class Job(Record):
             return values
         try:
             stack = _stack(values.get("stack", {}))
-            stack |= {key: values[key] for key in values if key in Stack.model_fields}
-            values = {key: value for key, value in values.items() if key not in Stack.model_fields} | {"stack": stack}
+            stack |= {key: value for key, value in values.items() if key in FACTS}
+            values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
             asked = values.get("precision", "bf16")
             if isinstance(asked, str):
                 values["precision"] = recipe(asked).reduced(in_fp32=stack.get("reduce_in_fp32", True) is True)

@@ -195,7 +195,7 @@ def test_any_job_field_can_be_set(
     for path, value in job.items():
         place: Any = found
         for key in path.split("."):
-            place = place[key]
+            place = place[key] if key in place else place["stack"][key]
         assert place == value, path
 
 

@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import (
     AsJson,
-    Attention,
-    GlobalBatch,
-    JobFile,
     LayoutText,
     MachineName,
     ModelName,
-    Precision,
-    Sequence,
-    Settings,
-    load_job,
     load_machine,
     say,
     show,
@@ -38,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fivefold.check.dryrun import Rehearsal
+    from fivefold.job import Job
     from fivefold.layout.spans import Level, Span
     from fivefold.machine.spec import Machine
     from fivefold.step import Step
@@ -53,16 +48,12 @@ Snapshot = Annotated[
 ]
 
 
+@takes_job
 def dryrun(
     model: ModelName,
     machine: MachineName,
     layout: LayoutText,
-    job: JobFile = None,
-    seq: Sequence = None,
-    gbs: GlobalBatch = None,
-    precision: Precision = None,
-    attention: Attention = None,
-    settings: Settings = None,
+    job: Job,
     schedule: OwnSchedule = None,
     every_rank: EveryRank = False,
     every_layer: EveryLayer = False,
@@ -82,18 +73,17 @@ def dryrun(
     from fivefold.train.run import Run
 
     chosen, spec, chips, asked = Layout.parse(layout), resolve(model), load_machine(machine), _ranks(ranks)
-    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
-    refuse(chosen, model=spec, job=task, machine=chips)
-    table = Run(schedule=schedule, job=task).table(chosen)
+    refuse(chosen, model=spec, job=job, machine=chips)
+    table = Run(schedule=schedule, job=job).table(chosen)
     with bar("rehearsing") as progress:
         from fivefold.check.dryrun import dryrun as run
 
         found = run(
-            model=spec, machine=chips, layout=chosen, job=task, table=table, every_rank=every_rank,
+            model=spec, machine=chips, layout=chosen, job=job, table=table, every_rank=every_rank,
             replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
         known = found.step is not None and table is None  # the planner has the layout's own schedules
-        predicted = predict(model=spec, machine=chips, layout=chosen, job=task) if known else None
+        predicted = predict(model=spec, machine=chips, layout=chosen, job=job) if known else None
     show(json_module.dumps(_data(found, predicted), indent=2) if json else _page(found, predicted))
     if found.step is not None:
         if over_time and not json:
@@ -105,7 +95,7 @@ def dryrun(
             charts=charts,
             trace=trace,
             snapshot=snapshot,
-            expandable=task.stack.expandable_segments,
+            expandable=job.stack.expandable_segments,
         )
     if found.findings:
         raise SystemExit(WOULD_FAIL)

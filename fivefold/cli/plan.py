@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import (
     AsJson,
-    Attention,
-    GlobalBatch,
-    JobFile,
     LayoutText,
     MachineName,
     ModelName,
-    Precision,
-    Sequence,
-    Settings,
-    load_job,
     load_machine,
     say,
     show,
@@ -36,16 +30,12 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
+@takes_job
 def predict(
     model: ModelName,
     machine: MachineName,
     layout: LayoutText,
-    job: JobFile = None,
-    seq: Sequence = None,
-    gbs: GlobalBatch = None,
-    precision: Precision = None,
-    attention: Attention = None,
-    settings: Settings = None,
+    job: Job,
     operations: Annotated[bool, typer.Option("--operations", help="Also list every operation.")] = False,
     over_time: OverTime = False,
     charts: ChartFolder = None,
@@ -60,28 +50,23 @@ def predict(
     from fivefold.show import table
 
     chosen, spec, ranks = Layout.parse(layout), resolve(model), load_machine(machine)
-    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
-    step = run(model=spec, machine=ranks, layout=chosen, job=task)
+    step = run(model=spec, machine=ranks, layout=chosen, job=job)
     show(step.model_dump_json(indent=2) if json else table.step(step))
     if operations and not json:
         show(table.operations(step))
     if over_time and not json:
-        draw(planner(spec, ranks, task), chosen, step)
+        draw(planner(spec, ranks, job), chosen, step)
     if charts:
-        save_charts(planner(spec, ranks, task), chosen, step, folder=charts)
+        save_charts(planner(spec, ranks, job), chosen, step, folder=charts)
     if trace:
-        save_trace(planner(spec, ranks, task), chosen, step, path=trace)
+        save_trace(planner(spec, ranks, job), chosen, step, path=trace)
 
 
+@takes_job
 def search(
     model: ModelName,
     machine: MachineName,
-    job: JobFile = None,
-    seq: Sequence = None,
-    gbs: GlobalBatch = None,
-    precision: Precision = None,
-    attention: Attention = None,
-    settings: Settings = None,
+    job: Job,
     by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
@@ -98,10 +83,9 @@ def search(
     from fivefold.show.progress import bar
 
     spec, ranks = resolve(model), load_machine(machine)
-    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision, attention=attention)
     with bar("searching") as progress:
         found = run(
-            model=spec, machine=ranks, job=task, by=by, top=top, levels=front,
+            model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
             recipes=[recipe(name) for name in also or []],
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
@@ -114,16 +98,14 @@ def search(
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 
 
+@takes_job
 def ask(
     question: Annotated[Question, typer.Argument(help="What to find out.")],
     model: ModelName,
     machine: MachineName,
     layout: Annotated[str | None, typer.Argument(help="For micro-batch, sequence, batch, run and changes.")] = None,
-    job: JobFile = None,
-    seq: Sequence = None,
-    gbs: GlobalBatch = None,
-    precision: Precision = None,
-    settings: Settings = None,
+    *,
+    job: Job,
     tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for batch and run.")] = 1e12,
     json: AsJson = False,
 ) -> None:
@@ -136,20 +118,19 @@ def ask(
     from fivefold.show import search as page
 
     spec, ranks = resolve(model), load_machine(machine)
-    task = load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision)
     found: list[Any]
     if question == "gpus":
-        found = [questions.fewest_gpus(model=spec, machine=ranks, job=task)]
+        found = [questions.fewest_gpus(model=spec, machine=ranks, job=job)]
     elif question == "model":
-        found = [questions.largest_model(model=spec, machine=ranks, job=task)[0]]
+        found = [questions.largest_model(model=spec, machine=ranks, job=job)[0]]
     else:
-        chosen = Layout.parse(layout) if layout else fastest(spec, ranks, task)
+        chosen = Layout.parse(layout) if layout else fastest(spec, ranks, job)
         asked: dict[str, Callable[[], list[Any]]] = {
-            "micro-batch": lambda: [questions.largest_micro_batch(model=spec, machine=ranks, job=task, layout=chosen)],
-            "sequence": lambda: [questions.longest_sequence(model=spec, machine=ranks, job=task, layout=chosen)],
-            "batch": lambda: questions.sound_batches(job=task, layout=chosen, tokens=tokens),
-            "run": lambda: [questions.whole_run(model=spec, machine=ranks, job=task, layout=chosen, tokens=tokens)],
-            "changes": lambda: questions.changes(model=spec, machine=ranks, job=task, layout=chosen),
+            "micro-batch": lambda: [questions.largest_micro_batch(model=spec, machine=ranks, job=job, layout=chosen)],
+            "sequence": lambda: [questions.longest_sequence(model=spec, machine=ranks, job=job, layout=chosen)],
+            "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens),
+            "run": lambda: [questions.whole_run(model=spec, machine=ranks, job=job, layout=chosen, tokens=tokens)],
+            "changes": lambda: questions.changes(model=spec, machine=ranks, job=job, layout=chosen),
         }
         found = asked[question]()
     if json:
@@ -174,15 +155,13 @@ def fastest(model: Model, machine: Machine, job: Job) -> Layout:
     return Layout.parse(found.best[0].step.layout)
 
 
+@takes_job
 def ratios(
     model: ModelName,
     machine: MachineName,
     layout: Annotated[str, typer.Argument(help="The degrees that stay; each axis is varied alone.")] = "dp1",
-    job: JobFile = None,
-    seq: Sequence = None,
-    gbs: GlobalBatch = None,
-    precision: Precision = None,
-    settings: Settings = None,
+    *,
+    job: Job,
     degrees: Annotated[bool, typer.Option("--degrees", help="Also list every degree.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -194,7 +173,7 @@ def ratios(
 
     found = run(
         resolve(model), machine=load_machine(machine), layout=Layout.parse(layout),
-        job=load_job(job, settings, sequence=seq, global_batch=gbs, precision=precision),
+        job=job,
     )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if degrees and not json:

@@ -95,3 +95,6 @@ class Stack(Record):
     def hides_p2p(self, schedule: ScheduleName) -> bool:
         """Whether messages between pipeline stages run beside compute under ``schedule``."""
         return "pp" in self.overlap and (self.p2p_overlap == "any" or schedule == "interleaved")
+
+
+FACTS = frozenset(Stack.model_fields) - {"name", "version", "family", "runs"}  # which a job may change one by one

@@ -27,6 +27,10 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     if layout.tp_inner > 1:
         flat = layout.replace(tp_inner=1)
         raise Mistake(f"layout {str(layout)!r}: the engine cuts tensors over one axis; try {str(flat)!r}")
+    if job.stack.name != "fivefold":
+        raise Mistake(
+            f"job: the engine is fivefold's own and does not run as {job.stack.name}; drop stack; `predict` plans it"
+        )
     for field, ours in OURS.items():
         if getattr(job.stack, field) != ours:
             raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
