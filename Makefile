@@ -1,17 +1,12 @@
-# demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test) ·
-# bench: how fast we are, as ratios · parity: every layout of the matrix against one process (long; it resumes) ·
-# endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away;
-# published rows with changed cells
-# every key of every Hugging Face family, changed
-# bench: how fast we are, as ratios · parity: every layout of the matrix, and random ones, against one process (long; it resumes) ·
-# endure: 200 kills at random moments (ten minutes; it resumes); a host that is cut off; a Slurm that takes the node away
-#         5,000 random command lines
-# thousands of drawn models, machines, layouts and jobs, planned
-# endure: 200 kills at random moments (ten minutes; it resumes); 300 short runs of changing layouts, each of which must end well, on
-# busy cores too (an hour; it resumes); a host that is cut off; a Slurm that takes the node away
+# demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
+# bench: how fast we are, as ratios · parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
+# endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
+#         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
+#         5,000 random command lines; 5,000 random jobs, planned (hours; kills and runs resume)
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
+WORKERS ?= 2
 
 .PHONY: demo test lint check bench parity endure
 
@@ -24,7 +19,7 @@ demo: $(BIN)/fivefold
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(BIN)/fivefold
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .
