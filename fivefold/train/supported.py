@@ -11,7 +11,7 @@ from fivefold.train.model.precision import check_trainable
 # Facts of other people's software that the planner can count with, and the one value that is ours.
 OURS = {
     "attention": "flash", "kernels": "fused", "joint": False, "weight_gradients": "apart",
-    "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False, "offload": (),
+    "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False,
 }  # fmt: skip
 
 LOSSES = ("fused", "chunked")
@@ -34,6 +34,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     for field, ours in OURS.items():
         if getattr(job.stack, field) != ours:
             raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
+    if job.offload:
+        raise Mistake(f"job: the engine has offload=(), not {job.offload}; `predict` plans both")
     if job.stack.loss not in LOSSES:
         raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
     if job.stack.pairs and not layout.schedule.startswith("dualpipe"):
