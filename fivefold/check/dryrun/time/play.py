@@ -1,8 +1,9 @@
-"""A rehearsed step in time: tapes and prices played on streams, and where the seconds of each rank go.
+"""Simulates a rehearsed step in time: plays priced tapes on streams, and splits each rank's seconds by cause.
 
-    step = compute + update + messages that nothing hides, by axis + bubble          of every rank
+    step = compute + update + exposed messages by axis + bubble          on every rank
 
-Bubble: waiting for other ranks to begin a message or, in a pipeline, for its rows to come; and after its own end.
+Bubble: seconds in which a rank waits until other ranks issue a message, or (pipeline) until its rows arrive, and
+the seconds from its own end to the end of the step.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ Seconds = NDArray[np.float64]
 
 
 class RankTime(NamedTuple):
-    """Where a rank's seconds go; together they are the step."""
+    """Seconds of one rank by cause; they add up to the step."""
 
     rank: int
-    compute: float  # with the host's launches where the device waits for them
+    compute: float  # includes waits for the host's kernel launches
     bubble: float
-    exposed: dict[str, float]  # by axis
+    exposed: dict[str, float]  # messages not hidden by compute, by axis
     update: float
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """The whole step."""
         return self.compute + self.bubble + sum(self.exposed.values()) + self.update
 
 
 class TimedSpan(NamedTuple):
-    """A kernel, a message, a wait or a scope; ``place`` in the tape's list of its kind."""
+    """A kernel, message, wait or scope, in seconds; ``place``: its index in the tape's list (a wait: of messages)."""
 
     kind: int  # as in tape.py
     place: int
@@ -50,16 +51,16 @@ class TimedSpan(NamedTuple):
 
 
 class Played:
-    """Tapes with a time on every event."""
+    """Tapes with a time for every event; ``ranks``: the split of each rank's seconds, in the order of ``tapes``."""
 
     def __init__(self, streams: Streams) -> None:
         self.tapes = tuple(streams.tapes)
         self.step_seconds = max(streams.clocks)
         self._streams = streams
-        self.ranks = tuple(self._split(place) for place in range(len(self.tapes)))
+        self.ranks = tuple(self._rank_time(place) for place in range(len(self.tapes)))
 
     def time(self) -> Time:
-        """Of the busiest rank."""
+        """Return the step's time; its parts are those of the rank with the smallest bubble."""
         busiest = min(self.ranks, key=lambda rank: rank.bubble)
         parts = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
         parts |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
@@ -70,13 +71,13 @@ class Played:
         )  # fmt: skip
 
     def seconds_at(self, rank: int) -> Seconds:
-        """When each event of a rank has happened; of a START when it was issued to the device."""
+        """Return the second at which each event of a rank has ended; for a START, when it was issued to the device."""
         place = self._streams.places[rank]
         issued = np.frombuffer(self.tapes[place].events, dtype=np.int64)[::4] == START
         return np.maximum.accumulate(np.where(issued, 0.0, self._streams.ends[place]))
 
     def spans(self, rank: int) -> Iterator[TimedSpan]:
-        """What a rank's device does, in order of issue; scopes last until the next one."""
+        """Yield the spans of a rank's device, in order of issue; a scope lasts until the next one begins."""
         place = self._streams.places[rank]
         begins, ends = self._streams.begins[place], self._streams.ends[place]
         messages: dict[int, int] = {}
@@ -97,14 +98,14 @@ class Played:
         if scope is not None:
             yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[place])
 
-    def _split(self, place: int) -> RankTime:
-        """Add up the waits of a rank, the rest is its own."""
+    def _rank_time(self, place: int) -> RankTime:
+        """Split a rank's seconds: add up bubble, exposed messages and update; the rest is compute."""
         tape, streams = self.tapes[place], self._streams
         begins, ends = streams.begins[place], streams.ends[place]
         rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
         starts = dict(zip(rows[rows[:, 0] == START, 1].tolist(), streams.issued[place], strict=True))
         messages = dict(rows[rows[:, 0] == START, 1:3].tolist())
-        updates = [at for at in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _updates(tape, at)]
+        updates = [at for at in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _is_update(tape, at)]
         begin = updates[0] if updates else len(tape)
         waited = {"": 0.0}
         late = 0.0
@@ -114,7 +115,7 @@ class Played:
             if handle not in starts or seconds <= 0:
                 continue
             message = tape.messages[messages[handle]]
-            posted = max(side.posted for meeting in starts[handle].meetings for side in meeting.sides)
+            posted = max(each.posted for exchange in starts[handle].exchanges for each in exchange.endpoints)
             idle = min(seconds, max(0.0, posted - begins[at]))
             if streams.streams and (message.axis, message.collective) == ("pp", "p2p"):
                 idle = seconds
@@ -130,12 +131,12 @@ class Played:
         return RankTime(tape.rank, compute, bubble + self.step_seconds - end, waited, update)
 
 
-def _updates(tape: Tape, at: int) -> bool:
+def _is_update(tape: Tape, at: int) -> bool:
     return tape.scopes[tape.events[4 * at + 1]].phase == "update"
 
 
 def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
-    """One step of some ranks of ``world``, usually one of each pipeline rank; a ``Mistake`` where they deadlock."""
+    """Play one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
     streams = Streams(tapes, streams=machine.backend == "nccl", costs=[pricer.costs(tape) for tape in tapes])
     found = deadlocks(streams)
