@@ -12,13 +12,16 @@ from fivefold.record import Record
 from fivefold.sizes import Multiple
 
 
+ZeroStage = Literal[0, 1, 2, 3]
+
+
 class Runs(Record):
     """The layouts that a stack can run."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # whose degree may exceed 1
     schedules: tuple[ScheduleName, ...] = SCHEDULES
-    zero: tuple[int, ...] = (0, 1, 2, 3)
-    pipelined_zero: tuple[int, ...] = (0, 1, 2, 3)  # with pp > 1
+    zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)
+    pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # with pp > 1
     shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
     cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
@@ -26,7 +29,7 @@ class Runs(Record):
     uneven_stages: bool = True
     orders: bool = True  # any order of the axes over the ranks
 
-    def zero_with(self, pp: int) -> tuple[int, ...]:
+    def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
         """The ZeRO stages beside ``pp`` pipeline ranks."""
         return self.pipelined_zero if pp > 1 else self.zero
 

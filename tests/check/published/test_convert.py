@@ -18,7 +18,7 @@ def test_a_silent_cell_is_zero_and_text_no_number() -> None:
     assert [cells.integer(row, key) for key in ("tp", "pp", "cp")] == [8, 0, 0]
     assert (cells.number(row, "rate"), cells.number(row, "none")) == (12.5, 0.0)
     assert (cells.sharding(row, silent=3), cells.sharding({}, silent=3)) == (1, 3)
-    for read in (cells.whole, cells.number):
+    for read in (cells.integer, cells.number):
         with pytest.raises(Mistake, match="ep is '2x4'"):
             read(row, "ep")
 

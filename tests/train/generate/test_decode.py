@@ -74,7 +74,7 @@ def reread(module: Transformer, prompt: list[int], *, tokens: int, window: int) 
 
 
 def said(module: Transformer, prompts: list[list[int]], **changes: object) -> list[list[int]]:
-    values = {"tokens": 14, "window": 64, "vocab": 131, "ends": frozenset[int](), "how": GREEDY} | changes
+    values = {"tokens": 14, "window": 64, "vocab": 131, "ends": frozenset[int](), "sampling": GREEDY} | changes
     steps = list(generate(module, prompts, **values))  # type: ignore[arg-type]
     return [[step[number] for step in steps if step[number] is not None] for number in range(len(prompts))]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.check.dryrun.fake.world import rank_of
+from fivefold.check.dryrun.fake.world import fake_rank
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
 from fivefold.train.parallel.mesh import Axis, ranks
@@ -18,7 +18,7 @@ def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dic
     """Of every rank; a group's members are those that torch knows."""
     found = []
     for rank in range(layout.world):
-        with rank_of(layout, rank=rank):
+        with fake_rank(layout, rank=rank):
             made = ranks(layout, kv_heads=kv_heads, device=torch.device("cpu"), experts=experts)
             for axis in made.axes.values():
                 if axis.group is not None:

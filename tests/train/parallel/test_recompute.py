@@ -148,7 +148,7 @@ def planned(model: Model, ac: str) -> tuple[int, int, int]:
     part = Part(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed)
     counts, kind = Counts(model, job), kind_of(model, 0)
     profile = counts.profile(part, kind)
-    flops = sum(op.flops * (4 if op.again else 3) for op in counts.unit(part, kind).ops)
+    flops = sum(op.flops * (4 if op.recomputed else 3) for op in counts.unit(part, kind).ops)
     return profile.kept_bytes, profile.backward_peak_bytes, flops
 
 

@@ -32,18 +32,18 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
             x[start:end, :1], g[start:end, :1] = 9.0, 9.0
     grouped, plain = Float8GroupedGemms(recipe(name)), Float8Gemms(recipe(name), kernel=False)
     offsets = torch.tensor(ENDS, dtype=torch.int32)
-    y = grouped.out(grouped.operand(x), w, offsets, read_ends)
-    dx = grouped.into(g, w, offsets, read_ends, None)
-    dw = grouped.weight(g, grouped.columns(x, offsets), offsets, read_ends)
+    y = grouped.fprop(grouped.operand(x), w, offsets, read_ends)
+    dx = grouped.dgrad(g, w, offsets, read_ends, None)
+    dw = grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)
     for expert, (start, end) in enumerate(zip(starts, ENDS, strict=True)):
         rows = slice(start, end)
         if start == end:
             assert not dw[expert].any()
             continue
         pairs = (
-            (y[rows], plain.out(plain.operand(x[rows]), w[expert], None)),
-            (dx[rows], plain.into(g[rows], w[expert], None)),
-            (dw[expert], plain.weight(g[rows], plain.columns(x[rows]))),
+            (y[rows], plain.fprop(plain.operand(x[rows]), w[expert], None)),
+            (dx[rows], plain.dgrad(g[rows], w[expert], None)),
+            (dw[expert], plain.wgrad(g[rows], plain.columns(x[rows]))),
         )
         for found, expected in pairs:
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
@@ -58,11 +58,11 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
             mode.__enter__()
         x, w, g = torch.ones(410, 96), torch.ones(4, 160, 96), torch.ones(410, 160)
         offsets = torch.tensor(ENDS, dtype=torch.int32) if mode is None else torch.empty(4, dtype=torch.int32)
-        y = grouped.out(grouped.operand(x), w, offsets, read_ends)
-        dx = grouped.into(g, w, offsets, read_ends, y.new_zeros(410, 96))
+        y = grouped.fprop(grouped.operand(x), w, offsets, read_ends)
+        dx = grouped.dgrad(g, w, offsets, read_ends, y.new_zeros(410, 96))
         casts = cast_groups(x, offsets, True)
         sums = (
-            [] if recipe(name).wide_gradients else [grouped.weight(g, grouped.columns(x, offsets), offsets, read_ends)]
+            [] if recipe(name).wide_gradients else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
         )
         shapes.append([(each.shape, each.dtype) for each in (y, dx, *casts, *sums)])
         if mode is not None:
