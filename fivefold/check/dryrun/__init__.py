@@ -1,10 +1,10 @@
-"""The rehearsal on one page: the real training code on tensors that hold nothing, in a world that is not there.
+"""The dry run: run the real training code on fake tensors and a fake process group, for ranks of any world.
 
-rehearse   two steps of one rank of each pipeline rank, or of every rank → tapes
-judge      memory against the chip, the ranks' messages against one another → findings
-report     tapes priced and played in time → a step of the kind "rehearsed"
+rehearse.py   runs two steps of one rank per pipeline rank, or of every rank; returns their tapes (event lists)
+report.py     compares memory with the chip; match.py compares the ranks' messages; both return findings
+time/play.py  prices the tapes and gives every event its time; report.py writes a step record of kind "rehearsed"
 
-A job that would fail is a finding, not an exception.
+A job that would fail (out of memory, deadlock, shape error) yields a one-line finding, not an exception.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def dryrun(
     *, model: Model, machine: Machine, layout: Layout, job: Job, table: Table | None = None, every_rank: bool = False,
     replay: bool = True, ranks: Sequence[int] = (), progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:  # fmt: skip
-    """Rehearse a step. ``ranks``: also these, whose tapes are kept. ``table``: a pipeline schedule of one's own.
-
-    ``progress`` is told how many ranks of how many are done. A ``Mistake`` for what is refused before it is built.
+    """Rehearse a training step. ``ranks``: further ranks to run and keep the tapes of. ``table``: a custom pipeline
+    schedule. ``progress(done, total)`` is called before each rank. Raises ``Mistake`` for an illegal layout or job.
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)
@@ -65,7 +64,7 @@ def dryrun(
         rank_summaries.append(report.summarise(found, machine=machine, layout=layout, job=job))
         tapes[rank] = found if rank in kept else report.messages_only(found)
     findings = report.too_large(rank_summaries, model=model, machine=machine, layout=layout, job=job)
-    unmet = _unmet(list(tapes.values()), streams=streams)
+    unmet = _message_findings(list(tapes.values()), streams=streams)
     if unmet:
         return Rehearsal(step=None, findings=(*findings, *unmet), rank_summaries=tuple(rank_summaries))
     tapes = {rank: tapes[rank] for rank in sorted(kept)}
@@ -75,7 +74,7 @@ def dryrun(
     return Rehearsal(step, findings, tuple(rank_summaries), tapes, played, table, assumed(model, job))
 
 
-def _unmet(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
-    """Messages that do not fit and ranks that wait for ever: in the first step, or in a later one."""
+def _message_findings(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
+    """Return mismatched messages and deadlocks of the first step, or else of the steady step."""
     first = match.findings([each.first for each in ranks], streams=streams)
     return first or match.findings([each.steady for each in ranks], streams=streams)

@@ -1,4 +1,4 @@
-"""What an exception of a rehearsed step means: a job that would fail, in one line with the operation and the place.
+"""Turns an exception of a rehearsed step into a one-line finding: rank, scope, module, operation and line of code.
 
 rank 3, forward of micro-batch 0, blocks.2.mlp: aten::mm: a and b must have same reduction dim … (file:line)
 """
@@ -22,12 +22,12 @@ from fivefold.check.dryrun.record.tape import SCOPE
 from fivefold.record import Fault
 
 OURS = str(Path(__file__).parent)
-CANNOT_BE_FAKED = "torch._subclasses"  # where exceptions say that a fake tensor has no value, or no such operation
+CANNOT_BE_FAKED = "torch._subclasses"  # module of the exceptions for values or operations that fake tensors lack
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the pages that torch logs of an exception on its way."""
+    """Silence torch's logger of fake tensors, which prints pages about every exception that passes it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -38,7 +38,7 @@ def quiet() -> Iterator[None]:
 
 
 def failed(error: Exception, *, rank: int) -> str:
-    """The finding; a ``Fault`` where the rehearsal itself has failed and the job might run."""
+    """Return the finding for ``error``; raises ``Fault`` if the rehearsal itself failed and the job might run."""
     frames = list(_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     frame, line = next((f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, OURS)))
@@ -46,7 +46,7 @@ def failed(error: Exception, *, rank: int) -> str:
     if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(OURS):
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise Fault(f"rank {rank} cannot be rehearsed at {site}: {reason} ({Path(where.filename).name}:{where.lineno})")
-    recorder, operation = _recorded(frames)
+    recorder, operation = _recorder_and_operation(frames)
     at = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
     doing = ": ".join(filter(None, (operation, reason)))
     return f"{', '.join(filter(None, at))}: {doing}; mend {site}"
@@ -58,8 +58,8 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         trace = trace.tb_next
 
 
-def _recorded(frames: list[tuple[FrameType, int]]) -> tuple[Recorder | None, str]:
-    """The recorder and the operation that it was handed, if the step got as far."""
+def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[Recorder | None, str]:
+    """Find, in the frames of the exception, the recorder (or None) and the torch operation that it ran (or "")."""
     name = "Recorder.__torch_dispatch__"
     operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
     found = (f.f_locals.get("recorder") for f, _ in frames)
@@ -67,7 +67,7 @@ def _recorded(frames: list[tuple[FrameType, int]]) -> tuple[Recorder | None, str
 
 
 def _scope(recorder: Recorder | None) -> str:
-    """What the step was doing."""
+    """Return, in words, the scope on the tape when the exception was raised."""
     if recorder is None or recorder.silent:
         return "before the first step"
     return next(
@@ -76,7 +76,7 @@ def _scope(recorder: Recorder | None) -> str:
 
 
 def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> str:
-    """The innermost module of the model that was running, or in a backward the one whose node was."""
+    """Return the path of the innermost module that ran; in a backward, of the module that made the autograd node."""
     paths: dict[int, str] = {}
     inner = ""
     for frame, _ in frames:

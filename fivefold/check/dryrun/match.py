@@ -1,10 +1,10 @@
-"""Will the ranks' messages meet? What is sent and never taken, sizes that differ, and ranks that wait in a circle.
+"""Checks that the ranks' messages match: sends without a receive, different sizes or dtypes, and deadlocks.
 
     rank 0   send A · wait A · receive B          rank 0 waits for rank 1 to receive A,
     rank 1   send B · wait B · receive A          which waits for rank 0 to receive B
 
-Each finding is one line: numbers, ranks, operation and place, and how to mend it. Of an all_to_all the sizes are not
-compared, since ranks may send unevenly.
+Each finding is one line: numbers, ranks, operation, place in the code, and how to mend it. Sizes of an all_to_all are
+not compared, since ranks may send uneven counts.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import NamedTuple
 from fivefold.check.dryrun.record.tape import SCOPE, Message, Tape
 from fivefold.check.dryrun.time.streams import Endpoint, Exchange, Streams
 
-Part = tuple[int, int, Message]  # place among the tapes, event, message
+Part = tuple[int, int, Message]  # index of the tape, index of the START event, message
 
 
 def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
-    """Of one step of some ranks; members of a group that are not among them do as one that is.
+    """Return the findings for one step of some ranks. Members without a tape are taken to do as one that has a tape.
 
-    ``streams``: messages of a communicator run in the order of issue, as NCCL's; else (gloo) any that have met.
+    ``streams``: messages of a communicator run in issue order, as with NCCL; else, as with gloo, in any order.
     """
     played = Streams(tapes, streams=streams)
     return _Mismatches(played).found() or deadlocks(played)
 
 
-# Messages that do not fit
+# Mismatched messages
 
 
 class _Mismatches:
-    """The first of every communicator, or pair of sender and receiver: what follows is out of step by it."""
+    """Finds the first mismatch of each communicator or (sender, receiver) pair: later ones follow from it."""
 
     def __init__(self, played: Streams) -> None:
         self.tapes, self.played = played.tapes, played
@@ -41,7 +41,7 @@ class _Mismatches:
             self.lines.setdefault(exchange.key, []).append(exchange)
 
     def found(self) -> list[str]:
-        """One line each."""
+        """Return one line per communicator or pair that has a mismatch."""
         lines = (self._line(sorted(line, key=lambda exchange: exchange.number)) for line in self.lines.values())
         return [line for line in lines if line]
 
@@ -54,11 +54,11 @@ class _Mismatches:
         return ""
 
     def _pair(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
-        """A send and its receive."""
+        """Compare a send with its receive; return the finding, or "" if they match."""
         parts = exchange.parts
         place, _, message = parts[0]
         own, other = self.tapes[place].rank, message.peer
-        what = f"{_nth(exchange.number)} p2p {'from' if message.receives else 'to'} rank {other}"
+        what = f"{_ordinal(exchange.number)} p2p {'from' if message.receives else 'to'} rank {other}"
         if len(parts) < len(message.members[:2]) and other in self.played.places:
             here, there = (sum(len(m.parts) > n for m in exchanges) for n in (0, 1))
             have, lack, mend = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
@@ -74,7 +74,7 @@ class _Mismatches:
         return ""
 
     def _group(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
-        """A collective on all its members."""
+        """Compare a collective over all its members; return the finding, or "" if they match."""
         parts = exchange.parts
         first = parts[0]
         place, _, message = first
@@ -86,7 +86,7 @@ class _Mismatches:
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in others)}"
         uneven = ending if len({counts[rank] for rank in others}) > 1 else ""
         mend = "let every rank of the group issue the same collectives in the same order"
-        what = f"{_nth(exchange.number)} collective over {message.axis} of ranks {_few(message.members)}"
+        what = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviated(message.members)}"
         for part in parts[1:]:
             if _kind(part[2]) != _kind(message):
                 rank = self.tapes[part[0]].rank
@@ -98,8 +98,8 @@ class _Mismatches:
         return ""
 
     def say(self, part: Part) -> str:
-        """A message in words, with its place."""
-        return _said(self.tapes[part[0]], part)
+        """Return a message in words, with its scope and site."""
+        return _describe(self.tapes[part[0]], part)
 
 
 def _size(message: Message) -> tuple[str, int]:
@@ -110,19 +110,19 @@ def _kind(message: Message) -> tuple[str, str, int]:
     return message.collective, message.dtype, -1 if message.collective == "all_to_all" else message.numel
 
 
-# Ranks that wait in a circle
+# Deadlocks: cycles in the graph of who waits for whom
 
 
 class _Step(NamedTuple):
-    """A rank's part in a message that cannot begin."""
+    """One link of the wait chain: a rank's endpoint of a message that cannot begin."""
 
     endpoint: Endpoint
-    waits: bool  # the rank waits for it
-    queued: bool = False  # what the step before needs of this rank stands behind it on a stream
+    waits: bool  # the rank is blocked in the WAIT of this message
+    queued: bool = False  # the endpoint that the previous step needs is queued behind this one on its stream
 
 
 def deadlocks(played: Streams) -> list[str]:
-    """After who waits for whom: the circle, then all who wait behind it. None, if every rank comes to its end."""
+    """Play the tapes; return a line for the cycle of waiting ranks, then one per rank blocked behind it; [] if none."""
     if played.run():
         return []
     blocked = {place: blocked.endpoint for place, blocked in played.blocked.items()}
@@ -130,24 +130,24 @@ def deadlocks(played: Streams) -> list[str]:
     step: _Step | None = _Step(next(iter(blocked.values())), waits=True)
     while step is not None and step.endpoint not in [each.endpoint for each in path]:
         path.append(step)
-        step = _next(step.endpoint, blocked)
+        step = _predecessor(step.endpoint, blocked)
     if step is not None:
         begin = next(i for i, each in enumerate(path) if each.endpoint is step.endpoint)
-        path = [step, *path[begin + 1 :]]  # as it is reached from the last
+        path = [step, *path[begin + 1 :]]  # the repeated step, as it is reached from the last: it knows ``queued``
     ranks = sorted({played.tapes[each.endpoint.rank].rank for each in path})
     mend = ("issue them in the same order on both ranks, as one batch, or over groups of their own"
             if any(each.queued for each in path) else "start what the other waits for before waiting")  # fmt: skip
-    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_words(each, played) for each in path)}; {mend}"]
+    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_describe_step(each, played) for each in path)}; {mend}"]
     for place, endpoint in sorted(blocked.items()):
         if not any(each.endpoint.rank == place for each in path):
-            lines.append(f"behind a deadlock, {_words(_Step(endpoint, waits=True), played)}; mend that")
+            lines.append(f"behind a deadlock, {_describe_step(_Step(endpoint, waits=True), played)}; mend that")
     return lines
 
 
-def _words(step: _Step, played: Streams) -> str:
-    """What a rank waits for, or has on a stream."""
+def _describe_step(step: _Step, played: Streams) -> str:
+    """Say what a rank waits for, or which message blocks its stream."""
     tape = played.tapes[step.endpoint.rank]
-    message = _said(tape, _open(step.endpoint).parts[_open(step.endpoint).endpoints.index(step.endpoint)])
+    message = _describe(tape, _unstarted(step.endpoint).parts[_unstarted(step.endpoint).endpoints.index(step.endpoint)])
     place = scope(tape, played.blocked[step.endpoint.rank].at) if step.waits else ""
     if step.queued:
         waited = f"what it waits for in {place}, " if step.waits else ""
@@ -155,9 +155,11 @@ def _words(step: _Step, played: Streams) -> str:
     return f"rank {tape.rank} waits in {place} for {message}"
 
 
-def _next(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
-    """What must come first: what a rank waits for instead of issuing its part, or what lies before it on a stream."""
-    for other in _open(endpoint).endpoints:
+def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
+    """Return what must end before this endpoint's message can begin: the WAIT that keeps another member from issuing
+    its part, or the message before that part on its stream; None if no rank is to blame.
+    """
+    for other in _unstarted(endpoint).endpoints:
         if other.posted < 0:
             found = blocked.get(other.rank)
             return _Step(found, waits=True) if found is not None else None
@@ -166,8 +168,8 @@ def _next(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
     return None
 
 
-def _open(endpoint: Endpoint) -> Exchange:
-    """A message of the side that has not begun."""
+def _unstarted(endpoint: Endpoint) -> Exchange:
+    """Return the first message of an endpoint that has not begun."""
     return next(exchange for exchange in endpoint.exchanges if exchange.missing)
 
 
@@ -175,33 +177,33 @@ def _open(endpoint: Endpoint) -> Exchange:
 
 
 def scope(tape: Tape, at: int) -> str:
-    """Of the event at that place."""
+    """Return the scope, in words, of event ``at``."""
     for event in range(at, -1, -1):
         if tape.events[4 * event] == SCOPE:
             return str(tape.scopes[tape.events[4 * event + 1]])
     return "start"
 
 
-def _said(tape: Tape, part: Part) -> str:
+def _describe(tape: Tape, part: Part) -> str:
     _, at, message = part
-    return f"{_named(message)} in {scope(tape, at)} ({tape.sites[message.site]})"
+    return f"{_describe_message(message)} in {scope(tape, at)} ({tape.sites[message.site]})"
 
 
-def _named(message: Message) -> str:
+def _describe_message(message: Message) -> str:
     way = (" from " if message.receives else " to ") + f"rank {message.peer}" if message.collective == "p2p" else ""
     return f"{message.collective} of {message.numel} {message.dtype} over {message.axis}{way}"
 
 
-def _nth(number: int) -> str:
+def _ordinal(number: int) -> str:
     number += 1
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
-def _few(members: Sequence[int]) -> str:
+def _abbreviated(members: Sequence[int]) -> str:
     shown = [str(member) for member in members]
     return ", ".join(shown if len(shown) <= 8 else [*shown[:4], "…", *shown[-2:]])
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_few(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {_abbreviated(ranks)}"

@@ -1,7 +1,7 @@
-"""One rank's step, rehearsed: the modules, parallelisms, optimizer and schedule that ``train`` builds, on tensors that
-hold nothing in a world that is not there.
+"""Runs one rank's training step on fake tensors, in a fake process group, and records it on tapes.
 
-    build → Engine.step, twice        the first step, in which the optimizer makes its moments, and the steady one
+It builds what ``train`` builds (modules, parallelisms, optimizer, schedule) and calls ``Engine.step`` twice: the first
+step, in which the optimizer creates its moments, and the steady step, which stands for every later one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
 
-# of what the engine's functions make, what it is; all else is known by how long it lives
+# memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
     "ZeroUnit._add": "gradients", "ZeroUnit._reduce": "gradients", "ZeroUnit._set_grads": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
@@ -32,25 +32,24 @@ CATEGORIES = {
 }  # fmt: skip
 PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
 
-
-# files through which one looks for who asks for what they do
+# files whose lines are never reported as a site: their caller's line is
 THROUGH = (str(Path(__file__).parents[2] / "train" / "parallel" / "collectives.py"),)
 
 
 class RankTapes(NamedTuple):
-    """What one rank does in its first step and in every later one, and what it owns."""
+    """The tapes of one rank: its first step, and the steady step that stands for every later one."""
 
     rank: int
     first: Tape
     steady: Tape
-    parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
+    parameters: float  # parameters of this rank; one that n ranks replicate counts 1/n on each
 
 
 def rehearse_rank(
     *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
-    """Two steps of ``rank``, as ``assumed``. ``streams``: messages travel beside compute, as on GPUs. ``replay``: of
-    like blocks one runs, and the others play what it did.
+    """Run two steps of ``rank`` under the simplifications of ``assumed``. ``streams``: messages overlap compute, as on
+    GPUs. ``replay``: run one block of each kind and replay its recording for the others.
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
@@ -64,14 +63,14 @@ def rehearse_rank(
         if streams:
             gpu_attention(built.module)
         recorder.groups = groups_of(built.ranks)
-        if replay and not job.stack.pairs:  # whose blocks run two at a time
+        if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
         return RankTapes(rank, first, steady, parameters=built.parameters)
 
 
 def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job) -> list[Tape]:
-    """The first and a steady one, written by a ``recorder`` that has watched the build in silence."""
+    """Record the first and the steady step; ``recorder`` has followed the build without writing events."""
     engine = Engine(built, model=model, layout=layout, job=job)
     engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
     recorder.silent = False
@@ -80,7 +79,7 @@ def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout,
 
 
 def assumed(model: Model, job: Job) -> tuple[str, ...]:
-    """Where a rehearsal is not what will run, in words."""
+    """Return, in words, where a rehearsal differs from the real run."""
     remarks = []
     if job.stack.compile:
         remarks.append("blocks are rehearsed uncompiled")
@@ -93,7 +92,7 @@ def assumed(model: Model, job: Job) -> tuple[str, ...]:
 
 
 def _step(engine: Engine, recorder: Recorder) -> Tape:
-    """One step on a tape that begins with what lives."""
+    """Record one step on a new tape, which begins with an ALLOC of every live storage."""
     layout, job, built = engine.layout, engine.job, engine.built
     recorder.silent = True
     engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, job.sequence + 1, dtype=torch.long)

@@ -1,7 +1,7 @@
-"""A rehearsed step from the tapes: memory by pipeline rank, work, traffic, time, and what would go wrong.
+"""Builds the step record of a rehearsal from its tapes: memory by pipeline rank, work, traffic, time, findings.
 
-tapes of the ranks → RankSummary of each → Step        a rank that was not rehearsed is as the first of its pipeline
-rank
+tapes of the ranks → RankSummary of each → Step
+A rank that was not rehearsed counts as the first rank of its pipeline rank.
 """
 
 from __future__ import annotations
@@ -31,59 +31,59 @@ from fivefold.units import show_bytes
 
 
 class RankSummary(NamedTuple):
-    """What one rank takes of a step."""
+    """Memory, FLOPs and parameters of one rank: what is kept of its tapes."""
 
     rank: int
     first: StageMemory
     steady: StageMemory
-    reserved_bytes: int | None  # of the allocator of a GPU
-    shortage: str  # where that fails, if it does
-    flops: int
-    parameters: float
+    reserved_bytes: int | None  # by the caching allocator; None on a CPU
+    shortage: str  # the finding if the allocator runs out of memory, else ""
+    flops: int  # of the steady step
+    parameters: float  # as in RankTapes
 
     @property
     def peak_bytes(self) -> int:
-        """In whichever step it is fuller."""
+        """The larger peak of the first and the steady step."""
         return max(self.first.peak_bytes, self.steady.peak_bytes)
 
 
 class Rehearsal(NamedTuple):
-    """What was rehearsed. ``step`` is None where none could be: then ``findings`` say why."""
+    """The result of a dry run. ``step`` is None if the job would raise or deadlock; then ``findings`` say why."""
 
     step: Step | None
     findings: tuple[str, ...]
     rank_summaries: tuple[RankSummary, ...] = ()
-    tapes: Mapping[int, RankTapes] = {}  # of one rank of each pipeline rank, and of those that were asked for
+    tapes: Mapping[int, RankTapes] = {}  # by rank: one rank of each pipeline rank, and those that were asked for
     played: Played | None = None
-    table: Table | None = None  # that the pipeline played
-    assumed: tuple[str, ...] = ()  # where the rehearsal is not what will run
+    table: Table | None = None  # the pipeline schedule that was run
+    assumed: tuple[str, ...] = ()  # where the rehearsal differs from the real run
 
     @property
     def first(self) -> dict[int, Tape]:
-        """The first step of each rank."""
+        """The tape of the first step, by rank."""
         return {rank: tapes.first for rank, tapes in self.tapes.items()}
 
     @property
     def steady(self) -> dict[int, Tape]:
-        """Any later step of each rank."""
+        """The tape of the steady step, by rank."""
         return {rank: tapes.steady for rank, tapes in self.tapes.items()}
 
     @property
     def ranks(self) -> list[int]:
-        """The one of each pipeline rank that stands for the others."""
+        """The representative rank of each pipeline rank, in order of pipeline rank."""
         stages = {each.steady.stage: each.rank for each in reversed(self.rank_summaries)}
         return [stages[stage] for stage in sorted(stages)]
 
     @property
     def fullest(self) -> RankSummary:
-        """The rank with the highest peak of a steady step, of those whose tapes are kept."""
+        """The rank with the highest steady peak among those whose tapes are kept."""
         return max(
             (each for each in self.rank_summaries if each.rank in self.tapes), key=lambda each: each.steady.peak_bytes
         )
 
 
 def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
-    """What of a rank's tapes is left when they are gone."""
+    """Reduce a rank's tapes to a ``RankSummary``, so that the tapes can be freed."""
     stage = pipeline_rank(tapes.rank, layout)
     held, shortage = None, ""
     if machine.backend == "nccl":
@@ -97,11 +97,11 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
 
 
 def messages_only(tapes: RankTapes) -> RankTapes:
-    """What is left of a rank whose messages alone are asked for."""
-    return tapes._replace(first=_spoken(tapes.first), steady=_spoken(tapes.steady))
+    """Drop allocations and kernels from a rank's tapes: only messages, waits and scopes stay."""
+    return tapes._replace(first=_only_messages(tapes.first), steady=_only_messages(tapes.steady))
 
 
-def _spoken(tape: Tape) -> Tape:
+def _only_messages(tape: Tape) -> Tape:
     spoken = Tape(tape.rank)
     spoken.sites, spoken.scopes, spoken.messages = tape.sites, tape.scopes, tape.messages
     for event in tape:
@@ -111,7 +111,7 @@ def _spoken(tape: Tape) -> Tape:
 
 
 def pipeline_rank(rank: int, layout: Layout) -> int:
-    """Place of a rank of the world in its pipeline."""
+    """Return the pipeline rank (0 to pp − 1) of a rank of the world."""
     return group(layout, "pp").place(rank)
 
 
@@ -125,7 +125,7 @@ def step(
     layout: Layout,
     job: Job,
 ) -> Step:
-    """The record. ``tape``: the steady one of the first representative, whose traffic is told."""
+    """Build the step record. ``tape``: the steady tape of the first representative, whose traffic is reported."""
     seconds = played.step_seconds
     stages = _stages(rank_summaries, layout)
     done = _work(rank_summaries, work(model, layout=layout, job=job), layout)
@@ -189,14 +189,14 @@ def _holding(together: Sequence[LiveStorage], category: str, module: str, line: 
 
 
 def out_of_memory(share: RankSummary, machine: Machine) -> bool:
-    """Whether a rank runs out of memory, if only because what is free lies in pieces."""
+    """Return whether a rank runs out of memory, by size or by fragmentation."""
     return bool(share.shortage) or share.peak_bytes > room_bytes(machine)
 
 
 def too_large(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
-    """The finding of a job whose tensors have no room, if it is one."""
+    """Return one finding if any rank runs out of memory: the fullest rank, its peak and a layout to try."""
     short = [share for share in rank_summaries if out_of_memory(share, machine)]
     if not short:
         return ()
@@ -207,25 +207,25 @@ def too_large(
     more = f", and so do {len(short) - 1} more of the {len(rank_summaries)} ranks rehearsed" if len(short) > 1 else ""
     return (
         f"rank {fullest.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
-        f"has {show_bytes(room)} for tensors{more}; {_mend(model=model, machine=machine, layout=layout, job=job)}",
+        f"has {show_bytes(room)} for tensors{more}; {_advice(model=model, machine=machine, layout=layout, job=job)}",
     )
 
 
-def _mend(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
-    """The nearest layout that the planner finds room for: sharded more, then recomputed, then in smaller batches."""
+def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
+    """Suggest the nearest layout that fits by the planner: more sharding, then recomputation, then mbs 1."""
     sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
     changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
     changes += [{"ac": "selective"}, {"ac": "full"}, {"mbs": 1}]
     nearest = layout
     for change in changes:
         nearest = nearest.replace(**change)
-        memory = _planned(nearest, model=model, machine=machine, job=job)
+        memory = _predicted_memory(nearest, model=model, machine=machine, job=job)
         if memory is not None and memory.fits:
             return f"try {str(nearest)!r}, of which the planner says {show_bytes(memory.peak_bytes)}"
     return "cut the model more (tp, pp, cp): fivefold search finds the layouts that fit, fivefold ask gpus on how many"
 
 
-def _planned(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Memory | None:
+def _predicted_memory(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Memory | None:
     try:
         return predict(model=model, machine=machine, layout=layout, job=job).memory
     except Mistake:
@@ -233,7 +233,7 @@ def _planned(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Mem
 
 
 def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[StageMemory, ...]:
-    """Of each pipeline rank the fullest of its ranks."""
+    """Return the memory of the fullest rehearsed rank of each pipeline rank."""
     fullest: dict[int, StageMemory] = {}
     for each in rank_summaries:
         stage = pipeline_rank(each.rank, layout)
@@ -243,14 +243,14 @@ def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[Stag
 
 
 def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
-    """What all ranks do and hold; the model FLOPs, and which parameters are active, are definitions."""
+    """Sum parameters and hardware FLOPs over all ranks; model FLOPs and active parameters stay as ``counted``."""
     rehearsed = Counter(pipeline_rank(each.rank, layout) for each in rank_summaries)
     alike = layout.world // layout.pp
     parameters, flops = 0.0, 0
     seen: set[int] = set()
     for each in rank_summaries:
         stage = pipeline_rank(each.rank, layout)
-        times = 1 if stage in seen else alike - rehearsed[stage] + 1  # the first stands for those left out
+        times = 1 if stage in seen else alike - rehearsed[stage] + 1  # the first also counts for those not rehearsed
         seen.add(stage)
         parameters += times * each.parameters
         flops += times * each.flops

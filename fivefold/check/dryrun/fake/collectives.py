@@ -1,4 +1,4 @@
-"""Collectives that send nothing: each returns at once, with a handle that tells when it is waited for."""
+"""Fake c10d collectives: they send nothing and return at once, with a handle that reports when it is waited for."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ c10d = torch.ops.c10d
 
 
 class Group(NamedTuple):
-    """What is to be known of a process group: the mesh axis whose traffic it is, and its ranks of the world."""
+    """What the tape says of a process group: its mesh axis, and its members as ranks of the world."""
 
     axis: str
     members: tuple[int, ...]
 
 
 class Handle(Work):
-    """A message on its way; to wait for it is an event."""
+    """The handle of a fake message; the first ``wait`` calls ``waited``, which records a WAIT event."""
 
     def __init__(self, waited: Callable[[], None]) -> None:
         super().__init__()
         self._waited: Callable[[], None] | None = waited
 
     def wait(self, timeout: object = None) -> bool:
-        """At once: nothing is sent."""
+        """Report the wait and return at once: nothing is sent."""
         if self._waited is not None:
             self._waited()
             self._waited = None
@@ -41,7 +41,7 @@ class Handle(Work):
 
 
 def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
-    """A collective of c10d, and the tensor that it carries or fills."""
+    """Describe a c10d call as a ``Message``; also return its full tensor (of a list, the first)."""
     group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
     known = groups(group.group_name)
     received = func is c10d.recv_.default
@@ -51,13 +51,13 @@ def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: in
         known.axis, group.group_name, known.members, collective, str(whole[0].dtype)[6:],
         sum(tensor.numel() for tensor in whole), sum(tensor.nbytes for tensor in whole),
         known.members[args[2]] if collective == "p2p" else -1, received, site,
-        collective == "p2p" and _joins(whole[0]),
+        collective == "p2p" and _continues_batch(whole[0]),
     )  # fmt: skip
     return message, whole[0]
 
 
-def _joins(tensor: Tensor) -> bool:
-    """Whether it is sent or received in one go with another, by a batch that does not begin with it."""
+def _continues_batch(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is in a running ``batch_isend_irecv``, but not its first (read from the frames)."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "batch_isend_irecv":
@@ -67,7 +67,7 @@ def _joins(tensor: Tensor) -> bool:
 
 
 def returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:
-    """What torch expects of a collective."""
+    """Return the value that the schema of the c10d operation requires: the work handle, or (tensors, work)."""
     if func in (c10d.allreduce_.default, c10d.broadcast_.default, c10d._allgather_base_.default,
                 c10d._reduce_scatter_base_.default):  # fmt: skip
         return args[0], work

@@ -1,8 +1,8 @@
-"""One rank of a world of any size in this process: a process group that sends nothing, tensors that hold nothing.
+"""A fake world for one rank: torch's "fake" process group of any size, and fake tensors without storage.
 
-    with rank_of(layout, rank=3): …build, Engine.step…      every collective returns at once, every tensor is its shape
+    with fake_rank(layout, rank=3): …build, Engine.step…      collectives return at once, tensors have only shapes
 
-What depends on values is even: each expert gets as many rows as every other.
+What would depend on values is made even: each expert gets as many rows as every other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fivefold.train.parallel.mesh import Ranks
 
 @contextmanager
 def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
-    """Be ``rank`` of the layout's world, with fake tensors on the CPU."""
+    """Make this process ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
         raise RuntimeError("a rehearsal makes a world of its own, but this process is in one")
-    hook = sys.excepthook  # torch puts its own before it, and leaves it there
+    hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -43,13 +43,13 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
 
 
 def representatives(layout: Layout) -> tuple[int, ...]:
-    """A rank of each pipeline rank, the first of all that hold the same stages: its shards are the largest."""
+    """Return the first rank of each pipeline rank: of the ranks with the same stages its shards are the largest."""
     pp = group(layout, "pp")
     return tuple(place * pp.stride for place in range(pp.ranks))
 
 
 def even_experts(module: nn.Module) -> None:
-    """Every expert of ``module`` gets as many rows as any other."""
+    """Make every MoE layer of ``module`` route the same number of rows to each expert."""
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
         layer.experts.ends = even_ends
         if isinstance(layer.dispatcher, AllToAllDispatcher):
@@ -60,39 +60,39 @@ def even_experts(module: nn.Module) -> None:
 
 
 def even_ends(offsets: Tensor, rows: int) -> list[int]:
-    """Without asking the tensor."""
+    """Return the end row of each expert, without reading ``offsets``."""
     return [rows * (place + 1) // len(offsets) for place in range(len(offsets))]
 
 
 class EvenDispatcher(AllToAllDispatcher):
-    """Who sends knows how many rows will come."""
+    """An all-to-all dispatcher whose plans assume even row counts."""
 
     def plan(self, counts: Tensor) -> DispatchPlan:
-        """Start to tell the others, as always."""
+        """Start the exchange of counts, as the real dispatcher does."""
         return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
 
 class EvenDispatchPlan(DispatchPlan):
-    """Rows for each rank as even as whole rows can be; all ranks have as many."""
+    """A dispatch plan with rows spread over ranks as evenly as possible, the same on all ranks."""
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
-        """Without asking the tensor."""
+        """Return the rows to send to each rank, then those to receive, without reading ``numbers``."""
         shares = [copies // self.ep.size + (place < copies % self.ep.size) for place in range(self.ep.size)]
         return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
 
 
 def gpu_attention(module: nn.Module) -> None:
-    """On GPUs PyTorch's attention takes values narrower than keys as they are; on CPU they are padded."""
+    """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k."""
     for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
         if isinstance(layer.core, Flash):
             layer.core = GpuFlash(scale=layer.core.scale)
 
 
 class GpuFlash(Flash):
-    """As ``scaled_dot_product_attention`` on GPUs, where the kernel for values of their own dim is this."""
+    """Memory-efficient attention: what ``scaled_dot_product_attention`` takes on GPUs if dims of k and v differ."""
 
     def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """→ [B, T, N, H of v]."""
+        """Return [B, T, N, H of v]."""
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
         found = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True, 0.0, True, scale=self.scale)
         out_BNTH: Tensor = found[0]
@@ -100,7 +100,7 @@ class GpuFlash(Flash):
 
 
 def groups_of(ranks: Ranks) -> Callable[[str], Group]:
-    """What the recorder wants to know of the process groups of ``ranks``, by name."""
+    """Return a function from the name of a process group of ``ranks`` to its ``Group``."""
     members: dict[str, tuple[int, ...]] = {}
     members |= {axis.group.group_name: axis.ranks for axis in ranks.axes.values() if axis.group is not None}
     return lambda name: Group(ranks.axis(name), members[name])
