@@ -70,7 +70,7 @@ class Sender(Recorder):
 
     def _message(self, func: Any, args: Any) -> Any:
         out = super()._message(func, args)
-        handle: Any = self._kept[-1][0]  # type: ignore[index]
+        handle: Any = self._works[-1][0]  # type: ignore[index]
         noted, arrive = handle._waited, sent(func, args)
 
         def waited() -> None:

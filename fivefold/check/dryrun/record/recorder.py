@@ -1,6 +1,6 @@
-"""Watches operations below autograd and writes them to a tape: storages, kernels, messages, with where in the code.
+"""Records a step below autograd, as a ``TorchDispatchMode`` that writes events to a tape (``tape.py``).
 
-operation of torch → storages that are born and freed · a kernel · a message and who waits for it
+torch operation → ALLOC and FREE of storages · KERNEL · START and WAIT of a message, each with its site in the code
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START,
 from fivefold.train.measure.meter import operation_flops, tensors
 
 SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
-HIDDEN = -1  # id of a storage of which nothing is written
+HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
 NOWHERE = Site("", "", "")
 
 
 class Recorder(TorchDispatchMode):
     """Writes ``tape`` while it is entered, on top of a ``FakeTensorMode`` or of real tensors without process groups.
 
-    ``groups``: what is known of a process group, by its name. ``categories`` of what is born in a function, by its
-    qualified name. ``through``: files of which not they are the site but who calls them. Messages are not sent: each
-    returns at once, and numbers asked of tensors are 0.
+    ``groups``: ``Group`` of a process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages
+    are not sent: each collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``,
+    storages are tracked but no event is written.
     """
 
     def __init__(
@@ -45,48 +45,48 @@ class Recorder(TorchDispatchMode):
         self.rank, self.groups = rank, groups
         self.places = CallSites(categories=categories, through=through)
         self.tape = Tape(rank)
-        self._ids: dict[int, int] = {}  # storages that live, by address
-        self._born: dict[int, tuple[int, Site]] = {}  # bytes and site, by id
+        self._ids: dict[int, int] = {}  # id of each live storage, by address
+        self._live: dict[int, tuple[int, Site]] = {}  # bytes and site of each live storage, by id
         self._next = 0
         self._handles = 0
-        self._kept: list[object] = []  # works, which C++ holds without their Python half
+        self._works: list[object] = []  # work handles: C++ holds them without their Python object
         self._fused: Fused | None = None
         self.live_bytes = 0
-        self._hides = False
+        self._hiding = False
         self.silent = False
 
     # The tape
 
     def cut(self) -> Tape:
-        """The tape so far; a new one begins with what lives."""
+        """Return the tape so far and begin a new one, with an ALLOC of every live storage."""
         self._flush()
         done, self.tape = self.tape, Tape(self.rank)
-        self._kept.clear()
+        self._works.clear()
         self.tape.add(SCOPE, self.tape.scope(Scope("start")))
-        for storage, (size, site) in self._born.items():
+        for storage, (size, site) in self._live.items():
             self.tape.add(ALLOC, storage, size, self.tape.site(site))
         return done
 
     def name(self, living: Iterable[Tensor], category: str) -> None:
-        """What ``living`` are, from the next tape on; what is not known yet is born."""
+        """Set the category of the storages of ``living``, from the next tape on; record unknown ones as allocated."""
         for tensor in living:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids:
                 if storage.nbytes():
-                    self._birth(storage, Site("", "", "", category))
+                    self._created(storage, Site("", "", "", category))
                 continue
             key = self._ids[storage._cdata]
-            size, site = self._born[key]
-            self._born[key] = size, site._replace(category=category)
+            size, site = self._live[key]
+            self._live[key] = size, site._replace(category=category)
 
     def enter_scope(self, scope: Scope) -> None:
-        """From here on."""
+        """Write a SCOPE event: what follows belongs to ``scope``."""
         self._flush()
         self.tape.add(SCOPE, self.tape.scope(scope))
 
     @property
     def phase(self) -> str:
-        """What the engine says that it does; forward and backward are known from the schedule."""
+        """Set by the engine, as on its meter. Only "optimizer" has an effect; the schedule tells the other phases."""
         return ""
 
     @phase.setter
@@ -94,11 +94,11 @@ class Recorder(TorchDispatchMode):
         if phase == "optimizer":
             self.enter_scope(Scope("update"))
 
-    # For those who write to the tape what they have seen before
+    # For replay.py, which writes recorded events to the tape
 
     @contextmanager
     def aside(self) -> Iterator[Tape]:
-        """What happens within is written to another tape."""
+        """Write the events within to a tape of their own, which is yielded."""
         self._flush()
         (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
         try:
@@ -109,45 +109,45 @@ class Recorder(TorchDispatchMode):
             self.places.enter_again()
 
     def place(self) -> int:
-        """How many events there are."""
+        """Return the number of events on the tape."""
         self._flush()
         return len(self.tape)
 
     def id_of(self, tensor: Tensor) -> int:
-        """Of its storage."""
+        """Return the id of a tensor's storage."""
         return self._ids[tensor.untyped_storage()._cdata]
 
     def site_here(self) -> Site:
-        """Of the module that runs."""
+        """Return a site that names the running module only."""
         return Site(self.places.where(), "", "")
 
     def reserve_ids(self, count: int) -> int:
-        """The first of so many ids of storages."""
+        """Reserve ``count`` consecutive storage ids; return the first."""
         first, self._next = self._next, self._next + count
         return first
 
     def reserve_handles(self, count: int) -> int:
-        """The first of so many handles of messages."""
+        """Reserve ``count`` consecutive message handles; return the first."""
         first, self._handles = self._handles, self._handles + count
         return first
 
     def play(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
-        """Write ``events`` [n, 4], of which so many more bytes live."""
+        """Append ``events`` [n, 4] to the tape; ``live_bytes``: bytes that they allocate less those that they free."""
         self._flush()
         self.tape.events.frombytes(events.tobytes())
         self.live_bytes += live_bytes
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """What is born within is not written, nor when it dies."""
-        self._hides, former = True, self._hides
+        """Hide storages created within: neither their ALLOC nor their FREE is recorded."""
+        self._hiding, former = True, self._hiding
         try:
             yield
         finally:
-            self._hides = former
+            self._hiding = former
 
     def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
-        """A tensor that is born at a site of the tape."""
+        """Create a tensor and record its storage at site number ``site`` of the tape."""
         self._flush()
         with self.hiding():
             made = tensor()
@@ -157,16 +157,16 @@ class Recorder(TorchDispatchMode):
         return made
 
     def free_early(self, tensor: Tensor) -> None:
-        """Now, though somebody still holds it."""
+        """Record a FREE of the tensor's storage now, though Python still holds it."""
         address = tensor.untyped_storage()._cdata
         self._flush()
-        self._death(address)
+        self._freed(address)
         self._ids[address] = HIDDEN
 
     # Operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run or stand in for the operation, and write down what it does."""
+        """Run the operation, or fake it (collectives, scalars, resizes), and record what it does."""
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
@@ -179,10 +179,10 @@ class Recorder(TorchDispatchMode):
             return None
         fake = func in GROUPED and isinstance(args[0], FakeTensor)
         out = by_group(*args) if fake else func(*args, **(kwargs or {}))
-        if self._hides:
+        if self._hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
-                    self._birth(tensor.untyped_storage(), NOWHERE)
+                    self._created(tensor.untyped_storage(), NOWHERE)
             return out
         if self.silent:
             return out
@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):
         for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids and storage.nbytes():
-                self._birth(storage, self.places.site(func, frame))
+                self._created(storage, self.places.site(func, frame))
         if not func.is_view and func._opname not in NO_WORK:
             self._kernel(func, args, out, made, frame)
         return out
@@ -214,10 +214,10 @@ class Recorder(TorchDispatchMode):
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _flush(self) -> None:
-        """The elementwise operations so far were one kernel."""
+        """End the current fused kernel and write its KERNEL event."""
         fused, self._fused = self._fused, None
         if fused is not None and not self.silent:
-            moved = fused.moved(self._born)
+            moved = fused.moved(self._live)
             kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, self.tape.site(fused.site))
             self.tape.add(KERNEL, self.tape.kernel(kernel))
 
@@ -229,44 +229,44 @@ class Recorder(TorchDispatchMode):
         handle = self.reserve_handles(1)
         carried = self._ids.get(tensor.untyped_storage()._cdata, -1)
         self.tape.add(START, handle, self.tape.message(message), carried)
-        work = Handle(lambda: self._waited(handle))
+        work = Handle(lambda: self._record_wait(handle))
         boxed: torch.ScriptObject = work.boxed()
-        self._kept.append((work, boxed))
+        self._works.append((work, boxed))
         return returned(func, args, boxed)
 
-    def _waited(self, handle: int) -> None:
+    def _record_wait(self, handle: int) -> None:
         self._flush()
         self.tape.add(WAIT, handle)
 
     # Storages
 
-    def _birth(self, storage: torch.UntypedStorage, site: Site) -> None:
-        weakref.finalize(storage, self._death, storage._cdata)
-        if self._hides:
+    def _created(self, storage: torch.UntypedStorage, site: Site) -> None:
+        weakref.finalize(storage, self._freed, storage._cdata)
+        if self._hiding:
             self._ids[storage._cdata] = HIDDEN
             return
         self._ids[storage._cdata] = key = self.reserve_ids(1)
         self._register(key, storage.nbytes(), site)
 
     def _register(self, key: int, size: int, site: Site) -> None:
-        self._born[key] = size, site
+        self._live[key] = size, site
         self.live_bytes += size
         if not self.silent:
             self.tape.add(ALLOC, key, size, self.tape.site(site))
 
-    def _death(self, address: int) -> None:
+    def _freed(self, address: int) -> None:
         key = self._ids.pop(address, None)
         if key is not None and key != HIDDEN:
-            self.live_bytes -= self._born.pop(key)[0]
+            self.live_bytes -= self._live.pop(key)[0]
             if not self.silent:
                 self.tape.add(FREE, key)
 
     def _resize(self, tensor: Tensor, size: int) -> None:
-        """To nothing is death, from nothing is birth; the finalizer of the first birth stays."""
+        """Record a resize: to 0 as FREE, from 0 as ALLOC; the finalizer of the storage stays the first one."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._ids:
-            self._death(address)
+            self._freed(address)
             known = True
         else:
             known = storage.nbytes() == 0

@@ -1,8 +1,8 @@
-"""What a block did once, to be played again: events whose storages, messages and sites are named anew.
+"""The recording of one block's forward and backward, and its translation to the ids and sites of another block.
 
-    recorded    ALLOC 1 · KERNEL 0 · FREE 1        played    ALLOC 5001 · KERNEL 17 · FREE 5001, of layer 12
+    recorded    ALLOC 1 · KERNEL 0 · FREE 1        replayed    ALLOC 5001 · KERNEL 17 · FREE 5001, of layer 12
 
-Between chunks of events lie steps that are really done: a gradient is delivered, a product put off, a tensor made.
+Between chunks of events lie steps that replay executes: deliver a gradient, defer a weight gradient, make a tensor.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, START, WAIT, Tape
 
 Events = NDArray[np.int64]  # [n, 4]
-DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # in recordings: a weight's gradient is there; a product is put off
-X, G = 0, 1  # ids of what enters forward and backward; those of what is made inside follow
+DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # further kinds: weight gradient made, or deferred; dropped
+X, G = 0, 1  # ids of the forward's input and of the output's gradient; storages made inside are numbered from 2
 
 
 class NotReplayable(Exception):
-    """A block does something that cannot be played: it must run."""
+    """The block frees or waits for something older than itself, or leaves storages behind: it cannot be replayed."""
 
 
 class Shape(NamedTuple):
-    """Of a tensor that is made as the events say."""
+    """Size, stride (in elements) and dtype of a tensor that replay makes."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -35,41 +35,41 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Shape:
-        """Of this one."""
+        """Return the shape of ``tensor``."""
         return cls(tensor.size(), tensor.stride(), tensor.dtype)
 
     def empty(self) -> Tensor:
-        """One like it."""
+        """Return an empty tensor of this shape."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-Made = tuple[int, Shape]  # id and shape of a tensor that leaves
+Made = tuple[int, Shape]  # storage id and shape of a tensor that leaves the block: y or dx
 
 
 class Recording(NamedTuple):
-    """One forward and backward of a block. Events have ids from ``G`` + 1 on, and places in the lists of ``tape``."""
+    """One forward and backward of a block. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
 
     tape: Tape
     forward: Events
     backward: Events
-    works: tuple[Events, ...]  # put off
-    end: Events
+    works: tuple[Events, ...]  # deferred weight gradients, each the events of one W
+    end: Events  # what happens when the autograd graph is freed
     ids: int
     handles: int
     y: Made
     dx: Made
-    gradients: tuple[tuple[str, Shape], ...]  # as delivered
+    gradients: tuple[tuple[str, Shape], ...]  # weight's name and gradient's shape, in order of delivery
 
 
 def recording_of(
     tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
     gradients: tuple[tuple[str, Shape], ...],
 ) -> Recording:  # fmt: skip
-    """The spans of ``tape`` with ids of their own. ``NotReplayable`` where something that was there before is freed."""
+    """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
     parts = [events[start:stop].copy() for start, stop in spans]
-    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # also what only the recording made
+    ours = set(events[events[:, 0] == ALLOC, 1].tolist())  # storages allocated during the recording
     freed = set[int]()
     for part in parts:
         for event in part:
@@ -98,7 +98,7 @@ def recording_of(
 
 
 class Chunk:
-    """Events in a row, with sites and all else of the tape they are written to; ids and handles are still their own."""
+    """Consecutive events with sites, kernels and messages of the target tape; ids and handles are the recording's."""
 
     def __init__(self, events: Events) -> None:
         kinds = events[:, 0]
@@ -111,7 +111,7 @@ class Chunk:
         self.live_bytes = 0
 
     def laid(self, *, first_id: int, first_handle: int) -> Events:
-        """With those of one micro-batch."""
+        """Return the events with the ids and handles of one micro-batch."""
         out = self.events.copy()
         out[self.ids, 1] += first_id - G - 1
         out[self.handles, 1] += first_handle
@@ -121,8 +121,8 @@ class Chunk:
 
 
 def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
-    """Chunks for ``layer``, and between them steps: kind, argument, path of the module."""
-    lists, sizes = _lists(recording, tape=tape, layer=layer), _sizes(recording)
+    """Yield ``Chunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
+    lists, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
     special = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0
@@ -142,7 +142,7 @@ def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, lay
             path = tape.sites[lists.sites[second]].module if kind == DELIVER else ""
             yield kind, lists.sites[third] if kind == ALLOC else first, path
         elif kind == FREE and first in (recording.y[0], recording.dx[0]):
-            continue  # a tensor: it is freed when it dies
+            continue  # a real tensor in replay: its finalizer records the FREE
         elif kind == ALLOC:
             chunk.append([kind, first, second, lists.sites[third]])
             live += second
@@ -158,15 +158,15 @@ def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, lay
     yield from done()
 
 
-class _Lists(NamedTuple):
-    """Where sites, kernels and messages of a recording are on another tape."""
+class _TranslatedLists(NamedTuple):
+    """Indices on another tape of a recording's sites, kernels and messages."""
 
     sites: list[int]
     kernels: list[int]
     messages: list[int]
 
 
-def _lists(recording: Recording, *, tape: Tape, layer: int) -> _Lists:
+def _translated_lists(recording: Recording, *, tape: Tape, layer: int) -> _TranslatedLists:
     sites = []
     for site in recording.tape.sites:
         first, dot, rest = site.module.partition(".")
@@ -176,7 +176,7 @@ def _lists(recording: Recording, *, tape: Tape, layer: int) -> _Lists:
         sites.append(tape.site(site))
     kernels = [tape.kernel(kernel._replace(site=sites[kernel.site])) for kernel in recording.tape.kernels]
     messages = [tape.message(message._replace(site=sites[message.site])) for message in recording.tape.messages]
-    return _Lists(sites, kernels, messages)
+    return _TranslatedLists(sites, kernels, messages)
 
 
 def _sizes(recording: Recording) -> dict[int, int]:

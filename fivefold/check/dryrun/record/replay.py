@@ -1,10 +1,10 @@
-"""Like blocks are rehearsed once: one is run with tensors and recorded, the others play the recording.
+"""Runs one block of each kind and records it; the others replay the recording, which saves the dry run's time.
 
-    forward    events … y is made                        backward   events · gradient of a weight is delivered · … dx
-    W          events of one put-off product              end        what lives as long as the graph
+    forward    events … make y                           backward   events · deliver a weight's gradient · … make dx
+    W          events of one deferred weight gradient    end        frees of what lives as long as the autograd graph
 
-Only what happens inside of a block is played: weights are gathered, gradients collected and messages of the pipeline
-sent by the code that does so in a run. What comes in and goes out are tensors.
+Only the inside of a block is replayed: gathering weights, collecting gradients and pipeline messages run as in
+training. A block's inputs and outputs are tensors.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from fivefold.train.parallel.pipeline import exit_of, run_backward
 
 
 def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
-    """Make every block of this rank play the recording of one like it, made when the first of them runs.
+    """Make each block of this rank replay the recording of its kind, which is made when the first of the kind runs.
 
-    The head plays what it did for the first micro-batch.
+    The head replays its own recording of the first micro-batch.
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known: dict[Hashable, dict[bool, Recording] | None] = {}
@@ -60,7 +60,7 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
 
 
 class Player:
-    """Stands for the forward of one block."""
+    """Replaces the forward of one block: records the first of its kind (``known``, by kind), else replays."""
 
     def __init__(
         self, block: nn.Module, *, layer: int, kind: Hashable, known: dict[Hashable, dict[bool, Recording] | None],
@@ -70,14 +70,14 @@ class Player:
         self.split, self.wgrad_store, self.recorder = split, wgrad_store, recorder
         self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
         self.ends = isinstance(block, Head)
-        self.keeps = isinstance(block, Head) and block.chunked  # targets too
+        self.keeps = isinstance(block, Head) and block.chunked  # the backward needs the targets too
         if isinstance(block, Head):
-            self.weights["out"] = block.out.matrix  # which may be the embedding's
-        self._laid: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
+            self.weights["out"] = block.out.matrix  # may be the embedding's weight, if tied
+        self._cached_steps: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
         self._dummies: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """The block's."""
+        """Record the block if its kind is new; then replay it, or run it if it is not replayable."""
         if self.kind not in self.known:
             try:
                 ways = {way: self._record(x, rest, split=way) for way in ((False, True) if self.split else (False,))}
@@ -88,24 +88,24 @@ class Player:
         if recordings is None:
             y: Tensor = self.inner(x, *rest)
         else:
-            y = _Played.apply(x, self, recordings, rest if self.keeps else ())  # type: ignore[no-untyped-call]
+            y = _ReplayBlock.apply(x, self, recordings, rest if self.keeps else ())  # type: ignore[no-untyped-call]
         return y
 
     # Recording
 
     def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
-        """Forward and backward of this block beside the step, which knows nothing of it."""
-        with self.recorder.aside() as tape, torch.enable_grad(), self._spied(tape) as gradients:
-            spans, ids, y, dx = self._tried(like, rest, split=split)
+        """Run forward and backward of this block on a tape aside; ``split``: with deferred weight gradients."""
+        with self.recorder.aside() as tape, torch.enable_grad(), self._intercepted_gradients(tape) as gradients:
+            spans, ids, y, dx = self._run_once(like, rest, split=split)
         return recording_of(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
 
-    def _tried(
+    def _run_once(
         self, like: Tensor, rest: Sequence[Any], *, split: bool
     ) -> tuple[list[tuple[int, int]], dict[int, int], Made, Made]:
-        """Places between which lie the forward, the backward, the end and the works; ids of what enters; y and dx."""
+        """Run once; return the tape ranges (forward, backward, end, each W), the ids of x and dy, y, and dx."""
         recorder, spans, found = self.recorder, list[tuple[int, int]](), dict[str, Any]()
         leaf = torch.empty_like(like).requires_grad_()
-        x: Tensor = _Stop.apply(leaf, partial(_note, found, recorder))  # type: ignore[no-untyped-call]
+        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, found, recorder))  # type: ignore[no-untyped-call]
         x_id, start = recorder.id_of(x), recorder.place()
         y = self.inner(x, *rest)
         spans.append((start, recorder.place()))
@@ -132,8 +132,8 @@ class Player:
         return spans, {x_id: X, g_id: G}, made, found["dx"]
 
     @contextmanager
-    def _spied(self, tape: Tape) -> Iterator[list[tuple[str, Shape]]]:
-        """Gradients of this block's weights go nowhere; where they are delivered, and products put off, is marked."""
+    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, Shape]]]:
+        """Discard weight gradients, but mark on ``tape`` where they are made or deferred; yields names and shapes."""
         gradients: list[tuple[str, Shape]] = []
         former = {name: weight.collect for name, weight in self.weights.items()}
         put_off = count()
@@ -158,10 +158,10 @@ class Player:
             for name, weight in self.weights.items():
                 weight.collect = former[name]
 
-    # Playing
+    # Replaying
 
     def play(self, played: Played, part: int) -> None:
-        """One part of the recording: 0 forward, 1 backward, 2 the end, then the works."""
+        """Replay one part of the recording: 0 forward, 1 backward, 2 end, from 3 on the deferred weight gradients."""
         for step in self._steps(played.recording, part):
             if isinstance(step, Chunk):
                 self.recorder.play(
@@ -192,19 +192,19 @@ class Player:
         return self._dummies[name]
 
     def _steps(self, recording: Recording, part: int) -> list[Any]:
-        """The events of a part in chunks, with what is done between them, for the tape that is written now."""
+        """Return the chunks and steps of a part for the current tape; cached, as all micro-batches share them."""
         tape, key = self.recorder.tape, (id(recording), part)
-        laid = self._laid.get(key)
+        laid = self._cached_steps.get(key)
         if laid is None or laid[0] is not tape:
             events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
-            laid = self._laid[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
+            laid = self._cached_steps[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
         return laid[1]
 
 
 class Played:
-    """One micro-batch through a block that plays.
+    """State of one micro-batch in a replayed block: its tensors, its first storage id and its first handle.
 
-    Recordings begin alike: only in the backward is it known whether products are put off.
+    It starts with the recording without deferral; the backward picks the right one (their forwards are equal).
     """
 
     def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
@@ -216,14 +216,14 @@ class Played:
         self.first_handle = recorder.reserve_handles(max(each.handles for each in recordings.values()))
 
     def take(self) -> Tensor:
-        """What was made."""
+        """Return the tensor that was made last (y or dx), and drop it here."""
         made, self.made = self.made, None
         assert made is not None
         return made
 
 
-class _End:
-    """Dies with the graph."""
+class _GraphEnd:
+    """Held by the autograd graph: replays the end part when the graph is freed."""
 
     def __init__(self, player: Player, played: Played) -> None:
         self.player, self.played = player, played
@@ -232,7 +232,7 @@ class _End:
         self.player.play(self.played, 2)
 
 
-class _Played(torch.autograd.Function):
+class _ReplayBlock(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]
@@ -246,8 +246,8 @@ class _Played(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         player, played = ctx.player, ctx.played
         played.recording = recording = ctx.recordings[player.wgrad_store.deferring]
-        played.g = None if player.ends else gradient  # the last one is held by who began the backward
-        ctx.end = _End(player, played)
+        played.g = None if player.ends else gradient  # the head's gradient is held by the caller of backward
+        ctx.end = _GraphEnd(player, played)
         player.play(played, 1)
         ctx.played = None
         if recording.dx[0] == G:
@@ -255,8 +255,8 @@ class _Played(torch.autograd.Function):
         return played.take(), None, None, None
 
 
-class _Stop(torch.autograd.Function):
-    """The edge of a recording: a tensor of its own forward; backward tells ``arrived`` of the gradient."""
+class _InputGradient(torch.autograd.Function):
+    """The input boundary of a recording: forward copies x; backward passes dx to ``arrived`` and stops."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
@@ -269,5 +269,5 @@ class _Stop(torch.autograd.Function):
         return None, None
 
 
-def _note(found: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
+def _note_gradient(found: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
     found["place"], found["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.of(gradient))

@@ -1,9 +1,9 @@
-"""What one rank does in one step, as a list of events: storages, kernels, messages and who waits for them.
+"""The tape: the events of one rank's step in order (storages, kernels, messages and waits).
 
     ALLOC 7 4096 3 · KERNEL 12 · FREE 7 · START 1 5 · KERNEL 13 · WAIT 1 · …        four integers each
 
-Written by ``recorder.py``, read by all that follows: memory over time, the allocator, streams, deadlocks, traces.
-What repeats (sites, scopes, kernels, messages) is listed once and named by its place.
+Written by ``recorder.py``; read by memory/ (levels, allocator), time/ (streams, traces) and match.py (deadlocks).
+Sites, scopes, kernels and messages are stored once in lists, and named by their index.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-ALLOC = 0  # storage, bytes, site: it is born, or grows from nothing
-FREE = 1  # storage
+ALLOC = 0  # storage id, bytes, site: a storage is allocated, or resized from 0
+FREE = 1  # storage id
 KERNEL = 2  # kernel
-START = 3  # handle, message, storage that it carries or fills (the full tensor's; -1: none that is known)
-WAIT = 4  # handle: the device goes on only when the message has come
-SCOPE = 5  # scope: what follows belongs to it
+START = 3  # handle, message, storage id of the full tensor (-1: unknown): a message is issued
+WAIT = 4  # handle: the compute stream waits until the message has arrived
+SCOPE = 5  # scope: later events belong to it
 
-Event = tuple[int, int, int, int]  # what is not used is 0
+Event = tuple[int, int, int, int]  # kind and up to three arguments; unused ones are 0
 
 
 class Site(NamedTuple):
-    """Where in the code: a module of the model, a line of a file, an operation of torch."""
+    """A place in the code: module of the model, line of a file, torch operation."""
 
-    module: str  # as in named_modules, "" where none runs
+    module: str  # path as in named_modules; "" if none runs
     line: str  # file:line function
     operation: str  # such as aten::mm
-    category: str = ""  # parameters, gradients, optimizer, gathers, inputs; "": a matter of how long it lives
+    category: str = ""  # parameters, gradients, optimizer, gathers, inputs; "": classified by lifetime
 
     def __str__(self) -> str:
         return " ".join(word for word in (self.module, self.operation.partition("::")[2], f"({self.line})") if word)
 
 
 class Scope(NamedTuple):
-    """What the step is doing; a stage and a micro-batch where there are any, else -1."""
+    """The phase of the step, with stage and micro-batch (-1 if it has none)."""
 
     phase: str  # start, forward, backward, weights, update
     stage: int = -1
@@ -49,8 +49,8 @@ class Scope(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """One kernel on the device, as a price wants it: of a matmul rows, columns, inner dim and number, of attention
-    sequences·heads, queries, keys, head dim.
+    """One kernel on the device, as it is priced. ``shape`` of a matmul: rows, columns, inner dim, batch; of attention:
+    sequences · heads, queries, keys, head dim.
     """
 
     kind: str  # matmul, attention, attention_backward, moving
@@ -58,28 +58,28 @@ class Kernel(NamedTuple):
     dtype: str
     flops: int  # attention counts the full square
     moved_bytes: int  # read and written
-    launches: int  # operations of torch that it stands for: of elementwise ones, those of one function together
+    launches: int  # torch operations that it stands for: more than 1 if elementwise operations were fused
     site: int
 
 
 class Message(NamedTuple):
-    """One message of this rank. ``members``: the ranks of the world that take part, in order of the group."""
+    """One message of this rank. ``members``: the ranks of the world that take part, in group order."""
 
-    axis: str  # the mesh axis whose traffic it is
-    group: str  # the communicator: messages of one are in order
+    axis: str  # mesh axis
+    group: str  # name of the communicator
     members: tuple[int, ...]
-    collective: str  # as in step.Traffic; p2p also of what is received
+    collective: str  # as in step.Traffic; "p2p" for sends and receives
     dtype: str
     numel: int  # of the full tensor (docs/notation.md §5)
-    payload: int  # its bytes
+    payload: int  # bytes of the full tensor
     peer: int  # p2p: the other rank of the world; else -1
-    receives: bool  # p2p: from the peer
+    receives: bool  # p2p: this rank receives from the peer
     site: int
-    joins: bool = False  # p2p: in one go with the message before it (batch_isend_irecv)
+    joins: bool = False  # p2p: in one batch_isend_irecv with the message before it
 
 
 class Tape:
-    """The events of one rank's step, and the lists that they point into."""
+    """The events of one rank's step, and the lists that they index."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -88,40 +88,40 @@ class Tape:
         self.scopes: list[Scope] = []
         self.kernels: list[Kernel] = []
         self.messages: list[Message] = []
-        self._places: dict[tuple[int, Hashable], int] = {}
+        self._indices: dict[tuple[int, Hashable], int] = {}
 
     def __len__(self) -> int:
         return len(self.events) // 4
 
     def __iter__(self) -> Iterator[Event]:
-        """The events in order."""
+        """Iterate over the events in order."""
         flat = iter(self.events)
         return zip(flat, flat, flat, flat, strict=True)
 
     def add(self, kind: int, first: int = 0, second: int = 0, third: int = 0) -> None:
-        """One event."""
+        """Append an event."""
         self.events.extend((kind, first, second, third))
 
     def site(self, site: Site) -> int:
-        """Its place in the list."""
-        return self._place(self.sites, site)
+        """Return the index of ``site`` in ``sites``, added if new."""
+        return self._index(self.sites, site)
 
     def scope(self, scope: Scope) -> int:
-        """Its place in the list."""
-        return self._place(self.scopes, scope)
+        """Return the index of ``scope`` in ``scopes``, added if new."""
+        return self._index(self.scopes, scope)
 
     def kernel(self, kernel: Kernel) -> int:
-        """Its place in the list."""
-        return self._place(self.kernels, kernel)
+        """Return the index of ``kernel`` in ``kernels``, added if new."""
+        return self._index(self.kernels, kernel)
 
     def message(self, message: Message) -> int:
-        """Its place in the list."""
-        return self._place(self.messages, message)
+        """Return the index of ``message`` in ``messages``, added if new."""
+        return self._index(self.messages, message)
 
-    def _place(self, known: list[T], value: T) -> int:
+    def _index(self, known: list[T], value: T) -> int:
         key = id(known), value
-        place = self._places.get(key)
+        place = self._indices.get(key)
         if place is None:
-            place = self._places[key] = len(known)
+            place = self._indices[key] = len(known)
             known.append(value)
         return place
