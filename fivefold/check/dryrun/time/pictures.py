@@ -1,6 +1,6 @@
-"""A played rehearsal as the pictures want it: what a rank does when, and what lives on it meanwhile.
+"""Converts a played rehearsal into what ``show`` draws: the spans of a rank's actions, and its memory over time.
 
-scopes and waits → Span        births and deaths at their seconds → Level
+scopes and waits → Span        allocations and frees at their seconds → Level
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fivefold.check.dryrun.time.play import Played, TimedSpan
 from fivefold.layout.schedule.order import Row
 from fivefold.layout.spans import Level, Span
 
-LEVELS = 1200  # stretches of time, of which each shows its fullest and its emptiest moment
-MOMENT = 1e-9  # seconds between two events that follow at once
+LEVELS = 1200  # equal time intervals; of each the levels with most and with least memory are kept
+MOMENT = 1e-9  # seconds: tolerance for two events at the same time
 
 
 def levels(played: Played, tape: Tape) -> list[Level]:
-    """What lives on the tape's rank over time; of long steps so many moments as can be seen. Causes leave out the line
-    of code, for which there is no room.
+    """Return live bytes over time on the tape's rank, thinned to about 2 · ``LEVELS``. Causes omit the line of code,
+    for which a chart has no room.
     """
     whole = all_levels(tape, played.seconds_at(tape.rank))
     each = played.step_seconds / LEVELS or 1.0
@@ -28,14 +28,14 @@ def levels(played: Played, tape: Tape) -> list[Level]:
     for _, stretch in groupby(whole, key=lambda level: int(level.seconds / each)):
         together = list(stretch)
         ends = {id(pick(together, key=lambda level: level.live_bytes)) for pick in (max, min)}
-        if found and together[0].seconds - found[-1].seconds > each:  # nothing changed: no slope
+        if found and together[0].seconds - found[-1].seconds > each:  # hold the last level: no slope
             found.append(found[-1]._replace(seconds=together[0].seconds, cause=""))
         found += [level._replace(cause=level.cause.partition(" (")[0]) for level in together if id(level) in ends]
     return [*found, found[-1]._replace(seconds=played.step_seconds, cause="")]
 
 
 def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
-    """The actions of its ``row`` that a rank has played, each with its messages that nothing hides, and the update."""
+    """Return the spans of a rank: each action of its ``row`` with its exposed messages, then the update."""
     found: list[Span] = []
     waits: list[TimedSpan] = []
     actions = iter(row)
@@ -44,19 +44,21 @@ def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
             waits.append(span)
         elif span.kind == SCOPE:
             phase = tape.scopes[span.place].phase
-            if phase == "update":  # begins when all ranks have told their norms
+            if phase == "update":  # drawn from its last wait on: for the gradient norm
                 start = max((wait.end for wait in waits), default=span.start)
                 found.append(Span("update", "update", start, span.end))
             elif phase != "start":
                 action = next(actions)
-                found.append(Span(action.kind, str(action), *_worked(span, waits, tape), *action[1:]))
+                found.append(Span(action.kind, str(action), *_without_hops(span, waits, tape), *action[1:]))
             waits = []
     return tuple(found)
 
 
-def _worked(span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape) -> tuple[float, float, float, tuple[str, ...]]:
-    """Start and end of a scope's work, without its waits for neighbours before and after; seconds of waits within,
-    and their axes.
+def _without_hops(
+    span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape
+) -> tuple[float, float, float, tuple[str, ...]]:
+    """Return start and end of a scope without the pp waits at its two ends, the seconds of the waits within, and the
+    axes of those waits.
     """
     start, end, seconds, axes = span.start, span.end, 0.0, dict[str, None]()
     hops = [wait for wait in waits if tape.messages[wait.place].axis == "pp"]

@@ -1,7 +1,7 @@
-"""Seconds of what a tape lists, by the prices of the planner: its kernels on the chip, its messages on the network.
+"""Prices the kernels and messages of a tape in seconds, with the planner's cost models.
 
-matmul (rows, columns, inner, number)  →  plan/price/compute.py      attention: half of the square where it is causal
-moving: bytes ÷ bandwidth              →  the same                   message: plan/price/network.py, where ranks lie
+matmul (rows, columns, inner, batch)   →  plan/price/compute.py      attention: half of the square where it is causal
+moving: bytes ÷ bandwidth              →  the same                   message: plan/price/network.py, by its ranks
 launch: the host's seconds per kernel and message, as in plan/price/units.py
 """
 
@@ -18,7 +18,7 @@ from fivefold.plan.price.network import Network
 from fivefold.plan.price.units import COMPILED_HOST, CONTENTION
 from fivefold.units import Dtype
 
-# Which curve of a calibrated machine prices the elementwise operations of a function of ours; else that of a copy.
+# Function of the engine → the calibrated kernel curve that prices its elementwise operations; others: "copy".
 CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
@@ -29,11 +29,11 @@ DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
 }  # fmt: skip
-INTEGERS = ("int64", "int32", "uint8")  # ranks tell one another numbers for their hosts to read
+INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
 
 
 class Pricer:
-    """What kernels and messages of a job cost on a machine while ``world`` ranks work side by side."""
+    """Prices kernels and messages of ``job`` on ``machine`` while ``world`` ranks run side by side."""
 
     def __init__(self, *, machine: Machine, job: Job, world: int) -> None:
         self.machine, self.job = machine, job
@@ -45,20 +45,20 @@ class Pricer:
             self.host = 0.0
 
     def costs(self, tape: Tape) -> Costs:
-        """Of everything that the tape lists."""
+        """Return the seconds of every kernel and message in the tape's lists."""
         drags = self.nccl and not self.job.stack.blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             launches=[self.host * (kernel.launches if self.prices.plain else 1) for kernel in tape.kernels],
             messages=[self.message(message, rank=tape.rank) for message in tape.messages],
-            drag=[CONTENTION * (drags and _drags(message)) for message in tape.messages],
+            drag=[CONTENTION * (drags and _slows_compute(message)) for message in tape.messages],
             reads=[message.dtype in INTEGERS for message in tape.messages],
             launch=self.host,
             blocking=self.job.stack.blocking and self.nccl,
         )
 
     def kernel(self, kernel: Kernel, *, line: str = "") -> float:
-        """On the device; ``line``: whose it is."""
+        """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
         if kernel.kind == "matmul":
             rows, columns, inner, number = kernel.shape
             return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=number)
@@ -68,12 +68,12 @@ class Pricer:
         return self.prices.moving(kernel.moved_bytes, kernel=curve)
 
     def _dtype(self, kernel: Kernel) -> Dtype:
-        """Of the matrix units: fp32 is what the job computes it in."""
+        """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""
         dtype = DTYPES[kernel.dtype]
         return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
 
     def _attention(self, kernel: Kernel) -> float:
-        """As many queries as keys are causal: others are blocks of a ring, of which all is seen."""
+        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full."""
         sequences, queries, keys, dim = kernel.shape
         back = kernel.kind == "attention_backward"
         seen = kernel.flops // (2 if back else 1) // (2 if queries == keys else 1)
@@ -86,7 +86,7 @@ class Pricer:
         )  # fmt: skip
 
     def message(self, message: Message, *, rank: int) -> float:
-        """On the links between its ranks."""
+        """Return a message's seconds on the links between its ranks; 0 for a group of one."""
         members = message.members
         if len(members) == 1:
             return 0.0
@@ -98,8 +98,8 @@ class Pricer:
         return self.network.seconds(message.collective, message.payload, place)
 
 
-def _drags(message: Message) -> bool:
-    """Whether it slows the compute beside it, as the planner says: a pipeline's do not, and what is sent goes with what
-    is received.
+def _slows_compute(message: Message) -> bool:
+    """Return whether a message slows the compute beside it, as in the planner: pp messages do not; of the send and
+    receive of a p2p exchange only the receive counts.
     """
     return message.axis != "pp" and (message.collective != "p2p" or message.receives)

@@ -1,11 +1,11 @@
-"""The tapes of several ranks played together: what each computes, and messages that begin when all sides have come.
+"""Discrete-event simulation of several ranks' tapes: compute streams, host launches, one stream per communicator.
 
     compute   kernel kernel START ······ kernel WAIT kernel          host   launches ahead of it
-    stream              (others, queue) ░░ message ░░                one per communicator, in the order of issue
+    stream              (others, queue) ░░ message ░░                one per communicator, in order of issue
 
-The k-th collective of a communicator meets the k-th of its other ranks, the k-th send to a rank its k-th receive.
-Members that are not among the tapes are twins of one that is, in lockstep. Without ``streams``, as on gloo, messages
-of one communicator do not queue, and take the time of whoever waits for them.
+A message begins when all its members have issued it: the k-th collective of a communicator matches the k-th of its
+other ranks, the k-th send the k-th receive. Members without a tape are in lockstep with one that has. Without
+``streams`` (gloo) messages of a communicator do not queue, and cost the rank that waits for them.
 """
 
 from __future__ import annotations
@@ -21,63 +21,64 @@ from fivefold.check.dryrun.record.tape import KERNEL, START, WAIT, Message, Tape
 
 
 class Costs(NamedTuple):
-    """Seconds of a tape's lists, by place in them."""
+    """Seconds of a tape's kernels and messages, by their index in its lists."""
 
     kernels: Sequence[float]
-    launches: Sequence[float]  # of the host, before a kernel can begin
+    launches: Sequence[float]  # host seconds before each kernel can begin
     messages: Sequence[float]
     drag: Sequence[float]  # share of a message's hidden seconds that the compute beside it loses
-    reads: Sequence[bool]  # whether the host waits too, because it reads what has come
-    launch: float = 0.0  # of the host, per message
-    blocking: bool = False  # the host waits for every kernel
+    reads: Sequence[bool]  # whether the host waits for the message too, because it reads the values
+    launch: float = 0.0  # host seconds per message
+    blocking: bool = False  # the host waits for every kernel to end
 
     @classmethod
     def none(cls, tape: Tape) -> Costs:
-        """Everything takes no time: only the order is left."""
+        """Return zero costs, for checking the order of messages only."""
         kernels, messages = [0.0] * len(tape.kernels), [0.0] * len(tape.messages)
         return cls(kernels, kernels, messages, messages, [False] * len(messages))
 
 
 class Endpoint:
-    """One rank's part in a message; or in several that are issued as one (``batch_isend_irecv``)."""
+    """One rank's part in a message, or in several that are issued as one (``batch_isend_irecv``)."""
 
     __slots__ = ("after", "at", "before", "end", "exchanges", "missing", "open", "posted", "rank", "start", "waiter")
 
     def __init__(self, rank: int, at: int) -> None:
-        self.rank, self.at = rank, at  # place among the tapes, and of the (first) event in its tape
+        self.rank, self.at = rank, at  # index of the tape, and of the (first) START event in it
         self.exchanges: list[Exchange] = []
-        self.before: Endpoint | None = None  # on the same stream
-        self.after: Endpoint | None = None
-        self.missing = 1  # to begin: to be issued, and the one before to end
-        self.open = 0  # meetings that have not ended
-        self.posted = -1.0
+        self.before: Endpoint | None = None  # the previous endpoint on the same stream
+        self.after: Endpoint | None = None  # the next one
+        self.missing = 1  # what it still needs to begin: to be issued, and the end of ``before`` if there is one
+        self.open = 0  # exchanges that have not ended
+        self.posted = -1.0  # second of issue; -1: not issued yet
         self.start = self.end = 0.0
-        self.waiter = False
+        self.waiter = False  # the rank is blocked in the WAIT for it
 
 
 class Exchange:
-    """One message with all its sides among the tapes, in order of their first coming."""
+    """One message, with the endpoints of all its members that have a tape."""
 
     __slots__ = ("end", "endpoints", "key", "missing", "number", "parts", "seconds", "start")
 
     def __init__(self, key: Hashable, number: int, missing: int) -> None:
-        self.key, self.number, self.missing = key, number, missing  # of its communicator, from 0
+        self.key, self.number, self.missing = key, number, missing  # number: from 0, per key; endpoints not yet ready
         self.endpoints: list[Endpoint] = []
-        self.parts: list[tuple[int, int, Message]] = []  # rank's place, event, message
+        self.parts: list[tuple[int, int, Message]] = []  # index of the tape, index of the event, message
         self.seconds = self.start = self.end = 0.0
 
 
 class BlockedRank(NamedTuple):
-    """A rank that cannot go on."""
+    """A rank that waits for a message that has not ended."""
 
     endpoint: Endpoint
-    at: int  # the event, a WAIT
+    at: int  # index of the WAIT event
 
 
 class Streams:
-    """Plays ``tapes``, at most one per rank of the world. ``begins`` and ``ends`` are of every event, in seconds.
+    """Plays ``tapes``, at most one per rank of the world. ``begins`` and ``ends``: seconds of every event of each tape.
 
-    A START begins and ends with its message, a WAIT ends with it. ``blocked``: who waits for ever, by place among them.
+    A START begins and ends with its message; a WAIT ends with it. ``clocks``: the end of each tape. After ``run``,
+    ``blocked`` holds the deadlocked ranks, by index of the tape.
     """
 
     def __init__(self, tapes: Sequence[Tape], *, streams: bool, costs: Sequence[Costs] | None = None) -> None:
@@ -87,23 +88,23 @@ class Streams:
         if len(self.places) < len(tapes):
             raise ValueError(f"ranks {[tape.rank for tape in tapes]}: each must be given once")
         self.exchanges: dict[Hashable, Exchange] = {}
-        self.issued = [self._issued(place) for place in range(len(tapes))]
+        self.issued = [self._endpoints_of(place) for place in range(len(tapes))]
         self.begins = [array("d", bytes(8 * len(tape))) for tape in tapes]
         self.ends = [array("d", bytes(8 * len(tape))) for tape in tapes]
         self.clocks = [0.0] * len(tapes)
         self.blocked: dict[int, BlockedRank] = {}
-        self._awake: deque[int] = deque()
+        self._runnable: deque[int] = deque()
 
-    # Who meets whom
+    # Matching of messages
 
-    def _issued(self, place: int) -> list[Endpoint]:
-        """The side of every START of a tape, in order; one that follows in a batch shares it."""
+    def _endpoints_of(self, place: int) -> list[Endpoint]:
+        """Return the endpoint of every START of a tape, in order; the messages of one batch share an endpoint."""
         tape = self.tapes[place]
         events = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
         numbers: Counter[Hashable] = Counter()
         streams: dict[Hashable, Endpoint] = {}
         endpoints: list[Endpoint] = []
-        keys = [_key(message, rank=tape.rank) for message in tape.messages]
+        keys = [_order_key(message, rank=tape.rank) for message in tape.messages]
         seconds = self.costs[place].messages
         at = np.flatnonzero(events[:, 0] == START)
         chosen = events[at, 2].tolist()
@@ -114,11 +115,11 @@ class Streams:
             numbers[key, message.receives] += 1
             if not joins[i] or not endpoints:
                 endpoint = Endpoint(place, event)
-                self._queue(endpoint, message, streams, rank=tape.rank, batched=joins[i + 1])
+                self._enqueue(endpoint, message, streams, rank=tape.rank, batched=joins[i + 1])
             endpoints.append(endpoint)
             exchange = self.exchanges.get((key, number))
             if exchange is None:
-                exchange = self.exchanges[key, number] = Exchange(key, number, self._expected(message))
+                exchange = self.exchanges[key, number] = Exchange(key, number, self._parts_expected(message))
             exchange.seconds = max(exchange.seconds, seconds[index])
             exchange.endpoints.append(endpoint)
             exchange.parts.append((place, event, message))
@@ -126,16 +127,16 @@ class Streams:
             endpoint.open += 1
         return endpoints
 
-    def _expected(self, message: Message) -> int:
-        """Sides that a message has among the tapes."""
+    def _parts_expected(self, message: Message) -> int:
+        """Return how many members of a message have a tape."""
         if message.collective == "p2p":
             return 1 + (message.peer in self.places)
         return sum(member in self.places for member in message.members)
 
-    def _queue(
+    def _enqueue(
         self, endpoint: Endpoint, message: Message, streams: dict[Hashable, Endpoint], *, rank: int, batched: bool
     ) -> None:
-        """Behind the last of its stream. NCCL gives every pair that sends outside of a batch a communicator of its own
+        """Put an endpoint at the end of its stream. Outside of a batch, NCCL has a communicator per pair of ranks
         (pytorch/pytorch:torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, pointToPoint).
         """
         if not self.streams:
@@ -152,11 +153,11 @@ class Streams:
     # Time
 
     def run(self) -> bool:
-        """Play; whether all came to their ends."""
-        walks = [self._walk(place) for place in range(len(self.tapes))]
-        self._awake.extend(range(len(walks)))
-        while self._awake:
-            place = self._awake.popleft()
+        """Play all tapes; return whether every rank came to its end (else see ``blocked``)."""
+        walks = [self._run_rank(place) for place in range(len(self.tapes))]
+        self._runnable.extend(range(len(walks)))
+        while self._runnable:
+            place = self._runnable.popleft()
             self.blocked.pop(place, None)
             blocked = next(walks[place], None)
             if blocked is not None:
@@ -167,8 +168,8 @@ class Streams:
                 self.begins[place][at], self.ends[place][at] = exchange.start, exchange.end
         return not self.blocked
 
-    def _walk(self, place: int) -> Iterator[BlockedRank]:
-        """One rank, up to where it must wait for another."""
+    def _run_rank(self, place: int) -> Iterator[BlockedRank]:
+        """Play one rank; yields whenever it must wait for a message that has not ended."""
         costs, begins, ends = self.costs[place], self.begins[place], self.ends[place]
         kernels, launches, messages, drag, reads, launch, blocking = costs
         tape, streams = self.tapes[place], self.streams
@@ -189,11 +190,11 @@ class Streams:
                 endpoint = next(issued)
                 handles[first] = endpoint, second
                 if last is not None and endpoint is not last:
-                    self._arrive(last)
+                    self._try_begin(last)
                 endpoint.posted, last = max(clock, host), endpoint
             elif kind == WAIT and first in handles:
                 if last is not None:
-                    self._arrive(last)
+                    self._try_begin(last)
                     last = None
                 endpoint, index = handles.pop(first)
                 if endpoint.open:
@@ -207,11 +208,11 @@ class Streams:
                 continue
             ends[at] = clock
         if last is not None:
-            self._arrive(last)
+            self._try_begin(last)
         self.clocks[place] = clock
 
-    def _arrive(self, endpoint: Endpoint) -> None:
-        """A side is issued, or its stream has become free: begin what can begin, and end it."""
+    def _try_begin(self, endpoint: Endpoint) -> None:
+        """An endpoint was issued, or its stream became free: begin it if nothing is missing, and end what can end."""
         came = [endpoint]
         while came:
             endpoint = came.pop()
@@ -224,23 +225,23 @@ class Streams:
                 exchange.start = max(exchange.start, start)
                 if not exchange.missing:
                     exchange.end = exchange.start + (exchange.seconds if self.streams else 0.0)
-                    came.extend(self._ended(exchange))
+                    came.extend(self._end_exchange(exchange))
 
-    def _ended(self, exchange: Exchange) -> Iterator[Endpoint]:
-        """Wake who waits for it; what stood behind it on a stream."""
+    def _end_exchange(self, exchange: Exchange) -> Iterator[Endpoint]:
+        """End an exchange: make its waiters runnable, and yield the endpoints queued behind it."""
         for endpoint in exchange.endpoints:
             endpoint.open -= 1
             endpoint.end = max(endpoint.end, exchange.end)
             if not endpoint.open:
                 if endpoint.waiter:
                     endpoint.waiter = False
-                    self._awake.append(endpoint.rank)
+                    self._runnable.append(endpoint.rank)
                 if endpoint.after is not None:
                     yield endpoint.after
 
 
-def _key(message: Message, *, rank: int) -> Hashable:
-    """What is counted together: a communicator's collectives, or what one rank sends another over it."""
+def _order_key(message: Message, *, rank: int) -> Hashable:
+    """Return the key within which messages match in order: the communicator, for p2p with sender and receiver."""
     if message.collective != "p2p":
         return message.group
     sender, receiver = (message.peer, rank) if message.receives else (rank, message.peer)

@@ -1,10 +1,11 @@
-"""A played rehearsal as a trace for Perfetto: of each rank what it does, which kernels and messages, and what lives.
+"""Writes a played rehearsal as a Perfetto trace: per rank its scopes, modules, kernels, messages and live bytes.
 
     scopes     |forward of micro-batch 0      |backward of micro-batch 0
     modules    |blocks.0.attention  |blocks.0.mlp
     compute    |mm |mm |softmax …                                  dp | reduce_scatter …      live bytes ▁▃▅▇▅▃
 
-A line per communicator, named by its axis. Of very many kernels the shortest are left out, of memory what moves little.
+One line per communicator, named by its axis. If there are too many kernels the shortest are left out; small changes
+of memory are left out too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START,
 from fivefold.check.dryrun.time.play import Played, TimedSpan
 from fivefold.show import trace
 
-MOST_SPANS = 50_000  # of kernels, and of messages, of a rank: some 15 MB
-STEPS = 2000  # in which memory is told between nothing and its peak
-SCOPES, MODULES, COMPUTE = range(3)  # lines; communicators follow
+MOST_SPANS = 50_000  # kernels, and messages, per rank: some 15 MB
+STEPS = 2000  # resolution of memory: the counter is written when it has moved by peak ÷ STEPS
+SCOPES, MODULES, COMPUTE = range(3)  # line numbers; communicators follow
 
 
 def save(played: Played, path: Path, *, ranks: Sequence[int], about: dict[str, str]) -> None:
@@ -30,7 +31,7 @@ def save(played: Played, path: Path, *, ranks: Sequence[int], about: dict[str, s
 
 
 def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
-    """Of one rank."""
+    """Yield all trace events of one rank."""
     tape = next(tape for tape in played.tapes if tape.rank == rank)
     spans = list(played.spans(rank))
     groups = _groups(tape)
@@ -59,7 +60,7 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def _longest(spans: list[TimedSpan]) -> list[TimedSpan]:
-    """At most so many, in their order."""
+    """Return the ``MOST_SPANS`` longest spans, in their order."""
     if len(spans) <= MOST_SPANS:
         return spans
     least = sorted((span.end - span.start for span in spans), reverse=True)[MOST_SPANS - 1]
@@ -67,7 +68,7 @@ def _longest(spans: list[TimedSpan]) -> list[TimedSpan]:
 
 
 def _groups(tape: Tape) -> dict[str, str]:
-    """The communicators of a rank and what to call them: by axis, numbered where it has several."""
+    """Return the name of each communicator of a rank: its axis, numbered if the axis has several."""
     axes = dict.fromkeys((message.axis, message.group) for message in tape.messages)
     alike = [axis for axis, _ in axes]
     seen: dict[str, int] = {}
@@ -79,7 +80,7 @@ def _groups(tape: Tape) -> dict[str, str]:
 
 
 def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
-    """From the first kernel of a module to its last in a row."""
+    """Yield one span per run of kernels of the same module."""
     begun: TimedSpan | None = None
     module, end = "", 0.0
     for span in [*kernels, None]:
@@ -93,7 +94,7 @@ def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
 
 
 def _memory(tape: Tape, played: Played) -> Iterator[dict[str, Any]]:
-    """Live bytes wherever they have moved by a step since last told, and their peak."""
+    """Yield live bytes as a counter: at its peak, and whenever it has moved by more than a step since the last one."""
     rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
     sizes = dict(rows[rows[:, 0] == ALLOC, 1:3].tolist())
     chosen = np.flatnonzero((rows[:, 0] == ALLOC) | (rows[:, 0] == FREE))
