@@ -1,9 +1,10 @@
-"""Memory over time from a tape: what lives at every event by category, the fullest moment and what caused it.
+"""Memory over time from a tape: live bytes by category after every event, the peak and its cause.
 
-    ALLOC, FREE → lives (birth, death, bytes, category) → levels → peak
+    ALLOC, FREE → lifetimes (birth, death, bytes, category) → levels → peak
 
-What no site names is judged by how long it lives: what a forward or a split backward makes and a later action lets go
-is an activation, all else is temporary. What a neighbour sends is a buffer until it has come, then judged as if born.
+A storage whose site has no category is classified by its lifetime: allocated in a forward (or split backward) and
+freed in a later action, it is an activation; else temporary. A pipeline receive is temporary until it has arrived;
+from then on it is classified as if allocated at that moment.
 """
 
 from __future__ import annotations
@@ -20,44 +21,44 @@ from fivefold.step import StageMemory
 
 Ints = NDArray[np.int64]
 
-# in the order of a Level's fields, but that states are three
+# in the order of a Level's fields, where ``states`` stands for the first three
 PARAMETERS, OPTIMIZER, INPUTS, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(8)
 CATEGORIES = ("parameters", "optimizer", "inputs", "gradients", "activations", "gathers", "logits", "temporary")
 NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
 BY_LIFE = -1
-PASSES = ("forward", "backward", "pair")  # phases in which activations are born
+PASSES = ("forward", "backward", "pair")  # phases in which activations are allocated
 MOST_LEVELS = 20_000
 
 
 class LiveStorage(NamedTuple):
-    """A storage that lives at the peak."""
+    """A storage that is live at the peak."""
 
     bytes: int
     category: str  # one of CATEGORIES
     site: Site
-    scope: Scope  # in which it was born
+    scope: Scope  # in which it was allocated
 
 
-class _Lives(NamedTuple):
-    """All storages of a tape, one row each; one that was received has two, before it came and after."""
+class _Lifetimes(NamedTuple):
+    """All storages of a tape, one row each; a pipeline receive has two rows, before and after its arrival."""
 
-    birth: Ints  # place of the event
-    death: Ints  # that of the event which ended it, or the number of events
+    birth: Ints  # index of the ALLOC event
+    death: Ints  # index of the FREE event; the number of events if it is never freed
     size: Ints
     site: Ints
     category: Ints
 
 
 def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = None) -> list[Level]:
-    """What lives after each event that changes it, or at most some 20,000 of them with the peak.
+    """Return live bytes after each event that changes them; thinned to some 20,000 events, the peak among them.
 
-    ``seconds`` of each event; by default an event's place stands for its time.
+    ``seconds``: the time of each event; by default its index.
     """
-    events, lives = _events(tape), _lives(tape)
-    living = _living(lives, len(events))
+    events, lives = _events(tape), _lifetimes(tape)
+    living = _live_bytes(lives, len(events))
     total = living.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
-    changed = changed[changed >= _begin(events)]
+    changed = changed[changed >= _first_event(events)]
     chosen = _thinned(changed, total)
     at = chosen if seconds is None else np.asarray(seconds)[chosen]
     states = living[PARAMETERS] + living[OPTIMIZER] + living[INPUTS]
@@ -67,15 +68,15 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
 
 
 def stage_memory(tape: Tape, stage: int) -> StageMemory:
-    """One pipeline rank's fullest moment. ``activations_bytes`` as the planner counts them: the most that is kept at
-    once between two actions, of all micro-batches in flight.
+    """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the most
+    that is live at once between two actions, of all micro-batches in flight.
     """
-    events, lives = _events(tape), _lives(tape)
-    living = _living(lives, len(events))
-    total, begin = living.sum(axis=0), _begin(events)
+    events, lives = _events(tape), _lifetimes(tape)
+    living = _live_bytes(lives, len(events))
+    total, begin = living.sum(axis=0), _first_event(events)
     peak = begin + int(np.argmax(total[begin:]))
     ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
-    gradients = int(living[GRADIENTS, ends[_update(tape, events) - 1]])
+    gradients = int(living[GRADIENTS, ends[_update_scope(tape, events) - 1]])
     parameters, optimizer = int(living[PARAMETERS, begin]), int(living[OPTIMIZER, ends[-1]])
     activations = int((living[ACTIVATIONS] + living[LOGITS])[np.append(ends, _within_pairs(tape, events))].max())
     rest = int(total[peak]) - parameters - optimizer - gradients - activations
@@ -87,10 +88,10 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
 
 
 def largest(tape: Tape, n: int) -> list[LiveStorage]:
-    """The largest storages that live at the peak."""
-    events, lives = _events(tape), _lives(tape)
-    begin = _begin(events)
-    peak = begin + int(np.argmax(_living(lives, len(events)).sum(axis=0)[begin:]))
+    """Return the ``n`` largest storages that are live at the peak."""
+    events, lives = _events(tape), _lifetimes(tape)
+    begin = _first_event(events)
+    peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
     alive = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
     chosen = alive[np.argsort(-lives.size[alive], kind="stable")[:n]]
     scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
@@ -102,23 +103,23 @@ def largest(tape: Tape, n: int) -> list[LiveStorage]:
     ]
 
 
-# Lives
+# Lifetimes
 
 
 def _events(tape: Tape) -> Ints:
     return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
 
 
-def _lives(tape: Tape) -> _Lives:
+def _lifetimes(tape: Tape) -> _Lifetimes:
     events = _events(tape)
-    found = _paired(events)
-    category = _named(tape)[found.site]
-    found = _received(tape, events, found._replace(category=category))
-    return found._replace(category=_judged(tape, events, found))
+    found = _pair_frees(events)
+    category = _site_categories(tape)[found.site]
+    found = _split_received(tape, events, found._replace(category=category))
+    return found._replace(category=_classified(tape, events, found))
 
 
-def _paired(events: Ints) -> _Lives:
-    """Every birth with its death: the next event of the same storage."""
+def _pair_frees(events: Ints) -> _Lifetimes:
+    """Pair every ALLOC with its FREE: the next event of the same storage."""
     places = np.flatnonzero(events[:, 0] <= FREE)
     places = places[np.lexsort((places, events[places, 1]))]
     births = np.flatnonzero(events[places, 0] == ALLOC)
@@ -126,16 +127,16 @@ def _paired(events: Ints) -> _Lives:
     ends = (events[places[after], 0] == FREE) & (events[places[after], 1] == events[places[births], 1])
     birth = places[births]
     death = np.where(ends, places[after], len(events))
-    return _Lives(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
+    return _Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
 
 
-def _named(tape: Tape) -> Ints:
-    """Category of each site, by name."""
+def _site_categories(tape: Tape) -> Ints:
+    """Return the category of each site of the tape; ``BY_LIFE`` if it has none."""
     return np.array([NAMED.get(site.category, BY_LIFE) for site in tape.sites] or [BY_LIFE], dtype=np.int64)
 
 
-def _received(tape: Tape, events: Ints, lives: _Lives) -> _Lives:
-    """Payloads of messages between stages are buffers; what was received is born once more when it has come."""
+def _split_received(tape: Tape, events: Ints, lives: _Lifetimes) -> _Lifetimes:
+    """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
     hops = np.array([each.collective == "p2p" and each.axis == "pp" for each in tape.messages] or [False])
     starts = np.flatnonzero(events[:, 0] == START)
     starts = starts[hops[events[starts, 2]] & (events[starts, 3] >= 0)]
@@ -155,11 +156,11 @@ def _received(tape: Tape, events: Ints, lives: _Lives) -> _Lives:
     death[again] = came
     anew = (came, lives.death[again], lives.size[again], lives.site[again], np.full_like(again, BY_LIFE))
     before = lives._replace(category=category, death=death)
-    return _Lives._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
+    return _Lifetimes._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
 
 
-def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
-    """The category of what has none: by the phases in which it is born and dies."""
+def _classified(tape: Tape, events: Ints, lives: _Lifetimes) -> Ints:
+    """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
     first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
     named = events[_scope_events(events), 1]
@@ -173,13 +174,13 @@ def _judged(tape: Tape, events: Ints, lives: _Lives) -> Ints:
 
 
 def _is_logits(site: Site) -> bool:
-    """The product with the vocabulary."""
+    """Return whether a site is the head's forward matmul with the vocabulary."""
     product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
     gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
     return product and site.module.startswith("head") and not gradient
 
 
-# Places
+# Scopes and events
 
 
 def _scope_events(events: Ints) -> Ints:
@@ -187,30 +188,30 @@ def _scope_events(events: Ints) -> Ints:
 
 
 def _scopes(events: Ints, places: Ints) -> Ints:
-    """In which scope each event lies, by place among the tape's scope events; a tape begins with one."""
+    """Return for each event the number of its scope, counted over the SCOPE events; a tape begins with one."""
     return np.searchsorted(_scope_events(events), places, side="right") - 1
 
 
-def _update(tape: Tape, events: Ints) -> int:
-    """The scope in which the optimizer runs, or one after the last."""
+def _update_scope(tape: Tape, events: Ints) -> int:
+    """Return the number of the scope in which the optimizer runs, or one after the last."""
     named = events[_scope_events(events), 1].tolist()
     return next((at for at, scope in enumerate(named) if tape.scopes[scope].phase == "update"), len(named))
 
 
 def _within_pairs(tape: Tape, events: Ints) -> Ints:
-    """Events of two passes in one action, between which most is kept."""
+    """Return the events within FB pairs: with two passes in one action the most is live between them, not after."""
     pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
     return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
 
 
-def _begin(events: Ints) -> int:
-    """The last of the births with which a tape says what lives already."""
+def _first_event(events: Ints) -> int:
+    """Return the last of the initial ALLOC events, which list what was live before the step."""
     others = np.flatnonzero(events[1:, 0] != ALLOC)
     return int(others[0]) if len(others) else len(events) - 1
 
 
-def _living(lives: _Lives, count: int) -> Ints:
-    """Bytes of each category after each event, [categories, events]."""
+def _live_bytes(lives: _Lifetimes, count: int) -> Ints:
+    """Return live bytes of each category after each event, [categories, events]."""
     change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
     np.add.at(change, (lives.category, lives.birth), lives.size)
     np.subtract.at(change, (lives.category, lives.death), lives.size)
@@ -218,7 +219,7 @@ def _living(lives: _Lives, count: int) -> Ints:
 
 
 def _thinned(changed: Ints, total: Ints) -> Ints:
-    """Of many events the fullest and the emptiest of each stretch, and the last."""
+    """Thin ``changed`` to ``MOST_LEVELS``: of equal stretches the events with most and least memory, first and last."""
     if len(changed) <= MOST_LEVELS:
         return changed
     stretches = np.array_split(changed, MOST_LEVELS // 2)
@@ -232,7 +233,7 @@ def _offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
 
 
 def _causes(tape: Tape, events: Ints, places: Ints) -> list[str]:
-    """What each event is: "phase of micro-batch, module operation (file:line)"; of a death the phase alone."""
+    """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE by its phase alone."""
     named = events[_scope_events(events), 1][_scopes(events, places)].tolist()
     scopes = [str(scope) for scope in tape.scopes]
     sites = [str(site) for site in tape.sites]

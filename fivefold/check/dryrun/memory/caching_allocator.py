@@ -1,10 +1,10 @@
-"""PyTorch's CUDA caching allocator, block by block, without a GPU.
+"""A model of PyTorch's CUDA caching allocator, block by block, without a GPU.
 
-    the smallest free block that holds it, split        else a segment of 2 MiB | 20 MiB | its size in steps of 2 MiB
+    best fit: the smallest free block, split            else a new segment of 2 MiB | 20 MiB | size in steps of 2 MiB
     expandable: else a segment grows by pages of 2 MiB (tensors of up to 1 MiB) | 20 MiB
 
-One stream: all that the engine allocates belongs to that of compute. Addresses rise; a driver's may not, which decides
-nothing but which of two equal blocks is taken. Source: pytorch/pytorch@eb42ad6:c10/cuda/CUDACachingAllocator.cpp.
+One stream: the engine allocates everything on the compute stream. Addresses here only rise; a driver's may not, which
+only decides between two equal blocks. Source: pytorch/pytorch@eb42ad6:c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from fivefold.plan.count.memory.allocator import segment
 from fivefold.units import MIB, ceil_div
 
-SMALLEST = 512  # all sizes are multiples of it
-SMALL = MIB  # the largest tensor of the small pool; of a large block no less is split off
-PAGES = (20 * MIB, 2 * MIB)  # of an expandable segment of the large and of the small pool
-FIRST_ADDRESS, ENDLESS = 1 << 40, 1 << 46  # an expandable segment's addresses, where no capacity bounds them
+SMALLEST = 512  # bytes; block sizes are multiples of it
+SMALL = MIB  # the largest tensor of the small pool; a large block is split only if more than this remains
+PAGES = (20 * MIB, 2 * MIB)  # page sizes of expandable segments: large pool, small pool
+FIRST_ADDRESS, ENDLESS = 1 << 40, 1 << 46  # ENDLESS: size of an expandable segment if there is no capacity
 USED, IDLE, UNMAPPED = range(3)
 OnSegment = Callable[[str, int, int], None]
 
 
 class Block:
-    """A piece of a segment; ``before`` and ``after`` are its neighbours in it."""
+    """A contiguous range of a segment, all in one state; ``before`` and ``after`` are its neighbours."""
 
     __slots__ = ("address", "after", "before", "pool", "size", "state")
 
@@ -34,7 +34,7 @@ class Block:
         self.after: Block | None = None
 
     def cut(self, size: int, state: int) -> Block:
-        """Keep the first ``size`` bytes; the rest is a block of its own in that state."""
+        """Shrink to the first ``size`` bytes; return the rest as a new block in ``state``."""
         rest = Block(self.address + size, self.size - size, self.pool, state)
         rest.before, rest.after = self, self.after
         if self.after is not None:
@@ -43,7 +43,7 @@ class Block:
         return rest
 
     def join(self) -> None:
-        """Take in the block after."""
+        """Merge the next block into this one."""
         gone = self.after
         assert gone is not None
         self.size += gone.size
@@ -53,7 +53,7 @@ class Block:
 
 
 class Pool:
-    """Blocks of small or of large tensors that nobody uses: ``idle`` in order of size, ``unmapped`` of address."""
+    """The unused blocks of the small or large pool: ``idle`` sorted by size, ``unmapped`` sorted by address."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
@@ -62,7 +62,7 @@ class Pool:
         self.unmapped: list[tuple[int, Block]] = []
 
     def settle(self, block: Block) -> Block:
-        """List an unused block, as one with its neighbours of the same state."""
+        """Insert an unused block, merged with neighbours of the same state; return the merged block."""
         before, after = block.before, block.after
         if before is not None and before.state == block.state:
             self.take(before)
@@ -78,7 +78,7 @@ class Pool:
         return block
 
     def take(self, block: Block) -> None:
-        """It is listed no more."""
+        """Remove a block from its list."""
         if block.state == IDLE:
             del self.idle[bisect_left(self.idle, (block.size, block.address))]
         else:
@@ -86,23 +86,23 @@ class Pool:
 
 
 class Allocator:
-    """``on_segment`` is told of each segment: segment_alloc, _free, _map or _unmap, address, bytes."""
+    """The allocator. ``on_segment(action, address, bytes)``: action segment_alloc, segment_free, _map or _unmap."""
 
     def __init__(
         self, *, expandable: bool, capacity_bytes: int | None = None, on_segment: OnSegment | None = None
     ) -> None:  # fmt: skip
         self.expandable, self.capacity_bytes = expandable, capacity_bytes
-        self.allocated_bytes = self.reserved_bytes = 0  # now
+        self.allocated_bytes = self.reserved_bytes = 0  # current, as torch.cuda.memory_allocated and _reserved
         self.heads: dict[int, Block] = {}  # the first block of each segment, by address
-        self._tell = on_segment or (lambda _action, _address, _size: None)
+        self._on_segment = on_segment or (lambda _action, _address, _size: None)
         self._pools = (Pool(small=False), Pool(small=True))
         self._next = FIRST_ADDRESS
 
     def allocate(self, size: int) -> Block | None:
-        """A block of ``size`` bytes or a little more; None if the capacity does not allow it."""
+        """Return a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
         size = max(SMALLEST, ceil_div(size, SMALLEST) * SMALLEST)
         pool = self._pools[size <= SMALL]
-        block = self._fitting(pool, size) or self._grow(pool, size)
+        block = self._best_fit(pool, size) or self._grow(pool, size)
         if block is None:
             self.release()
             block = self._grow(pool, size)
@@ -117,13 +117,13 @@ class Allocator:
         return block
 
     def free(self, block: Block) -> None:
-        """It may be used again, at once: on one stream what comes later waits."""
+        """Make a block idle; it can be reused at once, as all kernels run in order on one stream."""
         self.allocated_bytes -= block.size
         block.state = IDLE
         block.pool.settle(block)
 
     def release(self) -> None:
-        """Give back to the driver what is wholly unused: segments, or pages of them."""
+        """Return wholly unused segments, or pages of expandable ones, to the driver (``empty_cache``)."""
         for pool in self._pools:
             for _, _, block in list(pool.idle):
                 if self.expandable:
@@ -134,7 +134,7 @@ class Allocator:
                     self._reserve("segment_free", block.address, -block.size)
 
     def segments(self) -> Iterator[list[Block]]:
-        """The blocks of each, in order of address; of an expandable segment those of each mapped range."""
+        """Yield the blocks of each segment in order of address; of an expandable one, of each mapped range."""
         for head in self.heads.values():
             run: list[Block] = []
             block: Block | None = head
@@ -148,19 +148,19 @@ class Allocator:
             if run:
                 yield run
 
-    def _fitting(self, pool: Pool, size: int) -> Block | None:
-        """The smallest idle block, where one that can grow counts as large as it can become."""
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
+        """Return the smallest idle block that fits; if expandable, prefer those that can grow least."""
         idle = pool.idle
         place = bisect_left(idle, (size,))
         if place == len(idle):
             return None
         if self.expandable:
-            while place + 1 < len(idle) and _could_be(idle[place + 1][2]) < _could_be(idle[place][2]):
+            while place + 1 < len(idle) and _size_if_grown(idle[place + 1][2]) < _size_if_grown(idle[place][2]):
                 place += 1
         return idle[place][2]
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
-        """More from the driver: an idle block of at least ``size`` bytes."""
+        """Ask the driver for more; return an idle block of at least ``size`` bytes, or None."""
         if self.expandable:
             return self._expand(pool, size)
         size = segment(size)
@@ -171,9 +171,9 @@ class Allocator:
         return block
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
-        """Map pages at the lowest address where, with the idle block before them, there are enough in a row."""
-        starts = (_start(gap) for _, gap in pool.unmapped)
-        block = next((start for start in starts if _room_from(start, size) >= size), None)
+        """Map pages at the lowest address where they and the idle block before them are contiguous and enough."""
+        starts = (_growth_start(gap) for _, gap in pool.unmapped)
+        block = next((start for start in starts if _contiguous_bytes(start, size) >= size), None)
         if block is None:
             total = ENDLESS if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
             block = pool.settle(self._segment(pool, ceil_div(total, pool.page) * pool.page, UNMAPPED))
@@ -194,7 +194,7 @@ class Allocator:
         return block
 
     def _map(self, gap: Block, size: int) -> Block | None:
-        """Make the first ``size`` bytes of unmapped pages idle: whole pages, at one with the idle block before."""
+        """Map pages for the first ``size`` bytes of ``gap``; return the idle block, merged with the one before."""
         pool = gap.pool
         size = ceil_div(size, pool.page) * pool.page
         if not self._has_room(size):
@@ -207,7 +207,7 @@ class Allocator:
         return pool.settle(gap)
 
     def _unmap(self, block: Block) -> None:
-        """The whole pages of an idle block."""
+        """Unmap the whole pages of an idle block."""
         pool = block.pool
         first = ceil_div(block.address - FIRST_ADDRESS, pool.page) * pool.page + FIRST_ADDRESS
         size = (block.address + block.size - first) // pool.page * pool.page
@@ -225,7 +225,7 @@ class Allocator:
 
     def _segment(self, pool: Pool, size: int, state: int) -> Block:
         block = self.heads[self._next] = Block(self._next, size, pool, state)
-        self._next += ceil_div(size, PAGES[False]) * PAGES[False]  # so that pages of all segments are aligned alike
+        self._next += ceil_div(size, PAGES[False]) * PAGES[False]  # keep all segments aligned to large pages
         return block
 
     def _has_room(self, size: int) -> bool:
@@ -233,20 +233,20 @@ class Allocator:
 
     def _reserve(self, action: str, address: int, size: int) -> None:
         self.reserved_bytes += size
-        self._tell(action, address, abs(size))
+        self._on_segment(action, address, abs(size))
 
 
-def _could_be(block: Block) -> int:
+def _size_if_grown(block: Block) -> int:
     after = block.after
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def _start(gap: Block) -> Block:
+def _growth_start(gap: Block) -> Block:
     return gap.before if gap.before is not None and gap.before.state == IDLE else gap
 
 
-def _room_from(start: Block, enough: int) -> int:
-    """Bytes of unused blocks in a row, as far as they matter."""
+def _contiguous_bytes(start: Block, enough: int) -> int:
+    """Return the bytes of contiguous unused blocks from ``start``; stops counting at ``enough``."""
     room, block = 0, start
     while room < enough and block.state != USED:
         room += block.size

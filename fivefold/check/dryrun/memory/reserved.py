@@ -1,6 +1,6 @@
-"""What PyTorch's CUDA caching allocator reserves for what the tapes of a rank allocate, and whether that is too much.
+"""Replays a rank's tapes on the caching allocator: peak allocated and reserved bytes, or the allocation that fails.
 
-ALLOC, FREE → blocks (``caching_allocator.py``) → the most that is allocated and reserved | the allocation that fails
+ALLOC, FREE → blocks (``caching_allocator.py``) → peaks of allocated and reserved bytes | ``Shortage``
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fivefold.units import show_bytes
 
 
 class Shortage(NamedTuple):
-    """The finding of a job that runs out of memory: the allocation that fails, and what there was."""
+    """An out-of-memory finding: the allocation that fails, and the allocator's state at that moment."""
 
     rank: int
-    tape: int  # 0: the first step
-    event: int  # of the tape
+    tape: int  # index of the tape; 0: the first step
+    event: int  # index in that tape
     site: Site
     wanted_bytes: int
     live_bytes: int
@@ -41,16 +41,16 @@ class Shortage(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Peaks over all tapes, as PyTorch counts them."""
+    """Peaks over all tapes, as PyTorch counts them; with a ``shortage``, the peaks until it."""
 
-    requested_bytes: int  # of the tensors
-    allocated_bytes: int  # of their blocks: torch.cuda.max_memory_allocated
-    reserved_bytes: int  # of all segments: torch.cuda.max_memory_reserved
-    inactive_bytes: int  # of them unused when they first were so many
-    tape: int  # when that was
+    requested_bytes: int  # by tensors, before rounding
+    allocated_bytes: int  # in blocks: torch.cuda.max_memory_allocated
+    reserved_bytes: int  # in segments: torch.cuda.max_memory_reserved
+    inactive_bytes: int  # reserved but not allocated, when reserved first reached its peak
+    tape: int  # tape and event of that moment
     event: int
-    site: Site  # what asked for the last of them
-    shortage: Shortage | None  # then the peaks are those until there
+    site: Site  # of the allocation that made reserved reach its peak
+    shortage: Shortage | None
 
 
 def reserved(
@@ -58,7 +58,7 @@ def reserved(
 ) -> Reserved:
     """Replay the ``tapes`` of one rank in order.
 
-    ``resident``: bytes that live besides and throughout, such as the workspaces of cuBLAS.
+    ``resident``: sizes in bytes of allocations that are live throughout, such as the workspaces of cuBLAS.
     """
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes)
     requested = most_requested = sum(resident)
@@ -90,9 +90,9 @@ def reserved(
 
 
 def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Births and deaths of the ``tapes`` of one rank as (tape, event, storage, bytes or 0 for a death, site).
+    """Yield allocations and frees of one rank's ``tapes`` as (tape, event, storage, bytes or 0 for a free, site).
 
-    A tape begins with all that lives: what lived before and is not named again has died between the two.
+    A tape begins with an ALLOC of all that is live: a storage of the tape before that is missing there was freed.
     """
     living: set[int] = set()
     for place, tape in enumerate(tapes):
@@ -111,7 +111,7 @@ def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def initial_allocations(tape: Tape) -> Iterator[tuple[int, int]]:
-    """Storage and site of what lives when the tape begins, and of what is born at once after that."""
+    """Yield (storage, site) of the ALLOC events at the start of a tape, before any other event but a SCOPE."""
     for kind, storage, _, site in takewhile(lambda event: event[0] in (SCOPE, ALLOC), tape):
         if kind == ALLOC:
             yield storage, site

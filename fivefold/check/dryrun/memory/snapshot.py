@@ -1,10 +1,10 @@
-"""Tapes as a memory snapshot that https://pytorch.org/memory_viz opens, as if a GPU had run the steps.
+"""Writes tapes as a CUDA memory snapshot, which https://pytorch.org/memory_viz opens as if a GPU had run the steps.
 
     tapes → blocks in segments (``caching_allocator.py``) → {"segments": at the end, "device_traces": events}, pickled
 
-The format is that of ``torch.cuda.memory._snapshot()``. Two ways of the viewer (pytorch/pytorch@0006736:
-torch/utils/viz/MemoryViz.js) are heeded: it reads pickles up to protocol 4, and fails where there are categories but
-none is "unknown".
+The format is that of ``torch.cuda.memory._snapshot()``. Two limits of the viewer (pytorch/pytorch@0006736:
+torch/utils/viz/MemoryViz.js): it reads pickles up to protocol 4, and it fails if there are categories but none of
+them is "unknown".
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fivefold.check.dryrun.record.tape import Site, Tape
 from fivefold.record import Fault
 
 PROTOCOL = 4
-UNKNOWN = "unknown"  # the viewer's word for what has no category
+UNKNOWN = "unknown"  # the viewer's name for no category
 Frames = list[dict[str, Any]]
 
 
 def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
-    """Write the snapshot of one rank's ``tapes`` to ``path``, whole or not at all; raises ``Fault``."""
+    """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raises ``Fault`` if it cannot be written."""
     found = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -43,12 +43,12 @@ def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes:
 
 
 def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
-    """As ``torch.cuda.memory._snapshot()`` returns it. Beyond the capacity it ends with the allocation that fails."""
+    """Return what ``torch.cuda.memory._snapshot()`` would; beyond the capacity it ends with an "oom" entry."""
     trace = _Trace()
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
     blocks: dict[int, tuple[Block, int, Site]] = {}
     frames: dict[Site, Frames] = {}
-    # a later tape may know what a storage is: the optimizer's moments, once they are there
+    # a later tape may know the category of a storage: the optimizer's moments are made in the first step
     named = {storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)}
     for place, _, storage, size, number in changes(tapes):
         if not size:
@@ -58,7 +58,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
             allocator.free(block)
             continue
         site = tapes[place].sites[number]
-        trace.frames = frames.setdefault(site, _frames(site))  # those of segments, too, that it needs
+        trace.frames = frames.setdefault(site, _frames(site))  # also for the segments that the allocation needs
         made = allocator.allocate(size)
         if made is None:
             trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
@@ -76,7 +76,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
 
 
 class _Trace:
-    """What happened, in order; an entry's number stands for its time."""
+    """The viewer's list of trace entries, in order; ``time_us`` is an entry's number."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ class _Trace:
     def add(
         self, action: str, address: int, size: int, *, frames: Frames | None = None, category: str | None = None
     ) -> None:  # fmt: skip
-        """``frames``: other than the present ones."""
+        """Append an entry; ``frames``: by default ``self.frames``."""
         entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
         entry["frames"] = self.frames if frames is None else frames
         if category is not None:
@@ -93,7 +93,7 @@ class _Trace:
         self.entries.append(entry)
 
     def out_of_memory(self, size: int, free: int) -> None:
-        """The last entry."""
+        """Append the "oom" entry, the last one. ``size``: bytes wanted; ``free``: bytes not reserved."""
         entry = {"action": "oom", "device_free": free, "size": size, "stream": 0, "time_us": len(self.entries)}
         self.entries.append(entry | {"frames": self.frames})
 
@@ -127,7 +127,7 @@ def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandabl
 
 
 def _frames(site: Site) -> Frames:
-    """Innermost first: the operation, the line, the module."""
+    """Return the stack frames of a site, innermost first: operation, line, module."""
     found: Frames = []
     if site.operation:
         found.append({"filename": "torch", "line": 0, "name": site.operation})
