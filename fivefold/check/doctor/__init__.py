@@ -1,7 +1,7 @@
-"""The doctor: what a training step of any module needs, without a GPU and without its memory.
+"""The doctor: counts memory and FLOPs of a training step of any ``nn.Module``, without a GPU.
 
-examine(make_model, loss) → two steps on fake tensors, on the rehearsal's tape → Diagnosis
-with a budget             → which modules to recompute, and the proof: the step examined again with them wrapped
+examine(make_model, loss) → two steps on fake tensors, recorded on the dry run's tape → Diagnosis
+with a budget             → which modules to recompute, verified by examining the step again with them wrapped
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def examine(
     file: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Two training steps of ``make_model()``. ``loss`` makes its own inputs; ``step`` is a whole step.
+    """Examine two training steps of ``make_model()``. ``loss`` makes its own inputs; ``step`` replaces the whole step.
 
-    ``budget_bytes``: advise what to recompute. ``file``: where the user's code is, for what is said of its mistakes.
-    ``report`` is told what is being done.
+    ``budget_bytes``: peak memory to reach by recomputation. ``file``: path of the user's code, whose lines are named in
+    a ``Mistake``. ``report`` is called with a line of progress.
     """
     if step is None and loss is None:
         raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
@@ -49,11 +49,13 @@ def examine(
         seen = rehearse(user, follow=follow)
     advice = None
     if budget_bytes is not None:
-        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_again, user, file=file, tell=tell))
+        advice = advise(seen, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=tell))
     return _diagnosis(seen, advice)
 
 
-def _again(user: UserCode, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]) -> ExaminedSteps:
+def _examine_recomputed(
+    user: UserCode, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]
+) -> ExaminedSteps:
     tell(f"recomputing {len(modules)} modules")
     with blaming(file):
         return rehearse(user, recompute_in=modules)
@@ -79,5 +81,5 @@ def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
 
 
 def _bytes(seen: ExaminedSteps, category: str) -> int:
-    """The most that lives of it at once."""
+    """Return the most bytes of a category that are live at once in the steady step."""
     return memory.most(seen.steady, category)

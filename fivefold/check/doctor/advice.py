@@ -1,10 +1,10 @@
-"""Which modules to recompute so that a step fits a budget with the least extra work, and the proof of it.
+"""Chooses the modules to recompute so that a step fits a memory budget with the least extra work, and verifies it.
 
-    kept(module) = activations made in it - its outputs + inputs that nobody else keeps      work = its forward again
-    choices in order of work → the peak on the tape with these dropped → wrapped and examined again
+    saved(module) = activations made in it - its outputs - inputs that only it would keep  work = its forward again
+    choices in order of work → predicted peak: the tape without these bytes → step examined again with modules wrapped
 
-Candidates: the children of lists and sequences, and the modules directly inside of them. A choice may take a module or
-some inside of it, for each of many; all that no other beats in both bytes and work are tried, cheapest first.
+Candidates: children of ModuleList and Sequential, and the modules directly inside of them. A choice takes each whole,
+or some modules inside of it, or neither. Only Pareto-optimal choices (bytes, work) are tried, cheapest first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fivefold.model.diagnosis import Advice, Fullest, like
 from fivefold.record import Mistake
 from fivefold.units import show_bytes
 
-# FLOPs that an H100 could do in the time that a byte takes: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
+# FLOPs that an H100 does in the time it moves a byte: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
 FLOPS_PER_BYTE = 295
-MOST = 600  # choices that are kept beside one another; more are thinned out evenly
-MOST_TRIALS = 6  # examinations of a choice
+MOST = 600  # Pareto-optimal choices that are kept; more are thinned out evenly
+MOST_TRIALS = 6  # choices that are examined
 
 
 class Drop(NamedTuple):
-    """What recomputing one call saves: ``bytes`` from ``end`` of its forward to ``back``, where its backward begins.
+    """Effect of recomputing one call: ``bytes`` less from the ``end`` of its forward to ``back``, its backward's begin.
 
-    There the forward runs again, whose fullest moment is ``rise`` above its begin.
+    There the forward runs again; its peak is ``rise`` bytes above its begin, its cost ``flops`` and ``work`` (FLOPs).
     """
 
     end: int
@@ -45,7 +45,7 @@ class Drop(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Some modules. ``lateness`` breaks ties: what is dropped early stays away longest."""
+    """A set of modules to recompute. ``lateness`` breaks ties: bytes dropped early are absent longest."""
 
     bytes: int
     work: int
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A choice that was examined."""
+    """A choice that was examined, and the peak that was predicted for it."""
 
     modules: tuple[str, ...]
     predicted: int
@@ -62,7 +62,7 @@ class Trial(NamedTuple):
 
 
 def candidates(model: nn.Module) -> tuple[str, ...]:
-    """Modules that might be recomputed; of a model without lists its children."""
+    """Return the paths of modules that might be recomputed; of a model without lists, its children."""
     lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     paths = {path: part for path, part in model.named_modules() if path}
     above = {path: path.rpartition(".")[0] for path in paths}
@@ -73,7 +73,7 @@ def candidates(model: nn.Module) -> tuple[str, ...]:
 
 
 def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
-    """The best choice. ``again``: examine with these modules recomputed."""
+    """Return the cheapest choice that fits the budget. ``again``: examines the step with these modules recomputed."""
     best = Trial((), seen.peak_bytes, seen)
     lifetimes, refused = seen.fuller, dict[str, str]()
     drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
@@ -84,7 +84,7 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
         try:
             trial = Trial(modules, peak, again(modules))
         except Mistake as error:
-            refused |= _culprits(again, modules, error)
+            refused |= _not_recomputable(again, modules, error)
             drops = {path: these for path, these in drops.items() if like(path) not in refused}
             ranked = _ranked(lifetimes, drops)
             continue
@@ -96,17 +96,17 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
 
 
 def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
-    """Choices with the peak that each leads to, in order of work."""
+    """Return choices with their predicted peaks, in order of work."""
     choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
     return [
         (each.modules, _peak(lifetimes, [drop for path in each.modules for drop in drops[path]])) for each in choices
     ]
 
 
-def _culprits(
+def _not_recomputable(
     again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: Mistake
 ) -> dict[str, str]:
-    """Which kinds of modules cannot be run twice, and why; all, if each alone can."""
+    """Return the kinds of modules that cannot be run twice, with the reason; all kinds, if each alone can."""
     found: dict[str, str] = {}
     first = {like(path): path for path in reversed(modules)}
     for kind, path in first.items() if len(first) > 1 else ():
@@ -117,8 +117,8 @@ def _culprits(
     return found or dict.fromkeys(first, str(error))
 
 
-def _least(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
-    """Why not less. ``at``: the fullest moment that is left."""
+def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
+    """Say what the remaining peak ``at`` is made of, and what else would lower it."""
     least = f"{show_bytes(peak)} is the least that recomputation reaches"
     if at.phase == "update":
         mend = f"; {type(seen.optimizer).__name__}(fused=True) needs none" if "fused" in seen.optimizer.defaults else ""
@@ -137,7 +137,7 @@ def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dic
         budget_bytes=budget_bytes, fits=fits, modules=best.modules, predicted_peak_bytes=best.predicted,
         peak_bytes=peak, extra_flops=extra, extra_share=extra / total if total else 0.0,
         refused=tuple(f"{kind} cannot be run twice: {why}" for kind, why in refused.items()),
-        reason="" if fits else _least(peak, seen, fullest(best.seen.fuller)),
+        reason="" if fits else _reason_not_less(peak, seen, fullest(best.seen.fuller)),
     )  # fmt: skip
 
 
@@ -146,12 +146,12 @@ def _flops(seen: ExaminedSteps) -> int:
     return sum(tape.kernels[first].flops for kind, first, _, _ in tape if kind == KERNEL)
 
 
-# What a call keeps
+# What recomputing a call saves
 
 
 def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
-    """Of each module that is called and whose backward is found."""
-    backs = _backs(lifetimes)
+    """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
+    backs = _backward_starts(lifetimes)
     lives = {life.key: life for life in lifetimes.lives}
     births = np.array([life.birth for life in lifetimes.lives])
     work, flops = _work(lifetimes)
@@ -187,8 +187,8 @@ def _kept(category: str, death: int, back: int) -> bool:
     return category == "activations" and death >= back
 
 
-def _backs(lifetimes: StepLifetimes) -> dict[str, list[int]]:
-    """Where in each backward the first event of a module, or of one inside of it, lies."""
+def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
+    """Return, by module, the first event of it or of a module inside of it in each backward."""
     found: dict[str, list[int]] = defaultdict(list)
     seen: set[str] = set()
     tape, ids = lifetimes.tape, {scope for scope, each in enumerate(lifetimes.tape.scopes) if each.phase == "backward"}
@@ -209,7 +209,7 @@ def _backs(lifetimes: StepLifetimes) -> dict[str, list[int]]:
 
 
 def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
-    """Work and FLOPs before each event."""
+    """Return cumulative work and FLOPs before each event; work of a kernel: max(FLOPs, 295 · bytes moved)."""
     flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
     for place, (kind, first, _, _) in enumerate(lifetimes.tape):
         if kind == KERNEL:
@@ -218,11 +218,11 @@ def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
     return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved)), np.cumsum(flops)
 
 
-# Which to drop
+# The choices
 
 
 def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
-    """The fullest moment of the step with these dropped."""
+    """Return the predicted peak of the step with these drops."""
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for drop in drops:
         change[drop.end] -= drop.bytes
@@ -233,32 +233,32 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
 
 
 def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:
-    """All that no other beats: of a tree of modules, each whole or by what is inside of it."""
+    """Return the Pareto-optimal choices over the tree of modules: each whole, or by modules inside of it."""
     inside: dict[str, list[str]] = defaultdict(list)
     for path in drops:
         above = path.rpartition(".")[0]
         while above and above not in drops:
             above = above.rpartition(".")[0]
         inside[above].append(path)
-    return _below("", drops, inside)
+    return _subtree_choices("", drops, inside)
 
 
-def _below(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[Choice]:
+def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[Choice]:
     found = [Choice(0, 0, 0, ())]
     for child in inside.get(path, ()):
-        options = _below(child, drops, inside)
-        found = _best(Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
+        options = _subtree_choices(child, drops, inside)
+        found = _pareto(Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
                       for a in found for b in options)  # fmt: skip
     if path in drops:
         mine = drops[path]
         size = max(drop.bytes for drop in mine)
         whole = Choice(size, sum(drop.work for drop in mine), size * mine[0].end, (path,))
-        found = _best([*found, whole])
+        found = _pareto([*found, whole])
     return found
 
 
-def _best(choices: Iterable[Choice]) -> list[Choice]:
-    """Those of which no other has more bytes for less work; of many, evenly spaced ones."""
+def _pareto(choices: Iterable[Choice]) -> list[Choice]:
+    """Return the choices that no other beats in both bytes and work; of more than ``MOST``, evenly spaced ones."""
     found: list[Choice] = []
     for choice in sorted(choices, key=lambda each: (each.work, -each.bytes, each.lateness)):
         if not found or choice.bytes > found[-1].bytes:

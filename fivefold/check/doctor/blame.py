@@ -1,4 +1,4 @@
-"""What went wrong in a user's code, in one line that names the user's line.
+"""Turns an exception of the user's code into a one-line ``Mistake`` that names the user's file and line.
 
 step.py:12: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x4)
 """
@@ -15,25 +15,25 @@ from fivefold.check.doctor.watch import CUDA, HERE, short
 from fivefold.check.dryrun.record.call_sites import OWN, TORCH
 from fivefold.record import Mistake
 
-LONGEST = 300  # of what a library says
-NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in what torch says without a GPU
+LONGEST = 300  # characters of a library's message
+NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in torch's errors without a GPU
 
 
 @contextmanager
 def blaming(file: str | None) -> Iterator[None]:
-    """Every exception of the user's code becomes a ``Mistake``. ``file``: where that is, if it is one file."""
+    """Turn every exception of the user's code into a ``Mistake``. ``file``: its path, if it is one file."""
     try:
         yield
     except Mistake:
         raise
     except Exception as error:
         if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((OWN, HERE)):
-            raise  # ours
+            raise  # raised by the doctor itself
         raise Mistake(f"{line_of(error, file)}: {_reason(error)}") from error
 
 
 def line_of(error: BaseException, file: str | None) -> str:
-    """file:line of the innermost call in the user's file, else outside of torch and of us."""
+    """Return file:line of the innermost frame in the user's file, else of the innermost outside torch and fivefold."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames if frame.filename == file]
     others = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]

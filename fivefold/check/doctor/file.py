@@ -1,7 +1,7 @@
-"""A user's file for the doctor: Python with functions of known names.
+"""Loads a user's file for the doctor: a Python file with functions of known names.
 
 model() → Module        loss(model) → Tensor, which makes its own inputs
-optimizer(model) → Optimizer        step(model, optimizer): a whole step, then loss is not needed
+optimizer(model) → Optimizer        step(model, optimizer): a whole step; loss is not needed then
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("model", "loss", "optimizer", "step")
 
 
 class UserFile(NamedTuple):
-    """What is in it; None what is not."""
+    """The functions of a user's file; None for those that it does not have."""
 
     name: str
     model: Callable[..., Any]
@@ -30,12 +30,12 @@ class UserFile(NamedTuple):
 
 
 def load(path: Path) -> UserFile:
-    """Run the file, as Python does, but for what is under ``if __name__ == "__main__"``."""
+    """Execute the file as an import would (not as ``__main__``); raises ``Mistake`` if it fails or lacks a function."""
     source = read_text(path, kind="Python")
     name = str(path)
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name
-    sys.modules[module.__name__] = module  # where dataclasses and pickle look
+    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with blaming(name):

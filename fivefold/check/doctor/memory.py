@@ -1,7 +1,7 @@
-"""From a tape to a diagnosis: what lives when and what it is, the fullest moment, FLOPs and kept bytes by module.
+"""Reads a tape for the diagnosis: lifetimes and categories of storages, the peak, FLOPs and kept bytes by module.
 
-What has no role is judged by how long it lives: made in a forward and let go in a later scope it is an activation.
-What lives before the step without a role is an input.
+A storage without a role is classified by its lifetime: allocated in a forward and freed in a later scope, it is an
+activation; live before the step, an input; else temporary.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope,
 from fivefold.model.diagnosis import CATEGORIES, Fullest, Holding, Part, like
 
 OURS = HERE.removeprefix(ROOT)
-MOST = 12  # kinds of tensors that are named
+MOST = 12  # groups of equal tensors that are listed at the peak
 
 
 class Lifetime(NamedTuple):
-    """A storage from birth to death, as places on the tape."""
+    """A storage's lifetime, as event indices on the tape."""
 
-    key: int
+    key: int  # storage id
     birth: int
-    death: int  # the number of events if it outlives the step
+    death: int  # the number of events if it is not freed in the step
     bytes: int
     site: Site
     category: str
@@ -36,37 +36,37 @@ class Lifetime(NamedTuple):
 
 
 class StepLifetimes(NamedTuple):
-    """A step, read."""
+    """The lifetimes of all storages of one step."""
 
     tape: Tape
-    lives: tuple[Lifetime, ...]
-    scopes: tuple[tuple[int, Scope], ...]  # from which event on
-    living: NDArray[np.int64]  # bytes after each event
+    lives: tuple[Lifetime, ...]  # in order of birth
+    scopes: tuple[tuple[int, Scope], ...]  # first event, scope
+    living: NDArray[np.int64]  # live bytes after each event
 
     def scope(self, place: int) -> int:
-        """In which of the scopes an event lies."""
+        """Return the number of the scope of an event."""
         return int(np.searchsorted([at for at, _ in self.scopes], place, side="right")) - 1
 
     @property
     def peak_bytes(self) -> int:
-        """The most that lives at once."""
+        """The most bytes that are live at once in the step."""
         return int(self.living[self.begin :].max(initial=0))
 
     @property
     def peak_place(self) -> int:
-        """The event after which it does."""
+        """The event after which live bytes are at their peak."""
         return self.begin + int(np.argmax(self.living[self.begin :]))
 
     @property
     def begin(self) -> int:
-        """The first event of the step itself."""
+        """The first event of the step itself, after the ALLOCs of what was live before."""
         return self.scopes[1][0] if len(self.scopes) > 1 else len(self.tape)
 
 
 def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
-    """All lives on a tape."""
+    """Return the lifetimes of all storages on a tape. ``roles``: known category and name, by storage id."""
     scopes: list[tuple[int, Scope]] = []
-    born: dict[int, tuple[int, int, int, int]] = {}  # place, bytes, site, number of its scope
+    born: dict[int, tuple[int, int, int, int]] = {}  # event, bytes, site, number of its scope
     died: list[tuple[int, int, int, int, int, int, int]] = []
     change = np.zeros(len(tape) + 1, np.int64)
     for place, (kind, first, second, third) in enumerate(tape):
@@ -84,13 +84,13 @@ def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
     phases = [scope.phase for _, scope in scopes]
     lives = []
     for key, birth, size, at, scope, death, last in sorted(died, key=lambda life: life[1]):
-        what = _what(roles.get(key), tape.sites[at], phases[scope], last - scope)
+        what = _category_and_name(roles.get(key), tape.sites[at], phases[scope], last - scope)
         lives.append(Lifetime(key, birth, death, size, tape.sites[at], *what))
     return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
-def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
-    """Category and name."""
+def _category_and_name(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
+    """Return category and name of a storage. ``later``: how many scopes after its allocation it is freed."""
     if role is not None:
         return role.category, role.name
     if phase == "start":
@@ -99,7 +99,7 @@ def _what(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, s
 
 
 def fullest(lifetimes: StepLifetimes) -> Fullest:
-    """The peak."""
+    """Describe the peak: bytes by category, its cause, and the largest groups of equal tensors."""
     peak = lifetimes.peak_place
     alive = [life for life in lifetimes.lives if life.birth <= peak < life.death]
     sizes: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
 
 
 def most(lifetimes: StepLifetimes, category: str) -> int:
-    """The most bytes of a category that live at once."""
+    """Return the most bytes of a category that are live at once."""
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for life in lifetimes.lives:
         if life.category == category:
@@ -132,7 +132,7 @@ def most(lifetimes: StepLifetimes, category: str) -> int:
 
 
 def kept(lifetimes: StepLifetimes) -> dict[str, int]:
-    """Activations that live when a backward begins, by the module in which they were born; of the fullest backward."""
+    """Return the bytes of activations live when a backward begins, by the module that made them; of the fullest one."""
     found: dict[str, int] = {}
     for at, scope in lifetimes.scopes:
         if scope.phase == "backward":
@@ -146,7 +146,7 @@ def kept(lifetimes: StepLifetimes) -> dict[str, int]:
 
 
 def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
-    """Of each module alone, by phase."""
+    """Return FLOPs by module, without its submodules, and by phase."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     phase = ""
     for kind, first, _, _ in lifetimes.tape:
@@ -159,7 +159,7 @@ def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
 
 
 def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
-    """Every module, with what is inside of it."""
+    """Return a row for every module: parameters, FLOPs and kept bytes, its submodules included."""
     work: dict[str, Counter[str]] = defaultdict(Counter)
     keeps: Counter[str] = Counter()
     for module, phases in flops(lifetimes).items():
@@ -179,7 +179,7 @@ def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
 
 
 def above(module: str) -> Iterator[str]:
-    """Itself and all that hold it, up to the whole."""
+    """Yield a module's path and those of all modules that contain it, up to "" for the model."""
     while module:
         yield module
         module = module.rpartition(".")[0]
@@ -187,5 +187,5 @@ def above(module: str) -> Iterator[str]:
 
 
 def _line(site: Site) -> str:
-    """Of the user's code; of what the doctor calls there is none."""
+    """Return a site's line in the user's code, "" if the line is the doctor's own."""
     return "" if site.line.startswith((OURS, HERE)) else short(site.line)

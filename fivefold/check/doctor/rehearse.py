@@ -1,8 +1,8 @@
-"""Two steps of a user's own module on tensors that hold nothing: the first, and every later one.
+"""Runs two training steps of a user's own module on fake tensors: the first step, and one for every later step.
 
     make_model() · make_optimizer(model) · step(model, optimizer), twice     step: loss(model).backward(), update
 
-The optimizer runs as it would on a GPU: where it is left the choice, over all parameters at once (foreach).
+The optimizer runs as on a GPU: with ``foreach`` where the user has left the choice to torch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fivefold.check.doctor.memory import StepLifetimes, read
 from fivefold.check.doctor.watch import Call, ModuleRecorder
 from fivefold.record import Mistake
 
-FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # says again, in many lines, what is raised
-NO_GPU = "Disabling autocast"  # of torch's warning
+FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # logs pages about exceptions that are raised anyway
+NO_GPU = "Disabling autocast"  # in torch's warning for autocast("cuda") without a GPU
 Step = Callable[[nn.Module, torch.optim.Optimizer], object]
 
 
 class UserCode(NamedTuple):
-    """What makes a user's step."""
+    """The user's functions that make a step."""
 
     make_model: Callable[[], nn.Module]
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -37,7 +37,7 @@ class UserCode(NamedTuple):
 
 
 class ExaminedSteps(NamedTuple):
-    """What two steps were."""
+    """The lifetimes of two steps, the calls of followed modules, and remarks for the user."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -53,7 +53,7 @@ class ExaminedSteps(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Of both."""
+        """The higher peak of both steps."""
         return self.fuller.peak_bytes
 
 
@@ -63,10 +63,10 @@ def rehearse(
     recompute_in: tuple[str, ...] = (),
     follow: Callable[[nn.Module], tuple[str, ...]] | None = None,
 ) -> ExaminedSteps:
-    """Two steps, with some modules recomputed. ``follow``: modules whose calls are noted."""
+    """Run two steps, with some modules recomputed. ``follow``: chooses the modules whose calls are recorded."""
     watch = ModuleRecorder()
-    with _no_numbers(watch), watch:
-        model, optimizer = _made(user, watch)
+    with _fake_tensors(watch), watch:
+        model, optimizer = _build(user, watch)
         watch.memo = None
         recompute(model, recompute_in)
         stories = []
@@ -87,14 +87,14 @@ def rehearse(
 
 
 def recompute(model: nn.Module, modules: tuple[str, ...]) -> None:
-    """Let each of these modules keep its inputs alone, and run its forward again in the backward."""
+    """Wrap each module's forward in ``torch.utils.checkpoint``: it keeps its inputs and runs again in the backward."""
     for path in modules:
         part = model.get_submodule(path)
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
 
 
 def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
-    """One micro-batch, one update."""
+    """Return a step of one micro-batch: loss(model).backward(), optimizer.step(), zero_grad()."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         value = loss(model)
@@ -110,8 +110,8 @@ def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
     return step
 
 
-def _made(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The user's model and optimizer."""
+def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Build and check the user's model and optimizer; note their storages and remarks; raises ``Mistake``."""
     model = user.make_model()
     if not isinstance(model, nn.Module):
         raise Mistake(f"model() returned {type(model).__name__}; return a torch.nn.Module")
@@ -139,8 +139,8 @@ def _made(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.optim
 
 
 @contextmanager
-def _copying() -> Iterator[None]:
-    """Let a copy of a fake tensor have one storage: torch's own gives it one and its views another."""
+def _deepcopy_by_storage() -> Iterator[None]:
+    """Make ``deepcopy`` of a fake tensor allocate one storage: torch's own gives tensor and views different ones."""
 
     def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
@@ -158,15 +158,15 @@ def _copying() -> Iterator[None]:
 
 
 @contextmanager
-def _no_numbers(watch: ModuleRecorder) -> Iterator[None]:
-    """Tensors that are their shapes; compiled functions run as they are written."""
+def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
+    """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         level = FAILURES.level
         FAILURES.setLevel(logging.CRITICAL)
         try:
             with (
-                _copying(),
+                _deepcopy_by_storage(),
                 FakeTensorMode(allow_non_fake_inputs=True) as mode,
                 torch.compiler.set_stance("force_eager"),
             ):

@@ -1,8 +1,8 @@
-"""The recorder of a step that nobody has scheduled: it tells forward, backward, recomputation and update by itself.
+"""A recorder for a step without a schedule: it derives forward, backward, recompute and update from torch's state.
 
     in the autograd engine → backward; with gradients on or a module running → recompute; in Optimizer.step → update
 
-It also notes what each storage is, and when which module that might be recomputed runs.
+It also records the role of each storage, and the calls of modules that might be recomputed.
 """
 
 from __future__ import annotations
@@ -27,98 +27,99 @@ aten = torch.ops.aten
 HERE = str(Path(__file__).parent)
 PLACES = ("cpu", "meta")
 CUDA = "leave the device to the doctor: build the model and its inputs on the default device, as it holds no numbers"
-SPLIT_ATTENTION = "aten::_safe_softmax"  # only in scaled_dot_product_attention that runs as separate products
+SPLIT_ATTENTION = "aten::_safe_softmax"  # only in scaled_dot_product_attention that runs unfused
 
 
 class Role(NamedTuple):
-    """What a storage is, beyond doubt."""
+    """The known category of a storage, and the name of its parameter, buffer or optimizer state ("" for inputs)."""
 
     category: str
     name: str
 
 
 class Call(NamedTuple):
-    """One forward of a module, by places on the tape."""
+    """One forward call of a module, from event ``begin`` to ``end`` of the tape."""
 
     module: str
     tape: Tape
     begin: int
     end: int
-    inputs: frozenset[int]  # storages
+    inputs: frozenset[int]  # storage ids
     outputs: frozenset[int]
 
 
 class ModuleRecorder(Recorder):
-    """Of a user's step on one rank. ``roles``: of storages by id; ``calls``: of modules that are followed."""
+    """Records a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, through=(__file__,))
-        self.memo: MutableMapping[Any, Any] | None = (
-            None  # of fake tensors, which is to be empty while a model is built
-        )
+        self.memo: MutableMapping[Any, Any] | None = None  # of fake tensors, cleared while the model is built
         self.roles: dict[int, Role] = {}
         self.calls: list[Call] = []
         self.remarks: dict[str, None] = {}
         self.updating = False
-        self._phase, self._fresh, self._micro_batch = "", False, -1
+        self._phase, self._making_inputs, self._micro_batch = "", False, -1
 
-    # What a step is made of
+    # Hooks
 
     @contextmanager
     def following(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: Iterable[str]) -> Iterator[None]:
-        """Watch every module, the gradients and the optimizer; note the calls of ``modules``."""
+        """Install hooks on all modules, gradients and the optimizer; record the calls of ``modules``."""
         parameters = dict(model.named_parameters())
         with ExitStack() as stack:
             stack.enter_context(self.places.watching(model))
-            hooks: list[Any] = [register_module_forward_pre_hook(self._begun)]
-            hooks += [p.register_post_accumulate_grad_hook(self._grew(n)) for n, p in parameters.items()
+            hooks: list[Any] = [register_module_forward_pre_hook(self._on_module)]
+            hooks += [p.register_post_accumulate_grad_hook(self._on_gradient(n)) for n, p in parameters.items()
                       if p.requires_grad]  # fmt: skip
-            hooks += [optimizer.register_step_pre_hook(self._update), optimizer.register_step_post_hook(self._updated)]
+            hooks += [
+                optimizer.register_step_pre_hook(self._before_update),
+                optimizer.register_step_post_hook(self._after_update),
+            ]
             for path in modules:
                 part, starts = model.get_submodule(path), list[tuple[int, frozenset[int]]]()
-                hooks.append(part.register_forward_pre_hook(self._calls(starts), with_kwargs=True))
-                hooks.append(part.register_forward_hook(self._called(path, starts), with_kwargs=True))
+                hooks.append(part.register_forward_pre_hook(self._before_call(starts), with_kwargs=True))
+                hooks.append(part.register_forward_hook(self._after_call(path, starts), with_kwargs=True))
             for hook in hooks:
                 stack.callback(hook.remove)
             yield
 
     def begin(self) -> None:
-        """A new step, on a new tape."""
+        """Begin a new step on a new tape."""
         self.cut()
-        self._phase, self._fresh = "", True
+        self._phase, self._making_inputs = "", True
 
     def note(self, living: Iterable[tuple[str, Tensor]], category: str) -> None:
-        """What these are; what was not seen to be born is born now."""
+        """Set the role of these (name, tensor) pairs; an unknown storage is recorded as allocated now."""
         for name, tensor in living:
             if tensor.untyped_storage().nbytes():
                 if tensor.untyped_storage()._cdata not in self._ids:
                     self.name([tensor], category)
                 self.roles[self.id_of(tensor)] = Role(category, name)
 
-    def _begun(self, _module: nn.Module, _inputs: object) -> None:
-        self._fresh = False
+    def _on_module(self, _module: nn.Module, _inputs: object) -> None:
+        self._making_inputs = False
 
-    def _grew(self, name: str) -> Callable[[Tensor], None]:
+    def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
         def grew(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 self.note([(name, parameter.grad)], "gradients")
 
         return grew
 
-    def _update(self, *_: object) -> None:
+    def _before_update(self, *_: object) -> None:
         self.updating = True
 
-    def _updated(self, *_: object) -> None:
+    def _after_update(self, *_: object) -> None:
         self.updating = False
 
-    def _calls(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+    def _before_call(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def calls(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._turn()
+            self._update_scope()
             starts.append((self.place(), self._storages((args, kwargs))))
 
         return calls
 
-    def _called(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+    def _after_call(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def called(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
@@ -133,23 +134,23 @@ class ModuleRecorder(Recorder):
     # Operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Write it down under what the step is doing."""
+        """Record the operation in its scope; raises ``Mistake`` for a device other than the CPU."""
         device = (kwargs or {}).get("device")
         if device is not None and torch.device(device).type not in PLACES:
             raise Mistake(f"{self._line()}: a tensor goes to {device}; {CUDA}")
-        self._turn()
+        self._update_scope()
         if func is SCALAR:
             return self._scalar(func, args)
         if func.name() == SPLIT_ATTENTION:
             self._remark(f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
                          "flash attention on a GPU keeps less")  # fmt: skip
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.memo:  # what it holds weakly cannot be converted: model.bfloat16()
+        if self.memo:  # its weak references would make model.bfloat16() fail
             self.memo.clear()
         return out
 
-    def _turn(self) -> None:
-        """Enter the scope of what the step is doing now."""
+    def _update_scope(self) -> None:
+        """Enter a new scope if the phase (forward, backward, recompute, update) has changed."""
         phase = "forward"
         if torch._C._current_graph_task_id() != -1:
             phase = "recompute" if torch.is_grad_enabled() or self.places.module else "backward"
@@ -157,17 +158,17 @@ class ModuleRecorder(Recorder):
             phase = "update"
         if phase != self._phase:
             if phase == "forward":
-                self._fresh, self._micro_batch = True, self._micro_batch + 1
+                self._making_inputs, self._micro_batch = True, self._micro_batch + 1
             self._phase = phase
             self.enter_scope(Scope(phase, -1, self._micro_batch))
 
     def _scalar(self, func: Any, args: Any) -> Any:
-        """A number that is asked of a tensor."""
+        """Return a value for ``.item()``: 1 in an update, a known constant, else 0 or False with a remark."""
         dtype = args[0].dtype
         if self.updating:
-            return 1  # how many steps the optimizer has made
+            return 1  # the optimizer's step counter
         try:
-            return func(*args)  # what is known as it was written down as a number
+            return func(*args)  # a constant that the fake tensor knows
         except DataDependentOutputException:
             pass
         if dtype != torch.bool and not dtype.is_floating_point:
@@ -193,7 +194,7 @@ class ModuleRecorder(Recorder):
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _register(self, key: int, size: int, site: Site) -> None:
-        if self._fresh and self._phase == "forward":
+        if self._making_inputs and self._phase == "forward":
             self.roles[key] = Role("inputs", "")
         super()._register(key, size, site)
 
@@ -206,15 +207,15 @@ class ModuleRecorder(Recorder):
 
 
 def short(file: str) -> str:
-    """Of a package the name from there on, else as seen from here."""
+    """Shorten a path: from the package name on if in site-packages, else relative to the current folder."""
     package = file.rpartition("site-packages/")[2]
     return package.removeprefix(f"{Path.cwd()}/")
 
 
 def _convolution_flops(func: Any, args: Any, out: Any) -> int:
-    """Each output, or each input of a transposed one, meets a filter of its group: 2 FLOPs a pair.
+    """Return 2 FLOPs per weight of a group's filter and output element (input element, if transposed); else 0.
 
-    Backward the same for the input and again for the weight, where they are asked for.
+    The backward costs the same for the input and again for the weight, each only if its gradient is wanted.
     """
     if func is aten.convolution.default:
         x, weight, transposed, times, y = args[0], args[1], args[6], 1, out
