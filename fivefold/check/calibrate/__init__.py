@@ -1,7 +1,7 @@
-"""What this computer does, measured: products, attention, memory, collectives → a machine named ``local``.
+"""Measures this computer (matmuls, attention, memory-bound kernels, collectives) and returns a machine named ``local``.
 
-For each number of ranks that many workers (``worker.py``) run side by side, as the trainer's ranks will: on a CPU
-each with its share of the cores, on GPUs each with one of them. This file starts them and draws the conclusions.
+For each number of ranks it runs that many worker processes (``worker.py``) side by side, as in training: on a CPU each
+has its share of the cores, on GPUs each has one GPU. This file starts them and fits the machine to their results.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
 MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
-MOST = 1024  # processes side by side: more than any host has cores
-PARTS = 1000  # of the progress, for each number of ranks
+MOST = 1024  # the largest number of ranks: more than any host has cores
+PARTS = 1000  # progress units for each number of ranks
 
 
 def calibrate(
@@ -38,8 +38,8 @@ def calibrate(
 ) -> Machine:
     """Measure this computer with each number of ``ranks`` side by side: about a minute, ``quick`` a quarter of it.
 
-    ``progress`` is told what is measured, how much is done and of how much. ``points`` replaces the usual shapes
-    and sizes. A ``Fault`` of one line when a worker dies or hangs.
+    ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes.
+    Raises ``Mistake`` for a bad number of ranks, ``Fault`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MOST:
@@ -64,12 +64,12 @@ def calibrate(
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fit_machine(calibration: Calibration, *, facts: Facts, ranks: int) -> Machine:
-    """The machine of ``ranks`` ranks that the measured points amount to."""
+    """Return a machine of ``ranks`` ranks with peaks, bandwidths and latency taken from the measured points."""
     shared = facts.backend == "gloo"  # ranks on a CPU share its memory; a GPU has its own
     return Machine(
         name="local",
@@ -91,13 +91,13 @@ def fit_machine(calibration: Calibration, *, facts: Facts, ranks: int) -> Machin
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes/s of ``seconds = latency + size / bandwidth``.
+    """Fit ``seconds = latency + size / bandwidth``; return latency in seconds and bandwidth in bytes/s.
 
     Least squares of the relative error, so that small messages count as much as large ones.
     """
     size, time = np.array(sizes, dtype=float), np.array(seconds)
     latency, per_byte = np.linalg.lstsq(np.stack([1 / time, size / time], axis=1), np.ones_like(time), rcond=None)[0]
-    if latency < 0 or per_byte <= 0:  # too noisy for a line: the largest message tells the bandwidth
+    if latency < 0 or per_byte <= 0:  # too noisy for a line: take bandwidth from the largest message
         return 0.0, float(size[-1] / time[-1])
     return float(latency), float(1 / per_byte)
 
@@ -136,7 +136,7 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
 def _measure(
     ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | MeasuredPoint], None]
 ) -> Facts:
-    """Run ``ranks`` workers, hand on what the first one says, and return what it found here."""
+    """Run ``ranks`` workers; pass the messages of rank 0 to ``note``; return its ``Facts`` about this computer."""
     heard: list[Facts] = []
 
     def on_line(line: str) -> None:

@@ -1,6 +1,6 @@
-"""The memory-bound kernels that ``calibrate`` times: from a one-dimensional tensor to the work on it.
+"""The memory-bound kernels that ``calibrate`` times, each made from a one-dimensional tensor.
 
-Bytes moved are counted as ``plan/count/operations/op.py`` counts them, so that the planner divides like by like.
+Bytes moved are counted as in ``plan/count/operations/op.py``, so that measured bandwidths fit the planner's bytes.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from torch import Tensor
 
 from fivefold.train.model import kernels
 
-WIDTH = 256  # of a row; the kernels' rates hardly depend on it
+WIDTH = 256  # elements of a row; the kernels' rates hardly depend on it
 
 
 class Work(NamedTuple):
-    """Something to time, and the bytes that it reads and writes."""
+    """A function to time, and the bytes that it reads and writes."""
 
     run: Callable[[], object]
     moved_bytes: int
 
 
 def copy(x: Tensor) -> Work:
-    """Read x, write a copy into memory that is already there."""
+    """Read x, write a copy into an existing tensor."""
     target = torch.empty_like(x)
     return Work(lambda: target.copy_(x), 2 * x.nbytes)
 
 
 def add(x: Tensor) -> Work:
-    """Read x and y, write the sum into new memory, as a residual connection does."""
+    """Read x and y, write the sum to a new tensor, as a residual connection does."""
     y = torch.ones_like(x)
     return Work(lambda: x + y, 3 * x.nbytes)
 
 
 def adamw(x: Tensor) -> Work:
-    """Read parameter, gradient and two moments; write all but the gradient."""
+    """Read parameter, gradient and two moments; write all but the gradient (fused AdamW)."""
     parameter = torch.nn.Parameter(x)
     parameter.grad = torch.ones_like(x)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -44,26 +44,26 @@ def adamw(x: Tensor) -> Work:
 
 
 def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Rows of ``WIDTH``."""
+    """RMS norm over rows of ``WIDTH``; returns output and differentiable inputs, as do the three below."""
     rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
     return kernels.rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
 
 
 def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sixty-four positions of four heads of 32."""
+    """Rotary embedding of 64 positions of 4 heads of dim 32."""
     heads = x.view(-1, 64, 4, 32).requires_grad_()
     table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
     return kernels.rotate(heads, cos_TH=table, sin_TH=table), (heads,)
 
 
 def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Gate and up of one size."""
+    """SwiGLU of a gate and an up tensor of the size of x."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
     return kernels.swiglu(gate, up), (gate, up)
 
 
 def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Logits of ``WIDTH`` words."""
+    """Cross entropy of logits over a vocabulary of ``WIDTH``."""
     logits = x.view(-1, WIDTH).requires_grad_()
     targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
     return kernels.cross_entropy(logits, targets, scale=1.0), (logits,)
@@ -75,7 +75,7 @@ def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times:
 
 def _backward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
     def work(x: Tensor) -> Work:
-        # Cross entropy writes its gradient over its logits; without the hooks autograd refuses a second run.
+        # Cross entropy writes its gradient over its logits; the hooks keep autograd from refusing a second run.
         with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):
             out, inputs = make(x.detach())
         grad = torch.ones_like(out)

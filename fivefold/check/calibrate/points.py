@@ -1,7 +1,7 @@
-"""What ``calibrate`` measures, and the messages between it and its workers (no torch here).
+"""The shapes and sizes that ``calibrate`` measures, and its messages to and from the workers (no torch here).
 
-Shapes and sizes lie on grids that are even in the logarithm, for interpolation there.
-Products (m, k) @ (k, n) form a cube without its most expensive corner: rates are flat there.
+Shapes and sizes are evenly spaced in the logarithm, in which the planner interpolates.
+Matmuls (m, k) @ (k, n) form a cube without its most expensive corner, where rates are flat.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fivefold.units import KIB, MIB, Dtype
 
 
 class AttentionShape(Record):
-    """Causal attention with as many kv heads as heads."""
+    """The shape of a causal attention with as many kv heads as heads."""
 
     sequences: PositiveInt
     tokens: PositiveInt
@@ -25,32 +25,32 @@ class AttentionShape(Record):
 
 
 class Points(Record):
-    """The points of one calibration; ``bytes`` are of one tensor."""
+    """The points of one calibration; byte sizes are those of one tensor."""
 
     dtypes: tuple[Dtype, ...]
     matmuls: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...]  # m, n, k
     attentions: tuple[AttentionShape, ...]
     kernel_bytes: tuple[PositiveInt, ...]
     collective_bytes: tuple[PositiveInt, ...]
-    rounds: PositiveInt  # through all points: a disturbance that outlasts one point rarely meets it twice
-    budget_seconds: PositiveFloat  # after which a round beyond the first is cut short
-    seconds_per_point: PositiveFloat  # of repeats, in one round
+    rounds: PositiveInt  # passes over all points: a disturbance longer than one point rarely hits it twice
+    budget_seconds: PositiveFloat  # after which rounds beyond the first stop
+    seconds_per_point: PositiveFloat  # time for repeats of a point in one round
 
 
 class WorkerOrder(Record):
-    """What one worker is told."""
+    """The order to one worker, passed as JSON on its command line."""
 
     rank: NonNegativeInt
     ranks: PositiveInt
     threads: PositiveInt
-    meeting: str  # a file that does not exist yet, where the workers find one another
+    meeting: str  # path of a file that does not exist yet, for torch's file:// rendezvous
     silence_seconds: PositiveFloat
     quick: bool
-    points: Points | None  # None: the usual ones of the device that the worker finds
+    points: Points | None  # None: the default points of the device that the worker finds
 
 
 class Facts(Record):
-    """What the first worker finds before it measures; memory is of the whole device."""
+    """What rank 0 reports before it measures; memory is that of the whole device."""
 
     device: str
     backend: Literal["gloo", "nccl"]
@@ -62,7 +62,7 @@ Kind = Literal["matmuls", "attentions", "kernels", "collectives"]  # the fields 
 
 
 class Progress(Record):
-    """How far the first worker is."""
+    """How many measurements rank 0 has done, sent after each."""
 
     kind: Kind
     done: PositiveInt
@@ -70,14 +70,14 @@ class Progress(Record):
 
 
 class MeasuredPoint(Record):
-    """One point, when all are measured."""
+    """One measured point, sent when all are measured; ``point`` holds the fields of the record of its kind."""
 
     kind: Kind
     point: dict[str, Any]
 
 
 def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
-    """Every (m, n, k) of ``sizes`` that is not too expensive, so that forward and both gradients lie inside."""
+    """Return every (m, n, k) of ``sizes`` with 2·m·n·k ≤ ``most_flops``, so that fprop, dgrad and wgrad are covered."""
     return tuple((m, n, k) for m, n, k in product(sizes, repeat=3) if 2 * m * n * k <= most_flops)
 
 
@@ -86,7 +86,7 @@ def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionShape, ...]
 
 
 def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
-    """The points for a CPU (``gloo``) or a GPU (``nccl``)."""
+    """Return the default points for a CPU (``gloo``) or a GPU (``nccl``)."""
     if backend == "nccl":
         return GPU.replace(rounds=1) if quick else GPU
     return QUICK if quick else FULL

@@ -1,6 +1,6 @@
-"""Worker processes side by side: started together, watched together, ended together.
+"""Runs worker processes side by side, reads the first one's output, and ends all of them together.
 
-The first worker answers, line by line, on its standard output. Whatever happens (a death, silence, Ctrl-C, an error
+The first worker writes lines to its standard output. Whatever happens (a worker dies or hangs, Ctrl-C, an exception
 in the caller), no worker is left when ``side_by_side`` returns.
 """
 
@@ -20,23 +20,23 @@ from fivefold.record import Fault
 
 
 class Worker(NamedTuple):
-    """A process and the file that its errors go to."""
+    """A process, and the file that its standard error goes to."""
 
     process: subprocess.Popen[str]
     errors: Path
 
 
 def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
-    """Run ``commands`` at once and hand each line of the first one to ``on_line``, until all have ended well.
+    """Run ``commands`` in parallel and pass each output line of the first to ``on_line``, until all have exited with 0.
 
-    A ``Fault`` of one line when a worker dies or the first one says nothing for ``silence_seconds``.
+    Raises ``Fault`` when a worker fails, or the first one writes nothing for ``silence_seconds``.
     """
     with TemporaryDirectory(prefix="fivefold-") as folder:
         workers: list[Worker] = []
         try:
             for rank, command in enumerate(commands):
                 workers.append(_start(command, errors=Path(folder) / f"{rank}", listen=rank == 0))
-            _watch(workers, silence_seconds=silence_seconds, on_line=on_line)
+            _monitor(workers, silence_seconds=silence_seconds, on_line=on_line)
         finally:
             for worker in workers:
                 worker.process.kill()
@@ -56,18 +56,18 @@ def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:
     return Worker(process, errors)
 
 
-def _watch(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
+def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     stdout = workers[0].process.stdout
     assert stdout is not None, "the first worker is started with a pipe"
-    threading.Thread(target=_listen, args=(stdout, lines), daemon=True).start()
+    threading.Thread(target=_forward_lines, args=(stdout, lines), daemon=True).start()
     heard, talking = time.monotonic(), True
     while talking or any(worker.process.poll() is None for worker in workers):
         try:
             line = lines.get(timeout=0.1)
         except queue.Empty:
             if any(worker.process.poll() for worker in workers):
-                raise _death(workers) from None
+                raise _first_failure(workers) from None
             if time.monotonic() - heard > silence_seconds:
                 raise Fault(
                     f"{len(workers)} workers have said nothing for {silence_seconds:g} s and were stopped; "
@@ -80,20 +80,20 @@ def _watch(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callab
             on_line(line)
             heard = time.monotonic()
     if any(worker.process.returncode for worker in workers):
-        raise _death(workers)
+        raise _first_failure(workers)
 
 
-def _listen(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
-    """Pass on every line, then None: the end of the process may be seen before its last words."""
+def _forward_lines(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    """Put every line on the queue, then None: a process may exit before its last lines are read."""
     with stdout:
         for line in stdout:
             lines.put(line)
     lines.put(None)
 
 
-def _death(workers: Sequence[Worker]) -> Fault:
-    """The one line for the worker that failed first: the others only lost their neighbour."""
-    time.sleep(0.5)  # let the one that began it finish dying
+def _first_failure(workers: Sequence[Worker]) -> Fault:
+    """Return the ``Fault`` of the worker that failed first; the others fail because they lost their peer."""
+    time.sleep(0.5)  # let the first one finish exiting
     dead = {rank: worker for rank, worker in enumerate(workers) if worker.process.poll()}
     rank, worker = min(dead.items(), key=lambda item: item[1].errors.stat().st_mtime_ns)
     code = worker.process.returncode

@@ -1,10 +1,10 @@
-"""One worker of ``calibrate``: measures its points while its neighbours do the same, and prints them.
+"""One worker process of ``calibrate``: measures all points in step with the other ranks; rank 0 prints the results.
 
     python -m fivefold.check.calibrate.worker '{"rank": 0, "ranks": 2, ...}'
 
-Every repeat begins at a barrier and runs long enough to time. Counted is the median of the repeats, of the slowest
-rank (a training step waits for it), of the best round (a disturbance only slows).
-Said, a line each: ``Facts``, ``Progress`` at every point, in the end every ``MeasuredPoint``.
+Every repeat begins at a barrier and runs long enough to time. The result is the median of the repeats, on the slowest
+rank (a training step waits for it), in the best round (disturbances only slow down).
+Output, one line each: ``Facts``, ``Progress`` at every point, in the end every ``MeasuredPoint``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TORCH: dict[Dtype, torch.dtype] = {
 
 
 class WorkerContext(NamedTuple):
-    """Where a worker stands: which of how many, on which device, with how much time for a point."""
+    """A worker's rank, number of ranks, device, and seconds for the repeats of one point."""
 
     rank: int
     ranks: int
@@ -60,7 +60,7 @@ class WorkerContext(NamedTuple):
     seconds: float
 
     def clock(self, run: Callable[[], object]) -> float:
-        """Seconds of one ``run``: the median of repeats that each begin at a barrier, of the slowest rank."""
+        """Return the seconds of one ``run``: the median over repeats that begin at a barrier, maximum over ranks."""
         once = self.slowest(self._time(run, times=1))  # warm up
         if once < 5e-3:
             once = self.slowest(self._time(run, times=1))
@@ -78,14 +78,14 @@ class WorkerContext(NamedTuple):
         return (time.perf_counter() - start) / times
 
     def slowest(self, seconds: float) -> float:
-        """The largest ``seconds`` of all ranks, known to each of them; a barrier as well."""
+        """Return the largest ``seconds`` of all ranks, on every rank (an all-reduce); also serves as a barrier."""
         value = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(value, dist.ReduceOp.MAX)
         return float(value)
 
 
 def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
-    """Normal numbers, repeated with a prime period: drawing them all would take longer than the products."""
+    """Return normal numbers, repeated with a prime period: drawing all of them would take longer than the matmuls."""
     count = math.prod(shape)
     few = torch.randn(8191, device=context.device).to(TORCH[dtype])
     return few.repeat(count // 8191 + 1)[:count].view(shape).clone()
@@ -99,7 +99,7 @@ def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) ->
 
 
 def attention(context: WorkerContext, shape: AttentionShape, dtype: Dtype) -> AttentionPoint:
-    """Time causal attention on q, k, v of (sequences, heads, tokens, head_dim), forward and backward apart."""
+    """Time forward and backward of causal attention on q, k, v of (sequences, heads, tokens, head_dim)."""
     size = (shape.sequences, shape.heads, shape.tokens, shape.head_dim)
     q, k, v = (noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
     run = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
@@ -131,7 +131,7 @@ reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(dist, "reduce_scatt
 
 
 def ping_pong(context: WorkerContext, x: Tensor) -> None:
-    """Rank 2i sends x to rank 2i + 1 and gets it back; the last of an odd number rests."""
+    """Send x from rank 2i to rank 2i + 1 and back; the last of an odd number of ranks does nothing."""
     other = context.rank ^ 1
     if other >= context.ranks:
         return
@@ -144,7 +144,7 @@ def ping_pong(context: WorkerContext, x: Tensor) -> None:
 
 
 def collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
-    """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares."""
+    """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
     share = torch.zeros(max(1, size_bytes // 4 // context.ranks), device=context.device)
     full = torch.zeros(share.numel() * context.ranks, device=context.device)
     other = torch.empty_like(full)
@@ -169,7 +169,7 @@ KINDS: dict[type[Point], Kind] = {
 
 
 def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]]:
-    """Every measurement, in the same order on every rank; first the ones that a disturbance harms most."""
+    """Yield every measurement, in the same order on every rank; first the collectives, the most easily disturbed."""
     for operation in COLLECTIVES if context.ranks > 1 else ():
         for size in points.collective_bytes:
             yield partial(collective, context, operation, size)
@@ -184,12 +184,12 @@ def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]
 
 
 def seconds(point: Point) -> float:
-    """What a point took in all."""
+    """Return the seconds of a point; of attention, forward plus backward."""
     return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
 
 
 def best_of(todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points) -> list[Point]:
-    """All measurements at least once, then further rounds while there is time, and the fastest of each."""
+    """Run all measurements once, then further rounds while the budget lasts; return the fastest of each."""
     start = time.perf_counter()
     best: dict[int, Point] = {}
     for step in range(points.rounds * len(todo)):
@@ -203,7 +203,7 @@ def best_of(todo: list[Callable[[], Point]], *, context: WorkerContext, points: 
 
 
 def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
-    """The GPU of this rank where there are GPUs, else the CPU."""
+    """Return this rank's GPU if there are GPUs, else the CPU, with its ``Facts``."""
     if torch.cuda.is_available():
         if ranks > torch.cuda.device_count():
             raise Mistake(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
@@ -218,7 +218,7 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
 
 
 def memory_bytes() -> int:
-    """RAM of this computer, or what its control group may use of it."""
+    """Return the bytes of RAM of this computer, or the limit of its control group (cgroup v2) if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     allowed = limit.read_text().strip() if limit.exists() else "max"
@@ -226,7 +226,7 @@ def memory_bytes() -> int:
 
 
 def processor_name() -> str:
-    """The processor's model where the system tells it."""
+    """Return the processor's model name, or what ``platform`` knows of it."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -240,7 +240,7 @@ def say(message: Facts | Progress | MeasuredPoint, rank: int) -> None:
 
 
 def main(order: WorkerOrder) -> None:
-    """Measure all points of ``order``; rank 0 prints them."""
+    """Measure all points of ``order``; rank 0 prints the results."""
     torch.set_num_threads(order.threads)
     device, facts = find_device(order.rank, order.ranks)
     dist.init_process_group(
@@ -260,9 +260,9 @@ def main(order: WorkerOrder) -> None:
 
 
 def run(words: list[str]) -> NoReturn:
-    """Carry out the order in ``words`` and end the process: a failure is one line on standard error.
+    """Carry out the order (JSON in ``words[0]``) and exit; a failure is one line on standard error and code 1.
 
-    Without the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
+    It skips the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
     without an active exception").
     """
     code = 0
