@@ -1,10 +1,10 @@
-"""What the run's recipe loses against fp32: one batch with the same weights through both, tensor by tensor.
+"""Measures a precision recipe's error against fp32: one batch, the same weights, compared tensor by tensor.
 
     weights ──┬─> fp32 ────> every result, its gradient, the gradients of weights ──┐
-              └─> recipe ──> the same, each compared as it comes <──────────────────┘
+              └─> recipe ──> the same, each compared as it is made <────────────────┘
 
-By the engine itself, in one process; hooks at the seams only look. What fp32 makes waits in host memory. Experts are
-those that fp32 chooses, or rows could not be compared.
+Both run in the engine, in one process; hooks only observe. fp32's tensors wait in host memory. The recipe's run takes
+the experts that fp32 has chosen, or rows could not be compared.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from fivefold.train.model.float8.cast import Cast, widen
 from fivefold.train.model.linear import Linear
 from fivefold.train.optimizers.loss_scaling import START
 
-MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that make no new number
-NOISE = 2.0**-20  # of the largest: a sum that is 0 but for the rounding of its parts in fp32 is below
-Place = tuple[Kind, int | None, str]
+MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
+NOISE = 2.0**-20  # relative to the largest: below it an fp32 value may be rounding alone, and 0 is no underflow
+Place = tuple[Kind, int | None, str]  # kind, layer (None outside of blocks), name
 
 
 @dataclass
 class ErrorStats:
-    """What is known so far of the tensors of one place."""
+    """Running error statistics of the tensors of one place (a: the recipe's values, b: fp32's)."""
 
     elements: int = 0
     underflow: int = 0
     overflow: int = 0
     largest: float = 0.0
-    difference: float = 0.0  # Σ (a − b)², as are the next two Σ a², Σ b², and Σ ab
-    squared: float = 0.0
-    reference: float = 0.0
-    product: float = 0.0
+    difference: float = 0.0  # Σ (a − b)²
+    squared: float = 0.0  # Σ a²
+    reference: float = 0.0  # Σ b²
+    product: float = 0.0  # Σ a·b
 
     def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
-        """``found`` is ``scale`` times what is to be ``wanted``, in a format whose largest number is ``top``."""
+        """Compare ``found`` ÷ ``scale`` with ``wanted``; |found| ≥ ``top``, the format's largest, is overflow."""
         a, b = found.detach().double(), wanted.to(found.device, torch.float64)
         beyond = ~(a.abs() < top)
         self.elements += a.numel()
@@ -69,7 +69,7 @@ class ErrorStats:
         self.product += float((a * b).sum())
 
     def compared(self, place: Place) -> Compared:
-        """As a row of the report."""
+        """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""
         kind, layer, name = place
         count, both = max(1, self.elements), math.sqrt(self.squared * self.reference)
         alike = 1.0 if self.difference == 0 else 0.0
@@ -83,18 +83,18 @@ class ErrorStats:
 
 @dataclass
 class TensorProbe:
-    """What one run shows. With a ``reference``, tensors are compared as they come, else they are kept."""
+    """The tensors of one run: kept, or with a ``reference`` run compared as they are made."""
 
     reference: TensorProbe | None = None
-    scale: float = 1.0  # of the loss, and so of gradients
+    scale: float = 1.0  # loss scale, which gradients carry
     tensors: dict[tuple[Place, int], Tensor] = field(default_factory=dict)
     tallies: dict[Place, ErrorStats] = field(default_factory=dict)
-    choices: int = 0
-    rerouted: int = 0
+    choices: int = 0  # (token, expert) choices compared
+    rerouted: int = 0  # of them, those that fp32 has not made
     loss: float = math.nan
 
     def take(self, place: Place, index: int, found: Tensor) -> None:
-        """The ``index``-th tensor of a place."""
+        """Keep or compare the ``index``-th tensor of a place."""
         if self.reference is None:
             self.tensors[place, index] = found.detach().to("cpu", copy=True)
             return
@@ -104,7 +104,7 @@ class TensorProbe:
         tally.add(found, wanted, top=torch.finfo(found.dtype).max, scale=scale)
 
     def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
-        """An operand and what it was cast to. What rounds to the largest number of the format is not beyond it."""
+        """Compare a matmul's operand with its fp8 cast; a value that rounds to the format's largest is no overflow."""
         info = torch.finfo(cast.data.dtype)
         step = info.eps * 2.0 ** math.floor(math.log2(info.max))
         ones = widen(cast._replace(data=torch.ones_like(cast.data)), torch.float32).double()
@@ -114,7 +114,7 @@ class TensorProbe:
         self.tallies.setdefault(place, ErrorStats()).add(found, x, top=torch.inf)
 
     def pick(self, place: Place, function: Callable[..., Any], *inputs: Any) -> Any:
-        """The choice of experts, which the reference makes."""
+        """Run the choice of experts, but return the reference's choice; count where the two differ."""
         if self.reference is None:
             found = function(*inputs)
             self.tensors[place, 1] = found[1].cpu()
@@ -127,7 +127,7 @@ class TensorProbe:
         return function(*inputs, chosen=chosen)
 
     def rows(self) -> tuple[Compared, ...]:
-        """All that was compared, in the order in which it came."""
+        """Return a row per place, in order of first occurrence."""
         return tuple(tally.compared(place) for place, tally in self.tallies.items())
 
 
@@ -135,9 +135,10 @@ def examine(
     *, model: Model, job: Job, source: Source | None, tokens: NDArray[Any], end: int, device: torch.device,
     report: Callable[[str, int, int], None],
 ) -> Numerics:  # fmt: skip
-    """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or as drawn.
+    """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
 
-    In a process group of one. With loss scaling at the first scale, halved as training does, that keeps all finite.
+    Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
+    weight overflows. ``report(what, done, total)``. Raises ``Fault`` if the loss in fp32 is not finite.
     """
     weights = None if source is None else source.weights(dtype=torch.float32)
     job = job.replace(compile=False)
@@ -168,12 +169,12 @@ def _run(
     probe: TensorProbe, *, job: Job, model: Model, weights: dict[str, Tensor] | None, tokens: Tensor, end: int,
     device: torch.device,
 ) -> TensorProbe:  # fmt: skip
-    """One micro-batch forward and backward by the engine, as a part of the job's step."""
+    """Run one micro-batch forward and backward in the engine, scaled as in the job's step; return ``probe``."""
     layout = Layout.parse(f"dp1 mbs{len(tokens)}")
     table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)
     built = build(model=model, layout=layout, job=job, device=device, table=table)
     if weights is not None:
-        _fill(built, weights)
+        _load_weights(built, weights)
     engine = Engine(built, model=model, layout=layout, job=job, end=end)
     engine.scale = probe.scale / job.tokens_per_step
     for moe in engine.routed.values():
@@ -196,8 +197,8 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(built: Built, weights: dict[str, Tensor]) -> None:
-    """Give the shards the whole ``weights``, by name."""
+def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
+    """Copy full ``weights``, by name, into the shards."""
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
     for layer, moe in built.routed.items():
@@ -208,49 +209,56 @@ def _fill(built: Built, weights: dict[str, Tensor]) -> None:
 
 @contextmanager
 def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
-    """Within it ``probe`` is shown what every operation of ``module`` makes, and its gradient."""
+    """Pass the result of every operation of ``module``, and its gradient, to ``probe`` within."""
     hooks = []
     for layer, block in enumerate(module.get_submodule("blocks").children()):
         for path, part in block.named_modules():
             if hasattr(part, "run"):
-                part.run = partial(_looked, probe, layer, part.run)
+                part.run = partial(_observe_operation, probe, layer, part.run)
             if isinstance(part, Linear | Experts) and hasattr(part.gemms, "casts"):
-                part.gemms = _watched(part.gemms, probe, layer, path)
-        hooks.append(block.register_forward_hook(partial(_left, probe, layer, "stream")))
+                part.gemms = _observe_casts(part.gemms, probe, layer, path)
+        hooks.append(block.register_forward_hook(partial(_observe_output, probe, layer, "stream")))
     outside = ("embed", "head.norm", "head.out")
-    hooks += [module.get_submodule(path).register_forward_hook(partial(_left, probe, None, path)) for path in outside]
+    hooks += [
+        module.get_submodule(path).register_forward_hook(partial(_observe_output, probe, None, path))
+        for path in outside
+    ]
     yield
     for hook in hooks:
         hook.remove()
 
 
-def _looked(probe: TensorProbe, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any) -> Any:
-    """The seam ``run`` of a block's operations."""
+def _observe_operation(
+    probe: TensorProbe, layer: int, run: Callable[..., Any], name: str, function: Any, *inputs: Any
+) -> Any:
+    """Replace ``run`` of a module's operations: run one, and observe its result."""
     if name == "moe.topk":
         return run(name, partial(probe.pick, ("activation", layer, name), function), *inputs)
     found = run(name, function, *inputs)
     if name.split(".")[-1] not in MOVED:
-        _show(probe, layer, name, found)
+        _observe(probe, layer, name, found)
     return found
 
 
-def _left(probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any) -> None:
-    _show(probe, layer, name, found)
+def _observe_output(
+    probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any
+) -> None:
+    _observe(probe, layer, name, found)
 
 
-def _show(probe: TensorProbe, layer: int | None, name: str, found: Any) -> None:
+def _observe(probe: TensorProbe, layer: int | None, name: str, found: Any) -> None:
     for index, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
         probe.take(("activation", layer, name), index, tensor)
         if tensor.requires_grad:
-            tensor.register_hook(partial(_came, probe, ("gradient", layer, name), index))
+            tensor.register_hook(partial(_observe_gradient, probe, ("gradient", layer, name), index))
 
 
-def _came(probe: TensorProbe, place: Place, index: int, gradient: Tensor) -> None:
+def _observe_gradient(probe: TensorProbe, place: Place, index: int, gradient: Tensor) -> None:
     probe.take(place, index, gradient)
 
 
-def _watched(gemms: Any, probe: TensorProbe, layer: int, path: str) -> Any:
-    """``gemms`` in eight bits, whose casts are shown."""
+def _observe_casts(gemms: Any, probe: TensorProbe, layer: int, path: str) -> Any:
+    """Return a copy of fp8 ``gemms`` whose casts are observed."""
     found = copy.copy(gemms)
     roles = {"x": "x", "gradient": "gradient", "weight": "weight", "weight_back": "weight"}
     found.casts = gemms.casts._replace(

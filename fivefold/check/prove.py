@@ -1,4 +1,4 @@
-"""The closed loop on one page: predict a step, train for real, measure the same step, lay one beside the other."""
+"""The closed loop: predicts a step, trains for real, measures the same step, and writes both to ``step.json``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from fivefold.train.run import Run
 
 @dataclass(frozen=True)
 class Proof:
-    """A finished (or stopped) run: what was promised, what came, and a sample. ``measured`` on rank 0 only."""
+    """The result of a run: predicted and measured step, outcome, and sampled text ("" if none). ``measured`` is None
+    if the run was too short to measure.
+    """
 
     predicted: Step
     measured: Step | None
@@ -41,13 +43,15 @@ class Proof:
 
 
 def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
-    """Train ``run`` on this rank; rank 0 writes ``step.json`` and passes every log line to ``report``."""
+    """Train ``run`` on this rank; rank 0 writes ``step.json`` and passes every log line to ``report``. Raises
+    ``Mistake`` if the number of processes is not the layout's.
+    """
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
         raise Mistake(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
     shards = run.shards(model)
     device = process.start()
-    torch.manual_seed(run.job.seed + process.rank)  # or no two runs would end in the same checkpoint
+    torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
     try:
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout))
         with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
@@ -68,7 +72,10 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
 def measured_step(
     outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process
 ) -> Step | None:
-    """The record of what was measured, on the fullest rank of each stage; ``None`` if the run was too short."""
+    """Gather all ranks' measurements into a step record, the same on each rank; None if the run was too short.
+
+    Memory is that of the fullest rank of each stage, time that of the slowest rank.
+    """
     mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
     everyone: list[Any] = [None] * process.world
     dist.all_gather_object(everyone, mine)
@@ -108,7 +115,7 @@ def measured_step(
 
 
 def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
-    """What the ``ranks`` of the first stage said, on average: with experts, rank by rank it depends on the routing."""
+    """Return the traffic of the first stage, its bytes averaged over ``ranks``: with experts they depend on routing."""
     sent: Counter[tuple[str, str]] = Counter()
     for one in ranks:
         for item in one.traffic:
@@ -117,7 +124,7 @@ def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
 
 
 def _stage(stage: int, ranks: list[Measured]) -> StageMemory:
-    """What a pipeline rank's ``ranks`` held: states of the largest shards, and the rest of the fullest."""
+    """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of its fullest rank."""
     fullest = max(ranks, key=lambda one: one.peak_bytes)
     parameters, gradients, moments = (
         max(getattr(one, f"{kind}_bytes") for one in ranks) for kind in ("parameters", "gradients", "optimizer")
