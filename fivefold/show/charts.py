@@ -1,6 +1,6 @@
-"""Charts whose titles say the finding: the loss of a run, the memory of steps, predicted against measured.
+"""Altair charts titled with their finding: the loss of a run, the memory of steps, predicted against measured.
 
-Altair and vl-convert (the extra ``show``) are loaded when a chart is drawn, never before; nothing is fetched.
+Altair and vl-convert (the extra ``show``) are imported only when a chart is drawn; nothing is fetched from a network.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fivefold.show.table import PARTS
 from fivefold.step import StageMemory, Step
 from fivefold.units import GIB, MIB, show_bytes
 
-Chart = Any  # an Altair chart; the name of its class would import it
+Chart = Any  # an Altair chart; naming its class would import Altair
 
 WIDTH = 640
-MOST_POINTS = 1000  # of one curve; more cannot be seen, and Altair refuses 5000 rows
+MOST_POINTS = 1000  # of one curve: more cannot be seen, and Altair refuses more than 5000 rows
 CURVES = {"loss": "training", "heldout_loss": "held-out"}  # key of a logged point → its name in the chart
 BLUE, ORANGE, RED = "#4c78a8", "#f58518", "#c44536"
 COLOURS = (BLUE, "#72b7b2", "#9ecae9", ORANGE, "#bab0ac")  # of PARTS: states cool, activations warm, the rest grey
 
 
 def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Chart:
-    """Loss in nats per token over steps; each point has ``step`` and ``loss`` or ``heldout_loss`` or both."""
+    """Chart the loss in nats per token over steps; a point has ``step`` and ``loss`` or ``heldout_loss`` or both."""
     alt = _altair()
     logged = list(points)
     curves = {name: _curve(logged, key) for key, name in CURVES.items() if _curve(logged, key)}
@@ -47,7 +47,7 @@ def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Ch
 
 
 def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
-    """What fills the peak: one bar per stage of a single step, or one per step for the fullest rank of each."""
+    """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
     alt = _altair()
     bars = _stages_by_name(steps)
     if not bars:
@@ -59,7 +59,7 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
         for name, stage in bars.items()
         for i, part in enumerate(PARTS)
     ]
-    # Behind the bar, whose parts add up to more than the peak where gradients are not alive yet.
+    # The label is set behind the bar, which is longer than the peak if gradients are not yet live there.
     ends_at = {name: sum(part["size"] for part in parts if part["bar"] == name) for name in bars}
     peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
     x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
@@ -71,7 +71,7 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
 
 
 def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
-    """The relative error of every quantity; counts that are equal say so, counts that are not stand out."""
+    """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
     alt = _altair()
     if not rows:
         raise Mistake("no quantity was compared; there is nothing to draw")
@@ -93,7 +93,7 @@ def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
 
 
 def save(chart: Chart, path: Path) -> None:
-    """Write ``.svg``, ``.png`` (two pixels per point) or a ``.html`` that needs no network."""
+    """Write a chart as ``.svg``, ``.png`` (two pixels per point) or ``.html`` that needs no network."""
     _altair()
     import vl_convert
 
@@ -127,7 +127,7 @@ def _curve(points: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, flo
 
 
 def _thin(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most ``MOST_POINTS``: the mean of each run of neighbours, at the last step of the run."""
+    """Reduce a curve to at most ``MOST_POINTS``: the mean of each run of neighbours, at the run's last step."""
     stride = -(-len(curve) // MOST_POINTS)
     runs = (curve[i : i + stride] for i in range(0, len(curve), stride))
     return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
@@ -198,7 +198,7 @@ def _labels(alt: Any) -> Any:
 
 
 def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
-    """One look for all charts: the finding on top, set left; light rules; no frame."""
+    """Apply the common style: title and subtitle on top left, light rules, no frame."""
     heading = {"text": title, **({"subtitle": subtitle} if subtitle else {})}
     return (
         chart.properties(width=WIDTH, height=height, title=heading, padding=16, background="white")

@@ -1,9 +1,9 @@
-"""Two steps side by side: what was predicted, what was measured, and by how much they differ.
+"""Compares two steps of one layout, predicted and measured, quantity by quantity.
 
     error = predicted / measured - 1
 
-Counts (parameters, bytes of state, FLOPs, messages) are exact: they are equal or they are wrong.
-Estimates (peak memory, seconds, tokens/s) carry their relative error.
+Counts (parameters, bytes of state, FLOPs, messages) must be equal. Estimates (peak memory, seconds, tokens/s) have a
+relative error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"
 
 
 class Row(Record):
-    """One quantity of two steps. ``error`` is relative to the measured; None where nothing was measured."""
+    """One quantity of two steps. ``error`` is relative to the measured value; None if that is 0."""
 
     quantity: str
     unit: Unit
@@ -36,12 +36,12 @@ class Row(Record):
 
     @property
     def wrong(self) -> bool:
-        """Whether a count differs."""
+        """Whether this is a count and the two values differ."""
         return self.exact and self.predicted != self.measured
 
 
 def read_pair(path: Path) -> tuple[Step, Step]:
-    """The predicted and the measured step that ``train`` wrote."""
+    """Read the predicted and measured step that ``train`` wrote to ``path``; raises ``Mistake`` if one is missing."""
     pair = read_file(path)
     try:
         predicted, measured = (Step.read(pair[kind], origin=f"{path}: {kind}") for kind in ("predicted", "measured"))
@@ -51,7 +51,7 @@ def read_pair(path: Path) -> tuple[Step, Step]:
 
 
 def compare(predicted: Step, measured: Step) -> list[Row]:
-    """Every quantity of two steps of the same layout; a ``Mistake`` where the layouts differ."""
+    """Return a row for every quantity; raises ``Mistake`` if the two layouts differ."""
     if predicted.layout != measured.layout:
         raise Mistake(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
     return [
@@ -90,12 +90,12 @@ def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory
 
 
 def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
-    """One row of messages and one of bytes for each (axis, collective) that either step has, in order."""
+    """Yield a row of messages and a row of bytes sent for each (axis, collective) of either step, in order."""
     left, right = (_sums(step) for step in (predicted, measured))
     for axis, collective in {**left, **right}:
         messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
         yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
-        # over etp rows are padded to the fullest rank of a layer, which depends on the routing
+        # over etp, rows are padded to the fullest rank of a layer, which depends on routing
         yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
 
 
@@ -108,13 +108,13 @@ def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
-    """The rows for a terminal; ``headings`` name the two steps, for example their kinds."""
+    """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
     cells = ((row.quantity, _show(row, row.predicted), _show(row, row.measured), _difference(row)) for row in rows)
     return Grid(("quantity", *headings, "difference"), tuple(cells), words=("quantity",))
 
 
 def to_text(renderable: RenderableType, *, width: int = 100) -> str:
-    """What a terminal of ``width`` columns would show, without colour, for logs and files."""
+    """Render as plain text for a width of ``width`` columns, without colour, for logs and files."""
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as capture:
         console.print(renderable)

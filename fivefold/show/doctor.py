@@ -1,4 +1,4 @@
-"""What the doctor found of one's own module, as a page of text: the peak and what lies there, work by module, advice.
+"""Shows the doctor's diagnosis of a module as a page of text: peak memory by category, work by module, advice.
 
 11.37 MiB at the peak · 332 k parameters · 577 MFLOPs a step
 activations  6.60 MiB  58.0 %  █████████████████
@@ -20,12 +20,12 @@ from fivefold.show.grid import Grid
 from fivefold.show.table import heading
 from fivefold.units import show_bytes, show_count
 
-MOST_ROWS = 16  # of modules: as deep as that allows
-LISTS = ("ModuleList", "ModuleDict")
+MOST_ROWS = 16  # of the module table, which is as deep as that allows
+LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
 def page(found: Diagnosis) -> RenderableType:
-    """All of it."""
+    """Return the whole page."""
     at = max(found.steady, found.first, key=lambda step: step.peak_bytes)
     sizes = {part: getattr(at, f"{part}_bytes") for part in CATEGORIES}
     bars = {part: size for part, size in sizes.items() if size}
@@ -41,13 +41,13 @@ def page(found: Diagnosis) -> RenderableType:
 
 
 def cause(at: Fullest) -> str:
-    """What caused the peak."""
+    """Return phase, module, operation and line of the peak."""
     line = f"({at.line})" if at.line else ""
     return ", ".join(filter(None, (at.phase, " ".join(filter(None, (at.module, at.operation, line))))))
 
 
 def advice(found: Advice) -> Text:
-    """What to recompute, what it costs, and that it was tried."""
+    """Return the modules to recompute, their cost, the peak when tried, and whether it fits."""
     if not found.modules and found.fits:
         return Text(f"none is needed: {show_bytes(found.peak_bytes)} fits", style="green")
     text = Text("".join(f"{line}\n" for line in found.refused), overflow="fold")
@@ -63,7 +63,7 @@ def advice(found: Advice) -> Text:
 
 
 def ranges(modules: Iterable[str]) -> Iterator[str]:
-    """``layers.0.mlp``, ``layers.1.mlp`` as ``layers.{0-1}.mlp``."""
+    """Merge numbered paths: ``layers.0.mlp``, ``layers.1.mlp`` become ``layers.{0-1}.mlp``."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for path in modules:
         match = re.fullmatch(r"(|.*\.)(\d+)((?:\.\D[^.]*)*)", path)

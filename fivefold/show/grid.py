@@ -1,6 +1,6 @@
-"""A table that stands or lies: columns where the terminal is wide enough, else one small card per row.
+"""A table for any terminal width: columns if they fit, else one card (heading and cell per line) per row.
 
-A number is never cut: columns of numbers keep their width, columns of words fold between words.
+Numbers are never cut: number columns keep their width, word columns wrap between words.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Grid:
-    """``rows`` of one cell per heading; the columns named in ``words`` are set left and may fold."""
+    """``rows``: one cell per heading. Columns in ``words`` are left-aligned and may wrap; the others are numbers."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str | Text, ...], ...]
     words: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich with the width at hand."""
+        """Render for the terminal's width; called by rich."""
         columns = self._columns()
         needed = Measurement.get(console, options.update(max_width=10_000), columns).minimum
         yield columns if needed <= options.max_width else self._cards()
@@ -51,5 +51,5 @@ class Grid:
 
 
 def _plain(cell: str | Text) -> Text:
-    """As it is: brackets in a name are no markup."""
+    """Return a cell as text, so that rich does not read brackets as markup."""
     return Text(cell) if isinstance(cell, str) else cell

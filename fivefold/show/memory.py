@@ -1,10 +1,10 @@
-"""Memory over time of one rank: what lives, stacked, up to the peak and under the capacity of the chip.
+"""Draws memory over time of one rank: stacked live bytes by category, the peak, and the capacity of the chip.
 
     80 GiB ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
     40 GiB    ▂▅█▇▅▃  ▂▅█▇▅▃     activations
      0 GiB ██████████████████    states
 
-As a chart, and as text for a terminal of any width.
+As an Altair chart, and as text for a terminal of any width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fivefold.show.pipeline import WIDTH, data, legend, titled
 from fivefold.step import Step
 from fivefold.units import GIB, MIB, show_bytes, show_seconds
 
-# part of a level, from the bottom up: its colour, its letter where there are no colours
+# part of a level, from the bottom up → its colour, and its character for terminals without colours
 LOOKS = {
     "states": ("#4c78a8", "█"),
     "gradients": ("#8cb8d8", "▓"),
@@ -31,23 +31,23 @@ LOOKS = {
     "logits": ("#b05fa8", "%"),
     "temporary": ("#a39c95", "·"),
 }
-HEIGHT = 320
-LINES = 12  # of the picture as text
+HEIGHT = 320  # pixels
+LINES = 12  # height of the text picture
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def parts(level: Level) -> tuple[int, ...]:
-    """In the order of ``LOOKS``."""
+    """Return the bytes of each part, in the order of ``LOOKS``."""
     return tuple(getattr(level, f"{part}_bytes") for part in LOOKS)
 
 
 def peak(levels: Sequence[Level]) -> Level:
-    """The fullest moment."""
+    """Return the level with the most live bytes."""
     return max(levels, key=lambda level: level.live_bytes)
 
 
 def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
-    """Where the peak is, and what room it leaves."""
+    """Return the title: the peak, and the share of the capacity that it leaves."""
     top = peak(levels)
     room = capacity_bytes - top.live_bytes
     left = f"leaves {room / capacity_bytes:.0%}" if room >= 0 else f"is {show_bytes(-room)} too much"
@@ -55,7 +55,7 @@ def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
 
 
 def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> charts.Chart:
-    """Stacked areas with the capacity as a line, and the peak with its cause."""
+    """Return a chart of stacked areas, with the peak and its cause, and the capacity as a line if it is near."""
     alt = charts._altair()
     if not levels:
         raise Mistake("no memory over time; there is nothing to draw")
@@ -70,17 +70,17 @@ def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int
     ]  # fmt: skip
     used = {part: colour for (part, (colour, _)) in LOOKS.items() if any(getattr(x, f"{part}_bytes") for x in levels)}
     values = [value for value in values if value["part"] in used]
-    near = capacity_bytes <= 4 * top.live_bytes  # far above, its line would flatten everything else
+    near = capacity_bytes <= 4 * top.live_bytes  # drawn only then: a line far above would flatten the areas
     ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) / size
     x = alt.X("at:Q", title=f"time, {time_unit}", scale=alt.Scale(domain=[0, last * per_second], nice=False),
               axis=alt.Axis(grid=False, tickCount=10))  # fmt: skip
     y = alt.Y("top:Q", title=f"memory, {unit}", scale=alt.Scale(domain=[0, ceiling], nice=False), stack=None)
     areas = (
         alt.Chart(data(values))
-        .mark_area(opacity=1, line={"strokeWidth": 0.8})  # a moment without length has no area
+        .mark_area(opacity=1, line={"strokeWidth": 0.8})  # the line shows levels of no duration
         .encode(x=x, y=y, y2="bottom:Q", color=charts._colour("part", used))
     )
-    picture = areas + _note(alt, top, size=size, per_second=per_second, last=last)
+    picture = areas + _peak_mark(alt, top, size=size, per_second=per_second, last=last)
     if near:
         limit = {"size": capacity_bytes / size, "text": f"chip {show_bytes(capacity_bytes)}"}
         line = alt.Chart(alt.Data(values=[limit]))
@@ -93,8 +93,8 @@ def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int
     return titled(picture, title, below=below, height=HEIGHT)
 
 
-def _note(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: float) -> charts.Chart:
-    """A dot at the peak with its size and cause, on the side that has room."""
+def _peak_mark(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: float) -> charts.Chart:
+    """Return a dot at the peak, labelled with its size and cause on the side that has room."""
     value = {
         "at": top.seconds * per_second, "size": top.live_bytes / size,
         "text": f"{show_bytes(top.live_bytes)} in {top.cause}" if top.cause else show_bytes(top.live_bytes),
@@ -107,13 +107,13 @@ def _note(alt: charts.Chart, top: Level, *, size: int, per_second: float, last: 
 
 
 class Picture:
-    """The same for a terminal: in every column the fullest moment of its time, in eighths of a line."""
+    """The same for a terminal: each column shows the fullest level of its time interval, in eighths of a line."""
 
     def __init__(self, levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> None:
         self.levels, self.rank, self.capacity_bytes = levels, rank, capacity_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich with the width at hand."""
+        """Render for the terminal's width; called by rich."""
         plain = console.color_system is None
         top = peak(self.levels)
         size, unit = (GIB, "GiB") if top.live_bytes >= GIB else (MIB, "MiB")
@@ -140,7 +140,7 @@ class Picture:
 
 
 def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tuple[str, str]:
-    """One character: the part that fills its middle; its uppermost eighths are left empty where memory ends."""
+    """Return a cell's character and style: the part in its middle, or eighths of a block at the top of the column."""
     fill = min(8, round((level.live_bytes - floor) / each * 8))
     if fill <= 0:
         return " ", ""
@@ -153,7 +153,7 @@ def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tupl
 
 
 def _columns(levels: Sequence[Level], width: int) -> list[Level]:
-    """The fullest moment within each of ``width`` equal stretches of time, its ends between two levels included."""
+    """Return the fullest level within each of ``width`` equal time intervals, interpolating at the interval's ends."""
     each = levels[-1].seconds / width or 1.0
     found: list[Level | None] = [None] * width
     for before, after in pairwise([levels[0], *levels]):
@@ -168,7 +168,7 @@ def _columns(levels: Sequence[Level], width: int) -> list[Level]:
 
 
 def _between(before: Level, after: Level, *, seconds: float) -> Level:
-    """Even growth from one level to the next."""
+    """Interpolate linearly between two levels."""
     span = after.seconds - before.seconds
     share = (seconds - before.seconds) / span if span else 1.0
     sizes = (round(x + share * (y - x)) for x, y in zip(before[1:7], after[1:7], strict=True))

@@ -1,4 +1,4 @@
-"""What a recipe loses against fp32, as a page of text and as a map of layers and tensors.
+"""Shows a precision recipe's errors against fp32, as a page of text and as a heat map of tensors over layers.
 
                         error  in layer  underflow  overflow
 attention.core          0.4 %         3     0.01 %         –
@@ -17,11 +17,11 @@ from fivefold.show import charts
 from fivefold.show.grid import Grid
 from fivefold.show.table import heading
 
-LOST = 0.01  # share of underflow that the headline speaks of
+LOST = 0.01  # share of underflow above which the headline counts a tensor
 
 
 def page(found: Numerics) -> RenderableType:
-    """All of it: of each name the layer that is worst off."""
+    """Return the page: a table per kind of tensor, with the worst layer of each name."""
     parts: list[RenderableType] = [Text(headline(found), style="bold"), Text(_about(found), style="dim")]
     for kind, words in KINDS.items():
         rows = [row for row in found.rows if row.kind == kind]
@@ -83,7 +83,7 @@ def _place(row: Compared) -> str:
 
 
 def error_map(found: Numerics) -> charts.Chart:
-    """The error of every place: layers across, names down, one panel for each kind."""
+    """Return a heat map of relative errors: layers across, names down, one panel per kind of tensor."""
     alt = charts._altair()
     panels = []
     for kind, words in KINDS.items():

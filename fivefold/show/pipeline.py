@@ -1,10 +1,10 @@
-"""The pipeline picture: ranks as rows, time to the right, what each rank does in colour with its micro-batch.
+"""Draws the pipeline schedule: ranks as rows, time to the right, each action in colour with its micro-batch.
 
     rank 0 │0 1 2 3     0───1───2───3───│
     rank 1 │  0 1 2 0───3 1───2───  3───│
 
-As a chart, and as text for a terminal of any width. A span ends with its messages that nothing hides. An overlapped
-pair stands as two halves of a row: the forward above, the backward below.
+As an Altair chart, and as text for a terminal of any width. A span's exposed messages are drawn at its end. An
+overlapped pair (FB) takes two halves of a row: the forward above, the backward below.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fivefold.units import show_seconds
 
 Rows = Sequence[Sequence[Span]]
 
-# kind of a span: its name, its colour, its letter where there are no colours
+# kind of a span → its name, its colour, and its character for terminals without colours
 LOOKS = {
     "F": ("forward", "#4c78a8", "█"),
     "BW": ("backward", "#f2a03d", "▓"),
@@ -36,12 +36,12 @@ LOOKS = {
     "reduce": ("reduce, gather", "#9d5fa5", "="),
     "update": ("update", "#6b6660", "#"),
 }
-WIDTH = 920
-LIGHTER = 0.62  # of a rank's later chunks
+WIDTH = 920  # pixels
+LIGHTER = 0.62  # opacity of a rank's later chunks
 
 
 class Block(NamedTuple):
-    """A rectangle of one kind; ``top`` and ``bottom`` in rows from the rank's own line."""
+    """A rectangle of one kind, in seconds; ``top`` and ``bottom`` in rows, relative to the middle of the rank's row."""
 
     kind: str
     start: float
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def blocks(span: Span, *, pp: int) -> Iterator[Block]:
-    """What of a span is compute, and what are messages."""
+    """Split a span into rectangles of compute and of exposed messages."""
     between = span.end - span.messages
     chunk = max(0, span.stage // pp)
     if span.kind in ("reduce", "update"):
@@ -70,14 +70,14 @@ def blocks(span: Span, *, pp: int) -> Iterator[Block]:
 
 
 def remark(shown: int, micro_batches: int) -> str:
-    """What of a step is drawn."""
+    """Say how many of a step's micro-batches are drawn."""
     if shown == micro_batches:
         return f"{micro_batches} micro-batches" if micro_batches > 1 else "1 micro-batch"
     return f"drawn with {shown} of {micro_batches} micro-batches; those left out repeat the rounds in the middle"
 
 
 def finding(time: Time) -> str:
-    """How much of the step is compute, and what takes most of the rest."""
+    """Return the title: the share of compute in the step, and what takes most of the rest."""
     rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
     rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
     largest = max(rest, key=lambda name: rest[name])
@@ -87,7 +87,7 @@ def finding(time: Time) -> str:
 
 
 def chart(rows: Rows, *, step: Step, drawn: str = "") -> charts.Chart:
-    """The picture as an Altair chart; ``drawn`` says what of the step it is, as ``remark`` does."""
+    """Return the schedule as an Altair chart; ``drawn``: which part of the step it shows, as ``remark`` says."""
     alt = charts._altair()
     if not rows or not all(rows):
         raise Mistake("no rank does anything; there is nothing to draw")
@@ -99,7 +99,7 @@ def chart(rows: Rows, *, step: Step, drawn: str = "") -> charts.Chart:
         room = (value["end"] - value["start"]) / last * WIDTH
         value["wide"] = int(bool(value["text"]) and room > 6.5 * len(value["text"]) + 2)
         value |= {"start": value["start"] * per_second, "end": value["end"] * per_second}
-    places = _Places(alt, ranks=len(rows), last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
+    places = _Axes(alt, ranks=len(rows), last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
     kinds = {value["kind"] for value in values}
     colours = {name: colour for name, colour, _ in LOOKS.values() if name in kinds}
     whole = [{"start": 0, "end": last * per_second, "top": rank - 0.44, "bottom": rank + 0.44}
@@ -128,7 +128,7 @@ def chart(rows: Rows, *, step: Step, drawn: str = "") -> charts.Chart:
 
 
 def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
-    """Rows as one CSV text: Altair would validate them value by value, a second per thousand."""
+    """Return rows as inline CSV data: as objects Altair would validate each value, a second per thousand."""
     text = StringIO()
     writer = csv.DictWriter(text, fieldnames=list(values[0]), lineterminator="\n")
     writer.writeheader()
@@ -139,13 +139,13 @@ def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
 
 
 def titled(picture: charts.Chart, title: str, *, below: Sequence[str], height: int) -> charts.Chart:
-    """In the look of all charts, wide, with a line or two under the title."""
+    """Finish a chart in the common style, wide, with the lines of ``below`` under the title."""
     finished = charts._finish(picture, title=title, subtitle="", height=height)
     return finished.properties(width=WIDTH, title={"text": title, "subtitle": [line for line in below if line]})
 
 
-class _Places:
-    """The two axes, the same for every layer."""
+class _Axes:
+    """The chart's time and rank axes, shared by its layers."""
 
     def __init__(self, alt: charts.Chart, *, ranks: int, last: float, unit: str, every: int) -> None:
         self.alt = alt
@@ -157,17 +157,17 @@ class _Places:
         self.lines = alt.Scale(domain=[ranks - 0.5, -0.5], nice=False)
 
     def x(self, field: str) -> charts.Chart:
-        """Time."""
+        """Return the time axis for a field."""
         axis, scale, title = self.time
         return self.alt.X(field, title=title, scale=scale, axis=axis)
 
     def y(self, field: str) -> charts.Chart:
-        """Ranks, the first on top."""
+        """Return the axis of ranks for a field, rank 0 on top."""
         return self.alt.Y(field, title=None, scale=self.lines, axis=self.labels)
 
     @property
     def rectangle(self) -> dict[str, charts.Chart]:
-        """From start to end and from top to bottom."""
+        """The encodings of a rectangle: start to end, top to bottom."""
         return {"x": self.x("start:Q"), "x2": "end:Q", "y": self.y("top:Q"), "y2": "bottom:Q"}
 
 
@@ -184,13 +184,13 @@ def _values(row: Sequence[Span], rank: int, *, pp: int) -> Iterator[dict[str, An
 
 
 class Picture:
-    """The same for a terminal: a rank per line, in colours where there are any and else in letters."""
+    """The same for a terminal: a line per rank, in colours if there are any, else in characters."""
 
     def __init__(self, rows: Rows, *, drawn: str = "") -> None:
         self.rows, self.drawn = rows, drawn
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich with the width at hand."""
+        """Render for the terminal's width; called by rich."""
         plain = console.color_system is None
         last = max(row[-1].end for row in self.rows)
         label = len(f"rank {len(self.rows) - 1}") + 1
@@ -211,11 +211,11 @@ class Picture:
 
 
 def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[str, str]]:
-    """Of each column what takes most of its work ("" if there is hardly any), and a letter: of a micro-batch's number,
-    or "·" where the column is mostly idle. Of an overlapped pair the first half of the time goes to the forward.
+    """Return (kind, text) for each column: the kind that fills most of it ("" if it is nearly idle), and a digit of the
+    micro-batch, or "·" if it is half idle. Of an overlapped pair the first half of the time shows the forward.
     """
     cover: list[dict[str, float]] = [{} for _ in range(width)]
-    placed = [(block, *_halved(block, scale)) for block in drawn]
+    placed = [(block, *_in_columns(block, scale)) for block in drawn]
     for block, start, end in placed:
         for column in range(int(start), min(width, int(end) + 1)):
             part = min(end, column + 1) - max(start, column)
@@ -230,7 +230,7 @@ def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[st
     return cells
 
 
-def _halved(block: Block, scale: float) -> tuple[float, float]:
+def _in_columns(block: Block, scale: float) -> tuple[float, float]:
     start, end = block.start * scale, block.end * scale
     if block.bottom - block.top > 0.5:
         return start, end
@@ -239,7 +239,7 @@ def _halved(block: Block, scale: float) -> tuple[float, float]:
 
 
 def _cell(kind: str, text: str, *, plain: bool) -> tuple[str, str]:
-    """A character and its style."""
+    """Return a cell's character and style."""
     if not kind:
         return " ", ""
     _, colour, letter = LOOKS[kind]
@@ -255,7 +255,7 @@ def _axis(last: float, *, label: int, width: int) -> Text:
 
 
 def legend(items: Sequence[tuple[str, str, str]], *, plain: bool) -> Columns:
-    """Names with their colours, or with their letters where there are no colours."""
+    """Return a legend of (name, colour, character): with colours, or if ``plain`` with characters."""
     entries = {
         name: Text.assemble((letter * 2 if plain else "  ", "" if plain else f"on {colour}"), f" {name}")
         for name, colour, letter in items

@@ -1,4 +1,4 @@
-"""The line that a person watches while a run goes on: rewritten on a terminal, now and then elsewhere."""
+"""Progress on stderr: a bar, and the status line of a training run (live on a terminal, else every 10 s)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fivefold.units import show_bytes, show_count, show_seconds
 
-QUIET_SECONDS = 10.0  # between two lines where there is no terminal
+QUIET_SECONDS = 10.0  # between two status lines if stderr is no terminal
 
 
 @contextmanager
 def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr, if that is a terminal: yields ``report(what, done, total)``."""
+    """Show a progress bar on stderr, if that is a terminal; yields ``report(what, done, total)``."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -32,12 +32,12 @@ def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 class TrainingLine:
-    """Loss, speed, MFU (causal), memory and time left of a run of ``steps`` steps."""
+    """The status line of a run of ``steps`` steps: loss, gradient norm, tokens/s, MFU (causal), memory, time left."""
 
     def __init__(self, *, steps: int) -> None:
         self.steps = steps
         self._live = Live(console=Console(file=sys.stderr), transient=True, refresh_per_second=4)
-        self._recent: deque[tuple[int, float]] = deque(maxlen=20)  # tokens of the run so far, seconds of the step
+        self._recent: deque[tuple[int, float]] = deque(maxlen=20)  # tokens since the run's start, seconds of the step
         self._heldout: float | None = None
         self._last = 0.0
 
@@ -50,7 +50,7 @@ class TrainingLine:
         self._live.stop()
 
     def report(self, line: Mapping[str, Any]) -> None:
-        """Take one line of the run's log."""
+        """Take one line of the run's log and show it."""
         if "heldout_loss" in line:
             self._heldout = line["heldout_loss"]
             print(f"step {line['step']}  held-out loss {self._heldout:.4f}", file=sys.stderr)

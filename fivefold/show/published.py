@@ -1,4 +1,4 @@
-"""Predictions against published runs: one line per source and quantity, for a terminal and for the README.
+"""Tables of predictions against published runs, one line per source and quantity, for a terminal and the README.
 
 source  of    cases   bias  median  mean  worst     τ  regret
 vtrain  time    938  +3.1%    6.0%  7.9%   +41%  0.81    1.2%
@@ -22,9 +22,9 @@ HEADINGS = ("source", "of", "cases", "bias", "median", "mean", "worst", "τ", "r
 
 
 class Summary(Record):
-    """The relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` not.
+    """Relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` absolute.
 
-    ``tau`` and ``regret`` are means over ``groups`` of rivals, None where there is no group.
+    ``tau`` (Kendall's) and ``regret`` are means over ``groups`` of rivals; None if there is no group.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Summary(Record):
 
 
 def table(summaries: Iterable[Summary], *, excluded: Iterable[tuple[str, str]] = ()) -> RenderableType:
-    """The errors, then how many rows of each source were left out; ``excluded`` are (source, rule)."""
+    """Return the table of errors, then the number of rows left out by source; ``excluded``: (source, rule) per row."""
     page: list[RenderableType] = [Grid(HEADINGS, tuple(_cells(summaries)), words=("source", "of"))]
     counts = Counter(excluded)
     if counts:
@@ -50,7 +50,7 @@ def table(summaries: Iterable[Summary], *, excluded: Iterable[tuple[str, str]] =
 
 
 def markdown(summaries: Iterable[Summary]) -> str:
-    """The errors as a Markdown table."""
+    """Return the errors as a Markdown table."""
     rule = tuple("---" if heading in ("source", "of") else "---:" for heading in HEADINGS)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (HEADINGS, rule, *_cells(summaries)))
 
@@ -71,7 +71,7 @@ def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
 
 
 def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> RenderableType:
-    """Every run: source, row, layout, quantity, predicted and measured in seconds or bytes."""
+    """Return a table of all runs; ``scores``: (source, row, layout, quantity, predicted, measured), in s or bytes."""
     rows = tuple(
         (source, row, layout, quantity, *(_amount(quantity, number) for number in (predicted, measured)),
          f"{predicted / measured - 1:+.1%}")
@@ -86,7 +86,7 @@ def _amount(quantity: str, number: float) -> str:
 
 
 def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """What calibrating a machine on half of its runs gives for the other half."""
+    """Return a table of errors on one half of a machine's runs, before and after calibrating on the other half."""
     rows = tuple(
         (
             row["chip"], str(row["runs"]), f"{row['stock']:.1%}", f"{row['tuned']:.1%}",

@@ -1,4 +1,4 @@
-"""When each axis stops paying, as a page of text: the machine's balance, a row per message, the sizes of experts.
+"""Shows up to which degree each mesh axis pays: machine balance (FLOPs per byte), a row per message, expert sizes.
 
 989 TFLOP/s  ·  NVLink 4 asks for 2,198 FLOPs per byte, NIC for 19,780
 tp   output   output projection   tp4   tp8 offers 1,170, NVLink 4 asks for 2,198
@@ -17,7 +17,7 @@ from fivefold.units import show_count
 
 
 def page(found: Ratios) -> RenderableType:
-    """Headline, one row per message of an axis, and the sizes of experts where there are any."""
+    """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
     rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in found.axes)
     words = ("axis", "sends", "hidden behind", "pays up to", "and no further")
     parts: list[RenderableType] = [_headline(found), Grid(words, rows, words=words)]
@@ -27,7 +27,7 @@ def page(found: Ratios) -> RenderableType:
 
 
 def degrees(found: Ratios) -> RenderableType:
-    """Every degree of every message, under its formula."""
+    """Return a table per message: every degree, the FLOPs per byte that it offers and that the link asks for."""
     parts: list[RenderableType] = []
     for axis in found.axes:
         rows = tuple(

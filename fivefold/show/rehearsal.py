@@ -1,4 +1,4 @@
-"""A rehearsed step as a page of text: what would go wrong, where every byte lies at the peak and when, and why.
+"""Shows a rehearsed step as a page of text: findings first, then memory at the peak, time, traffic and work.
 
 does not fit: rank 0 needs 95.1 GiB …                                     (red, first)
 activations  31.00 GiB  48.1 %  ██████████████
@@ -24,19 +24,19 @@ from fivefold.units import show_bytes
 
 
 class Holding(NamedTuple):
-    """Tensors from one line that live at the peak, in like modules (``blocks.*.mlp``)."""
+    """Tensors live at the peak that one line has allocated, in modules of one kind (``blocks.*.mlp``)."""
 
-    bytes: int  # of all
+    bytes: int  # of all together
     number: int
     largest_bytes: int
     category: str
-    since: str  # when they were born: "forward of micro-batch 1"
+    since: str  # scope of their allocation, "forward of micro-batch 1"; "" if before the step, or if several
     module: str
     line: str  # file:line function
 
 
 class Moment(NamedTuple):
-    """The fullest moment of a rank's step."""
+    """The memory peak of a rank's step."""
 
     rank: int
     parts: Mapping[str, int]  # bytes by category; they add up to the peak
@@ -47,8 +47,8 @@ def page(
     step: Step, *, findings: Sequence[str], moment: Moment, first: StageMemory, predicted: Step | None = None,
     assumed: Sequence[str] = (),
 ) -> RenderableType:  # fmt: skip
-    """All of it. ``assumed``: where the rehearsal is not what will run. ``first``: of the first step, on the rank that
-    is fullest in the steady one, which is ``moment``'s.
+    """Return the whole page. ``assumed``: where the rehearsal differs from the real run. ``first``: memory of the first
+    step on ``moment.rank``, the rank that is fullest in the steady step.
     """
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
@@ -60,7 +60,7 @@ def page(
         by_stage = Stages(stages)
         parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
     parts += [heading("First step and every later one", "the first makes the optimizer's moments")]
-    parts += [_first_and_later(first, fullest)]
+    parts += [_first_and_steady(first, fullest)]
     parts += [heading("What lies there", f"the largest at the peak of rank {moment.rank}"), _largest(moment.largest)]
     parts += [heading("Time", "priced on the rehearsed kernels and messages, not measured")]
     parts += [table._time_bars(step.time)]
@@ -72,11 +72,11 @@ def page(
 
 
 def failures(lines: Sequence[str]) -> RenderableType:
-    """Why the job would fail."""
+    """Return the findings in red, one per line: why the job would fail."""
     return Group(*(Text(line, style="bold red", overflow="fold") for line in lines))
 
 
-def _first_and_later(first: StageMemory, later: StageMemory) -> Grid:
+def _first_and_steady(first: StageMemory, later: StageMemory) -> Grid:
     steps = {"first": first, "later": later}
     rows = tuple((name, show_bytes(at.peak_bytes), at.peak_cause or "–") for name, at in steps.items())
     return Grid(("step", "peak", "in"), rows, words=("step", "in"))
@@ -100,7 +100,7 @@ def _what(each: Holding) -> str:
 
 
 def _beside(predicted: Step, step: Step) -> list[RenderableType]:
-    """The planner's step beside this one: of the counts that must be equal, only those that are not."""
+    """Compare with the planner's step: of the counts, which must be equal, only those that differ are listed."""
     rows = compare(predicted, step)
     counts = [row for row in rows if row.exact]
     wrong = [row for row in counts if row.wrong]

@@ -1,4 +1,4 @@
-"""What a search found, for a terminal and as a chart: the best layouts, why the others lost, memory against time."""
+"""Shows the result of a search: the best layouts, why others were rejected, and the front of time over memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 
-NAMED = 8  # points of a front that are written out in the chart
+NAMED = 8  # the chart labels its points if they are no more than this
 
 
 def page(found: SearchResult) -> RenderableType:
-    """The best, the front where it has more than one point, why the others lost, and the nearest misses."""
+    """Return the page: best layouts, near misses, the front if it has more than one point, reasons of rejection."""
     fits = "" if found.best else ", none fits"
     parts: list[RenderableType] = [
         Text(
@@ -42,7 +42,7 @@ def page(found: SearchResult) -> RenderableType:
 
 
 def answers(found: Sequence[Answer]) -> RenderableType:
-    """A row per question."""
+    """Return a table with a row per answered question."""
     rows = tuple(
         (
             answer.question, answer.line, answer.layout or "–",
@@ -56,7 +56,7 @@ def answers(found: Sequence[Answer]) -> RenderableType:
 
 
 def changes(found: Sequence[Change]) -> RenderableType:
-    """What each single change would give."""
+    """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
     rows = tuple(
         (
             change.change, f"{change.faster - 1:+.1%}", show_seconds(change.step_seconds),
@@ -68,7 +68,7 @@ def changes(found: Sequence[Change]) -> RenderableType:
 
 
 def batches(found: Sequence[Batch]) -> RenderableType:
-    """Global batches with their accumulation."""
+    """Return a table of global batches: tokens, micro-batches and steps of each."""
     rows = tuple(
         (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}") for b in found
     )  # fmt: skip
@@ -76,7 +76,7 @@ def batches(found: Sequence[Batch]) -> RenderableType:
 
 
 def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
-    """The Pareto front: a step's time over the memory that it takes."""
+    """Return a chart of the Pareto front: seconds per step over memory of the fullest rank."""
     alt = _altair()
     if not found.front:
         raise Mistake("no layout fits; there is no front to draw")

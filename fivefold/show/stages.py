@@ -1,10 +1,10 @@
-"""Memory of every pipeline stage, a line each; neighbours with the same numbers share one.
+"""A terminal table of memory by pipeline stage; neighbouring stages with the same numbers share a line.
 
     stage  states  activations  temporary   peak
     0       17.00        22.00       2.00  41.00  ████████▒▒▒▒▒▒▒▒▒▒·  logits
     1–14    12.00        17.00       2.00  31.00  ██████▒▒▒▒▒▒▒▒·      block backward
 
-Columns that the terminal has no room for are left out, the least needed first; stage and peak stay.
+Columns that do not fit the terminal are left out, the least important first; stage and peak always stay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fivefold.units import GIB, MIB
 
 PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
-NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # "" is the bar
-ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")
+NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # by importance; "" is the bar
+ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")  # from left to right
 
 
 class Stages:
-    """Stands in any width."""
+    """A rich renderable of the table, for any width of terminal. ``unit``: GiB or MiB, by the highest peak."""
 
     def __init__(self, stages: Sequence[StageMemory]) -> None:
         self.highest = max(stage.peak_bytes for stage in stages)
@@ -40,7 +40,7 @@ class Stages:
         first, last = alike[0].stage, alike[-1].stage
         cause = alike[0].peak_cause or "–"
         if first != last:
-            cause = re.sub(r"block \d+", "block", cause)  # of every stage another
+            cause = re.sub(r"block \d+", "block", cause)  # each of these stages has another block
         cells = {"stage": str(first) if first == last else f"{first}–{last}", **self._numbers(alike[0]), "cause": cause}
         return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(alike[0])}
 
@@ -54,7 +54,7 @@ class Stages:
         return bar
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich with the width at hand."""
+        """Render for the terminal's width; called by rich."""
         widths = {name: max(len(name), *(row[name].cell_len for row in self.rows)) for name in ORDER}
         chosen: list[str] = []
         for name in NEEDED:

@@ -1,4 +1,4 @@
-"""A step, or the layouts that a search found, as a page of text for a terminal of any width.
+"""Shows a step, a machine or a list of layouts as text for a terminal of any width.
 
 12.3 ms per step · 41.6 k tokens/s per GPU · MFU 38.1 % causal
 weights      2.00 GiB  12.5 %  ███
@@ -20,13 +20,13 @@ from fivefold.show.stages import Stages
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time
 from fivefold.units import show_bytes, show_count, show_seconds
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")  # of a stage's peak, ``<part>_bytes``
+PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")  # fields ``<part>_bytes`` of a stage
 
 BAR_WIDTH = 30
 
 
 def step(step: Step) -> RenderableType:
-    """One step on one page: headline, memory, time, traffic and work."""
+    """Return the page of a step: headline, memory, time, traffic and work."""
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes, default=None)
     page: list[RenderableType] = [_headline(step)]
@@ -43,7 +43,7 @@ def step(step: Step) -> RenderableType:
 
 
 def operations(step: Step) -> RenderableType:
-    """What each operation computes, keeps and takes, for one micro-batch on one rank."""
+    """Return a table of FLOPs, kept bytes and seconds by operation, for one micro-batch on one rank."""
     headings = ("operation", "times", "FLOPs", "kept", "forward", "backward")
     rows = tuple(
         (
@@ -60,7 +60,7 @@ def operations(step: Step) -> RenderableType:
 
 
 def machine(machine: Machine) -> str:
-    """One line: what each rank can do, and how the ranks speak."""
+    """Describe a machine in one line: peaks, memory and bandwidth of a rank, and the outermost link."""
     peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
     return (
@@ -70,7 +70,7 @@ def machine(machine: Machine) -> str:
 
 
 def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), limit: int = 10) -> RenderableType:
-    """``steps`` in the order given, best first; then up to ``limit`` refusals as (layout, reason)."""
+    """Return a table of ``steps``, best first, as given; then up to ``limit`` refusals, as (layout, reason)."""
     headings = ("rank", "layout", "step", "tokens/s/GPU", "MFU", "peak", "bound by")
     rows = tuple(
         (
@@ -127,7 +127,7 @@ def _peak(memory: Memory) -> Text:
 
 
 def heading(title: str, remark: str = "") -> Text:
-    """What comes next on a page."""
+    """Return the heading of a section, with an optional remark beside it."""
     return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
 
 
@@ -144,7 +144,7 @@ def _time_bars(time: Time) -> Table:
 
 
 def _bars(parts: dict[str, float], *, whole: float, show: Callable[[float], str]) -> Table:
-    """Each part with its size, its share of ``whole`` and a bar as long as the share."""
+    """Return a row per part: its size, its share of ``whole``, and a bar of that share."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(min_width=11, overflow="fold")
     grid.add_column(justify="right", no_wrap=True)

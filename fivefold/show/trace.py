@@ -1,8 +1,8 @@
-"""The spans of a step as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Writes the spans of a step in the Trace Event Format, which Perfetto and chrome://tracing open.
 
     {"name": "F0.3", "cat": "F", "ph": "X", "ts": 1500.0, "dur": 620.0, "pid": 0, "tid": 0}      microseconds
 
-A process per pipeline rank. The messages that nothing hides end the span that they belong to, on a line below it.
+One process per pipeline rank. Exposed messages are drawn at the end of their span, on a line below it.
 Source: the format's description, "Trace Event Format", Google, 2016.
 """
 
@@ -18,7 +18,7 @@ from fivefold.record import Fault
 
 
 def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
-    """Names of processes and lines, then the spans."""
+    """Yield the trace events of all ranks: names of processes and lines, then the spans."""
     for rank, row in enumerate(rows):
         yield from names(rank, f"pipeline rank {rank}", ("step", "messages that nothing hides"))
         for span in row:
@@ -30,7 +30,7 @@ def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
 
 
 def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Of a process and of its lines."""
+    """Yield the metadata events that name a process and its lines (threads)."""
     yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
     yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}
     for line, called in enumerate(lines):
@@ -40,7 +40,7 @@ def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, A
 def event(
     name: str, category: str, process: int, line: int, *, start: float, end: float, known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Something that lasts, in seconds; of times a nanosecond is enough."""
+    """Return a complete event ("X"); ``start`` and ``end`` in seconds, written in µs to the nanosecond."""
     return {
         "name": name, "cat": category, "ph": "X", "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3),
         "pid": process, "tid": line, "args": known,
@@ -48,12 +48,12 @@ def event(
 
 
 def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -> None:
-    """Write the trace, with ``about`` as its metadata."""
+    """Write the trace of ``rows`` (spans per pipeline rank) to ``path``, with ``about`` as its metadata."""
     write(events(rows), path, about=about)
 
 
 def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
-    """One event after the other, so that none but the file holds them all."""
+    """Write events one by one, so that they are never all in memory; raises ``Fault`` if the file cannot be written."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write('{"traceEvents":[')
