@@ -73,7 +73,7 @@ def candidates(model: nn.Module) -> tuple[str, ...]:
 
 
 def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
-    """Return the cheapest choice that fits the budget. ``again``: examines the step with these modules recomputed."""
+    """Return the cheapest choice that fits, else the lowest peak found. ``again``: examines with modules recomputed."""
     best = Trial((), seen.peak_bytes, seen)
     lifetimes, refused = seen.fuller, dict[str, str]()
     drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])

@@ -153,7 +153,7 @@ def step(
 
 
 def traffic(tape: Tape) -> tuple[Traffic, ...]:
-    """What the rank of ``tape`` sends, by axis and collective."""
+    """Return the messages and bytes that the rank of ``tape`` sends, by axis and collective."""
     messages, sent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for kind, _, place, _ in tape:
         if kind == START and not (message := tape.messages[place]).receives:
@@ -167,7 +167,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
 
 
 def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
-    """All that lives at the peak of a steady step: by category, and the most of like tensors."""
+    """Return what is live at the steady step's peak: bytes by category, and the ``rows`` largest groups of tensors."""
     living = largest(tapes.steady, len(tapes.steady))
     parts = Counter[str]()
     alike: dict[tuple[str, str, str], list[LiveStorage]] = {}
@@ -184,7 +184,7 @@ def _holding(together: Sequence[LiveStorage], category: str, module: str, line: 
     sizes = [each.bytes for each in together]
     scopes, phases = ({name(each.scope) for each in together} for name in (str, lambda scope: scope.phase))
     since = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
-    since = "" if since == "start" else since  # what lives from step to step
+    since = "" if since == "start" else since  # live before the step
     return Holding(sum(sizes), len(sizes), max(sizes), category, since, module, line)
 
 

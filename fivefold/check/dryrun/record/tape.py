@@ -39,7 +39,7 @@ class Site(NamedTuple):
 class Scope(NamedTuple):
     """The phase of the step, with stage and micro-batch (-1 if it has none)."""
 
-    phase: str  # start, forward, backward, weights, update
+    phase: str  # start, forward, backward, weights, pair, update; in the doctor also recompute
     stage: int = -1
     micro_batch: int = -1
 
