@@ -1,9 +1,9 @@
-"""Seconds of one operation on one chip: forward, backward to its input, backward to its weight.
+"""Seconds of one operation on one chip: forward, gradient of its input (dx), gradient of its weight (dW).
 
     matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth
 
-On a calibrated machine the rate is read off its measurements (``measured.py``), otherwise it follows from the chip
-(``roofline.py``). A fused kernel adds the weight's gradient where it sums; plain kernels do so in a pass of its own.
+On a calibrated machine the rate is interpolated from its measurements (``measured.py``), otherwise it follows from the
+chip (``roofline.py``). Fused kernels add dW to the gradient sums in the matmul; plain ones in a separate pass.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
-# What each constant was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
-# As PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap and a
-# sum of each half; SwiGLU: silu and product), and how much more they move than one that does it all.
-FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # of the two branches: one kernel with the sum that follows
+# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
+FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # one kernel together with the residual sum that follows
+# Number of PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap
+# and a sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.
 PLAIN_KERNELS = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
 PLAIN_BYTES = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
 # A matmul that adds to the sums of gradients hides half of reading and writing them: on B200 they lengthen matmuls by
 # 0.37 to 0.68 of it (fp32 and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
 HIDDEN_SUMS = 0.5
-# Transformer Engine moves tokens to the order of their experts and back in 0.37 ms on B200, 4096 tokens of 5120 to 6 of
-# 160 experts; by their 0.8 GB at the rate of streams it were 0.11 (ibid., permute_fwd and permute_bwd, with the bytes
-# of SimuMax:simu_tools/efficency_test).
+# Transformer Engine permutes tokens by expert and back in 0.37 ms on B200 (4096 tokens of width 5120, top-6 of 160
+# experts); their 0.8 GB at streaming bandwidth would take 0.11 (ibid., permute_fwd and permute_bwd, with the bytes of
+# SimuMax:simu_tools/efficency_test).
 SCATTERED_BYTES = 3.3
-# Its fused cross-entropy, a block of threads per row, reads and writes logits at 2.4 TB/s there (ibid., ce_fusion).
+# Its fused cross-entropy, one thread block per row, reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
 LOSS_RATE = 2.4e12 / 148  # per multiprocessor
-# Operations around the experts that each launch a kernel, forward and backward: scores, top-k, counts per expert and
-# auxiliary loss; indices and rows of a permutation; splits of a message. Our estimate: with it ungraphed layers of
-# Qwen3-30B take 9 to 11 ms; on B200 and H100 they took 8.8 to 9.6 (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+# Kernels launched around the experts, forward and backward: scores, top-k, counts per expert and auxiliary loss;
+# indices and rows of a permutation; splits of a message. Our estimate: with it layers of Qwen3-30B without CUDA graphs
+# take 9 to 11 ms; on B200 and H100 they took 8.8 to 9.6 (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
 MOE_KERNELS = {
     "moe.topk": (20, 12),
     "moe.dispatch": (8, 4),
@@ -51,18 +51,18 @@ MOE_KERNELS = {
     "moe.combine": (8, 4),
 }
 # Bytes per element of the experts' output that adding their biases moves in Megatron, forward and backward: product
-# with the fp32 routing weight, sum, joining of the experts' parts and narrowing (TEGroupedMLP._apply_bias in
-# NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and what autograd makes of them.
+# with the fp32 routing weight, sum, concatenation over experts and cast back (TEGroupedMLP._apply_bias in
+# NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their backwards by autograd.
 BIAS_BYTES = (28, 36)
-# Transformer Engine runs a matmul for each expert; each takes what the smallest kernel costs more than its share of
-# one large matmul: 2.7 us in the mean of 17 products of 20 to 160 experts with 154 to 2460 rows (ibid., group_matmul).
-# In fp8 kernels that cast an operand and reorder its scales come before it.
+# Transformer Engine runs one matmul per expert; each costs the time of the smallest kernel on top of its share of one
+# large matmul: 2.7 us on average of 17 products of 20 to 160 experts with 154 to 2460 rows (ibid., group_matmul).
+# In fp8 two more kernels come before it: they cast an operand and reorder its scales.
 EXPERT_KERNELS = {False: 1, True: 3}
-EXPERTS_PER_LAUNCH = 8  # from C++, at an eighth of an operation's cost
+EXPERTS_PER_LAUNCH = 8  # launched from C++, at an eighth of an operation's host time
 
 
 class OpTime(NamedTuple):
-    """Seconds, and kernels that the host must launch, forward and backward."""
+    """Seconds of one operation, and the number of kernels that the host launches for it, forward and backward."""
 
     forward: float
     backward: float  # gradient of the input
@@ -72,7 +72,7 @@ class OpTime(NamedTuple):
 
 
 class Prices:
-    """What operations cost on ``machine`` under ``job`` while ``ranks`` of its processes work side by side."""
+    """Seconds of operations on ``machine`` under ``job``, with ``ranks`` of its processes side by side."""
 
     def __init__(self, machine: Machine, *, ranks: int, job: Job) -> None:
         self.machine, self.job, self.chip = machine, job, machine.chip
@@ -82,7 +82,7 @@ class Prices:
         self.plain = job.stack.kernels == "plain" and not job.stack.compile and machine.backend == "nccl"
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
-        """``heads`` of attention on this rank."""
+        """Seconds of ``op``; ``heads``: attention heads on this rank."""
         if op.kind == "matmul":
             return self._linear(op)
         if op.kind == "attention":
@@ -109,7 +109,7 @@ class Prices:
             return OpTime(self.moving(mask), self.moving(op.moved_backward_bytes), kernels=0)
         forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
         if op.kind == "add" and self.measured is None:
-            backward = 0  # the gradient is handed on; where two meet, the sum is fused into what follows
+            backward = 0  # the gradient is passed on unchanged; a sum of two is fused into the kernel that follows
         return OpTime(
             self.moving(forward, kernel=kernel),
             self.moving(backward, kernel=f"{kernel}_backward") if backward else 0.0,
@@ -118,16 +118,16 @@ class Prices:
         )
 
     def _permutation(self, op: Op) -> OpTime:
-        """Of the router's choice, and of tokens to and from their experts."""
+        """Seconds of the router's top-k, and of permuting tokens by expert and back."""
         forward, backward = MOE_KERNELS[op.name]
-        if op.kind == "activation":  # the choice: many kernels on few bytes
+        if op.kind == "activation":  # top-k: many kernels on few bytes
             small = roofline.KERNEL_SECONDS
             return OpTime(
                 self.moving(op.moved_bytes) + (forward - 1) * small,
                 self.moving(op.moved_backward_bytes) + (backward - 1) * small, 0.0, forward, backward,
             )  # fmt: skip
         moved, moved_back = op.moved_bytes, op.moved_backward_bytes
-        if op.kind == "message":  # what arrived from each rank is sorted by expert; fused dispatchers do so underway
+        if op.kind == "message":  # after an all-to-all, tokens are sorted by expert; fused dispatchers do it on the way
             sorts = self.job.stack.dispatcher == "all_to_all"
             whole = self.moving(2 * sum(op.writes.values())) if sorts else 0.0
             return OpTime(whole, whole, 0.0, forward, backward)
@@ -137,7 +137,7 @@ class Prices:
         )  # fmt: skip
 
     def _chunked_loss(self, op: Op) -> OpTime:
-        """All in the backward: per chunk three products, the logits moved as ``fused`` moves them, and dW summed up."""
+        """Seconds of the chunked loss, all in the backward: per chunk three products, the loss and the dW sum."""
         rows, vocab, width = op.shape
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
@@ -145,12 +145,13 @@ class Prices:
         seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
         if self.measured is None:
             seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
-            recipe = self.job.precision  # each chunk reads and writes dW, and what hands it over the sums
+            recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
             products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.gradients_bytes)
             seconds += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.summed_bytes)
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=5 * ceil_div(rows, chunk))
 
     def _linear(self, op: Op) -> OpTime:
+        """Seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
         narrow = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
         dtype = self.dtype if narrow else self.wide
@@ -164,7 +165,7 @@ class Prices:
             sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if self.plain else 0)))
             weight += sums if self.plain else (1 - HIDDEN_SUMS) * sums
         if op.batch > 1 and self.job.stack.graphs != "full" and self.measured is None:
-            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # whole graphs hold fused kernels
+            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # full graphs use fused kernels
             forward, into, weight = forward + apart, into + apart, weight + apart
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
                 forward += self.moving(BIAS_BYTES[0] * m * n * op.batch)
@@ -172,21 +173,22 @@ class Prices:
         if any(op.moved_by_casts):
             casts = (self.moving(moved) for moved in op.moved_by_casts)
             forward, into, weight = (a + b for a, b in zip((forward, into, weight), casts, strict=True))
-        elif narrow:  # the gradient of the output is cast before both products
+        elif narrow:  # the gradient of the output is cast before dx and dW
             into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
         launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 else 1
-        cast = op.casts  # of which each is a kernel
+        cast = op.casts  # each is a kernel
         before = bool(cast.x) + bool(cast.weight)
         after = sum(map(bool, (cast.gradient, cast.transposed, cast.columns, cast.gradient_columns)))
         return OpTime(forward, into, weight, launches + before, 2 * launches + after)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
-        """``(m, k) @ (k, n)``, ``batch`` of them."""
+        """Seconds of ``batch`` products ``(m, k) @ (k, n)``."""
         if self.measured is not None and self.measured.matmuls:
             return batch * self.measured.matmul(m, n, k)
         return roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch)
 
     def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
+        """Seconds forward and backward."""
         if self.measured is not None and self.measured.attentions[0]:
             return self.measured.attention(op.causal_flops, shape=op.shape, heads=heads)
         if self.job.stack.attention == "unfused":
@@ -202,7 +204,7 @@ class Prices:
         return forward, backward
 
     def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:
-        """One of the two batched products of written-out attention: the whole square."""
+        """Seconds, forward and backward, of one of the two batched matmuls of unfused attention, on the full square."""
         sequences, tokens, dim = op.shape
         batch, m = sequences * heads, op.flops // (2 * sequences * heads * tokens * dim)
         first = op.name.endswith("scores")
@@ -212,7 +214,7 @@ class Prices:
         return forward, back
 
     def moving(self, moved: int, *, kernel: str = "copy") -> float:
-        """A memory-bound kernel that reads and writes ``moved`` bytes."""
+        """Seconds of a memory-bound kernel that reads and writes ``moved`` bytes."""
         if self.measured is not None:
             names = self.measured.bandwidths
             if kernel.endswith("_backward") and f"{kernel} {self.dtype}" not in names:

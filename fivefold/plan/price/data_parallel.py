@@ -1,10 +1,10 @@
-"""Data parallelism in time: each unit's gather and reduction, and what of them lies outside of the micro-batches.
+"""Seconds of data parallelism's messages: the gather and the reduction of each unit, and what is exposed at step ends.
 
-    ends = the last reduction + what the last backward does not hide of the others + sums over ranks that hold copies
-           + gathers of the new weights
+    ends = the last reduction + what the last backward does not hide of the others + all-reduces of replicated weights
+           + all-gathers of the updated weights
 
-A reduction runs beside the backward of the units that come after it, where ZeRO-3's gathers leave room; the gather
-after the update beside the first forward.
+A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time; the gather after the
+update overlaps the first forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fivefold.plan.price.units import CONTENTION, Units
 
 
 class GatherReduceTime(NamedTuple):
-    """Seconds to gather a unit's weights and to reduce its gradients, once each, and to add up what others hold too."""
+    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights."""
 
     gather: float
     reduce: float
@@ -28,14 +28,14 @@ class GatherReduceTime(NamedTuple):
 
 
 class StepEnds(NamedTuple):
-    """Outside of the micro-batches: seconds that nothing hides, and by which hidden messages slow compute."""
+    """Seconds before the first and after the last micro-batch: exposed messages, and compute slowed by hidden ones."""
 
     exposed: float
     slowed: float
 
 
 class DataParallel:
-    """Messages over dp·cp of one model, job and machine."""
+    """Seconds of the messages over dp·cp, for one model, job and machine and any layout."""
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
@@ -43,7 +43,7 @@ class DataParallel:
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
-        """Of one unit."""
+        """Seconds of one unit's messages, each sent once."""
         key = (name, layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp, layout.pp,
                layout.order, layout.schedule == "dualpipe", apart(layout))  # fmt: skip
         found = self._gather_reduces.get(key)
@@ -66,23 +66,26 @@ class DataParallel:
         return found
 
     def each_way(self, layout: Layout, name: Name) -> tuple[float, float]:
-        """Seconds of a unit's messages with every forward and with every backward; the head is still gathered."""
-        gather_reduce, comes_and_goes = self.gather_reduce(layout, name), not policy(layout).weights_stay
-        again = comes_and_goes and name not in ("embed", "head")
+        """Seconds of a unit's messages in every forward and in every backward, where only blocks are gathered again."""
+        gather_reduce, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
+        regathers = gathers and name not in ("embed", "head")
         reduce = gather_reduce.reduce if self.reduces_each(layout) else 0.0
-        return gather_reduce.gather if comes_and_goes else 0.0, (gather_reduce.gather if again else 0.0) + reduce
+        return gather_reduce.gather if gathers else 0.0, (gather_reduce.gather if regathers else 0.0) + reduce
 
     def reduces_each(self, layout: Layout) -> bool:
-        """Whether gradients are reduced after every backward."""
+        """Whether gradients are reduced after the backward of every micro-batch, not once a step."""
         return self.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
 
     def waits(self, message: float, room: float) -> tuple[float, float]:
-        """Of a message beside ``room`` seconds of work: what shows, and by how much the rest slows the work."""
+        """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""
         shown = max(0.0, message - room) if self.beside else message
         return shown, CONTENTION * (message - shown)
 
     def ends(self, layout: Layout, chunks: tuple[int, ...]) -> StepEnds:
-        """Reductions after the last backward and gathers before the first forward, of a rank with these stages."""
+        """Cost of the reductions after the last backward and the gathers before the first forward.
+
+        ``chunks``: the stages of the rank.
+        """
         if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
             return StepEnds(0.0, 0.0)
         gather = reduce = copies = forward = backward = 0.0
@@ -100,7 +103,7 @@ class DataParallel:
                     reduce += times * gather_reduce.reduce
                     last = gather_reduce.reduce if last is None else last  # of the unit whose backward ends last
                 elif last is None and self.beside:
-                    # priced beside its own backward, but comes after it
+                    # ``each_way`` counts it beside its own backward, but the last one comes after it
                     last = reduce = min(gather_reduce.reduce, behind)
                 if chunk == chunks[0]:
                     forward += times * (unit.forward + sum(unit.forward_exposed))
@@ -110,13 +113,13 @@ class DataParallel:
         if not self.beside:
             return StepEnds(gather + reduce + copies, 0.0)
         first, last = first or 0.0, last or 0.0
-        share = 1 / len(chunks)  # of the chunks of a rank, the other ones' messages run beside the first one's work
+        share = 1 / len(chunks)  # that the first stage's compute can hide; the rank's other stages hide the rest
         early = first + max(0.0, share * (gather - first) - forward) if self.job.stack.weights == "ahead" else gather
         late = last + max(0.0, share * (reduce - last) - backward)
         return StepEnds(early + late + copies, CONTENTION * (gather + reduce - early - late))
 
     def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
-        """Seconds in which each rank of a shard group in turn hands out the whole tensors that it updates."""
+        """Seconds in which each rank of a shard group in turn broadcasts the whole tensors that it updates."""
         held: dict[tuple[str, int], int] = {}
         for chunk in chunks:
             for run, times in self.counts.stage_work(layout)[chunk]:
@@ -131,11 +134,12 @@ class DataParallel:
 
 
 def _dualpipe_replicas(layout: Layout) -> Group:
-    """The two ranks that hold the same stages, at the ends of the pipeline, where they are farthest apart."""
+    """The two ranks that hold the same stages under DualPipe: the first and last of the pipeline, the worst case."""
     pp = group(layout, "pp")
     return Group(2, (pp.ranks - 1) * pp.stride)
 
 
 def _place(layout: Layout, name: str, ranks: int) -> Group:
+    """The group ``name`` with ``ranks`` ranks, at the same stride."""
     found = group(layout, name)
     return found if found.ranks == ranks else Group(ranks, found.stride)

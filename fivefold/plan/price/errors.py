@@ -1,7 +1,7 @@
-"""The relative error to expect of a prediction, by class of run: how far predictions lay from published ones.
+"""The relative error to expect of a prediction, by class of run, from how far predictions were from published runs.
 
-``errors.csv`` is written by ``fivefold published`` (check/published/regimes.py): the mean over sources of their mean
-absolute error. "*" stands for any; the most particular row counts.
+``errors.csv`` is written by ``fivefold published`` (check/published/regimes.py): the mean over sources of each one's
+mean absolute relative error. "*" matches anything; the most specific row that matches is used.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ TABLE = Path(__file__).with_name("errors.csv")
 
 
 class Regime(NamedTuple):
-    """A class of runs: ``a100 pipeline dense``."""
+    """A class of runs with one expected error, e.g. ``a100 pipeline dense``."""
 
     chip: str
     shape: str  # pipeline, flat
     kind: str  # moe, dense
 
     def wider(self) -> tuple[Regime, ...]:
-        """This class and those that hold it, the narrowest first."""
+        """This class and those that include it, the most specific first."""
         return (self, self._replace(chip="*"), Regime("*", "*", self.kind), Regime("*", "*", "*"))
 
 
 def regime(*, model: Model, machine: Machine, layout: Layout) -> Regime:
-    """The class of a run."""
+    """The class to which a run belongs."""
     return Regime(machine.chip.name, "pipeline" if layout.pp > 1 else "flat", "moe" if model.moe else "dense")
 
 
 def expected_error(
     *, model: Model, machine: Machine, layout: Layout, quantity: Literal["time", "peak"], path: Path = TABLE
 ) -> float | None:
-    """Relative error of ``quantity``; None on CPUs, of which nothing is published, and where the table is missing."""
+    """Relative error to expect of ``quantity``; None on CPUs, for which nothing is published, or without the table."""
     if machine.backend != "nccl":
         return None
     known = _read(path)

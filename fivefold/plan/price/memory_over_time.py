@@ -1,8 +1,8 @@
-"""Memory over time: what ``count/memory`` finds at the moments of a step, laid along its spans.
+"""Memory over time of one rank: the live bytes that ``count/memory`` counts per moment, placed along the step's spans.
 
-    live = states + gradients + activations of other micro-batches + what one more has meanwhile, unit by unit
+    live = states + gradients + activations of other micro-batches + those of the running pass, unit by unit
 
-Of a unit that runs, the moments of ``memory`` lie where it is half done.
+The moments of a running unit are placed at the middle of its time.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def levels(planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None) -> tuple[Level, ...]:
-    """Of one pipeline rank, beside its row of ``spans``."""
+    """Live bytes by part at times of the step, for one pipeline rank; times are those of its row of ``spans``."""
     row = spans(planner, layout, limit=limit)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
-    first = found[0]  # until a rank's first action comes, what stands in it lives already
+    first = found[0]  # before a rank's first action, its states and gradients are live already
     waiting = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
     return (waiting, *found) if first.seconds > 0 else found
 
 
 class _Filler:
-    """A rank with the moments of its memory."""
+    """Turns the spans of one rank into memory levels."""
 
     def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
         self.planner, self.layout, self.rank = planner, layout, rank
@@ -42,7 +42,7 @@ class _Filler:
         self.update = over_time(self.counts, layout, rank=rank)[-1]
 
     def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
-        """The first micro-batch, the ones in the middle, which are all alike, and the last."""
+        """Levels without a pipeline: ``passes`` has the first micro-batch, one for all in the middle, and the last."""
         found = list(passes(self.counts, self.layout))
         for span in row:
             if span.kind in ("F", "BW"):
@@ -52,7 +52,7 @@ class _Filler:
         yield from self._tail(row)
 
     def piped(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
-        """Every action over what lives beside it."""
+        """Levels with a pipeline: each action on top of what other micro-batches hold at that time."""
         found = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
         for span in row:
             if span.kind == "FB":
@@ -64,7 +64,7 @@ class _Filler:
         yield from self._tail(row)
 
     def _tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
-        """Reductions need no more than a bucket; then the update."""
+        """Levels after the last pass: reductions, which need no more than a bucket, and the update."""
         for span in row:
             if span.kind == "reduce":
                 yield from (self._level(at) for at in (span.start, span.end))
@@ -72,11 +72,11 @@ class _Filler:
                 yield from (_at(seconds, self.update) for seconds in (span.start, span.end))
 
     def _level(self, seconds: float) -> Level:
-        """After the last pass."""
+        """States and gradients only, as after the last pass."""
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
     def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
-        """Each moment where its unit is half done, by the seconds of the units before it; backwards from the end."""
+        """Levels of one pass: each moment at the middle of its unit; a backward counts units from the last one."""
         if stage not in self.shares:
             self.shares[stage] = self._shares(stage)
         (before, after, moments), shares = pass_moments, self.shares[stage]
@@ -88,7 +88,7 @@ class _Filler:
         yield _between(span.end, moments[-1], kept=after)
 
     def _shares(self, chunk: int) -> dict[str, float]:
-        """How much of the forward is over in the middle of a unit, by its name: of the first and last of each run."""
+        """Share of the stage's forward seconds at the middle of a unit, by its name: first and last of each run."""
         runs = self.runs[chunk]
         seconds = [self.planner.timeline.units.unit(self.layout, run).forward for run in runs]
         whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
@@ -109,7 +109,7 @@ def _at(seconds: float, moment: Moment) -> Level:
 
 
 def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
-    """Where a pass begins or ends, of which a moment is near."""
+    """The level where a pass begins or ends: states of the nearest ``moment``, and ``kept`` bytes of activations."""
     return Level(seconds, moment.states_bytes, moment.gradients_bytes, kept, 0, 0, 0)
 
 

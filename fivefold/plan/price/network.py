@@ -1,11 +1,11 @@
-"""Seconds of one collective, by where its ranks lie.
+"""Seconds of one collective, by how its ranks lie on the machine's links.
 
     a group of n ranks = l ranks per node (joined by the near link) x N nodes (joined by a NIC per rank)
-    seconds = the quickest of a few lines  latency + payload · seconds per byte:  algorithm x protocol
+    seconds = launch + min over algorithms and protocols of (latency + payload · seconds per byte)
 
-Algorithms: ring, double binary tree, addition in the switch (NVLink SHARP). Protocols: quick steps at half the rate
-for small messages, bulk steps at the full rate. Algorithms and protocols are those of NVIDIA/nccl:src/graph/tuning.cc.
-A calibrated machine answers with its own measured curve, straight between two sizes in the logarithm.
+Algorithms: ring, double binary tree, reduction in the switch (NVLink SHARP). Protocols: small messages (LL) with short
+steps at half the rate, bulk (Simple) with long steps at the full rate. Source: NVIDIA/nccl:src/graph/tuning.cc.
+A calibrated machine uses its own measured curve instead, interpolated between two sizes in log space.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CROWDING = 0.02
 
 
 class Line(NamedTuple):
-    """``latency + per_byte · payload`` seconds."""
+    """Cost of an algorithm under a protocol: ``latency + per_byte · payload`` seconds."""
 
     latency: float
     per_byte: float
 
 
 class Tier(NamedTuple):
-    """A link as the lines need it: sustained bytes/s, seconds per step, bytes/s while the switch adds."""
+    """A link: sustained bytes/s, seconds per step of the quick and bulk protocols, bytes/s of in-switch reduction."""
 
     rate: float
     quick: float
@@ -45,7 +45,7 @@ class Tier(NamedTuple):
 
 
 class Place(NamedTuple):
-    """``ranks`` as ``local`` in each of ``nodes`` nodes, the last perhaps in part, and the two links between them."""
+    """Where a group lies: ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer), and its two links."""
 
     ranks: int
     local: int
@@ -55,14 +55,14 @@ class Place(NamedTuple):
 
     @property
     def ring_per_byte(self) -> float:
-        """Of the slowest hop of rings that leave a node by all NICs of the group at once."""
+        """Seconds per byte of the slowest hop, with rings that leave a node by all NICs of the group at once."""
         near = 1 / self.near.rate if self.local > 1 else 0.0
         return max(near, 1 / (self.local * self.far.rate)) if self.nodes > 1 else near
 
 
 @final
 class Network:
-    """The links of one machine, built once; asked a million times by the search."""
+    """Collectives of one machine. Lines are cached by collective and group, as the search asks millions of times."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -84,9 +84,9 @@ class Network:
         self._lines: dict[tuple[str, Group, int], list[Line]] = {}
 
     def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
-        """Of a full tensor of ``payload`` bytes (docs/notation.md §5); a group of one rank has nothing to say.
+        """Seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5); 0 for one rank.
 
-        ``copies``: the payload of an all_to_all holds every token so often, and a rank wants it but once.
+        ``copies``: how often an all_to_all's payload holds each token (top-k), where a rank needs it only once.
         """
         if group.ranks == 1:
             return 0.0
@@ -98,6 +98,7 @@ class Network:
         return self._launch + min([latency + per_byte * payload for latency, per_byte in lines])
 
     def _lay(self, collective: str, group: Group, copies: int) -> list[Line]:
+        """One line per algorithm and protocol; an unknown collective raises."""
         place = self._place(group)
         if collective == "all_reduce":
             return [*_ring(place, turns=2), *_tree(place), *_switch(place)]
@@ -123,14 +124,14 @@ class Network:
         return Place(group.ranks, local, nodes, self._near(local), far)
 
     def _near(self, ranks: int) -> Tier:
-        """The near link as ``ranks`` of a node use it: those joined pair by pair, only the wires among them."""
+        """The near link for ``ranks`` of a node: where ranks are wired in pairs, only the wires among them count."""
         link, tier = self._machine.links[0], self._tiers[0]
         share = (ranks - 1) / (link.span - 1) if link.direct and 1 < ranks < link.span else 1.0
         return tier._replace(rate=share * tier.rate)
 
 
 def _protocols(place: Place, *, near: float, far: float, per_byte: float) -> list[Line]:
-    """Small and large messages over so many steps on the near and the far link."""
+    """The quick and the bulk protocol, for ``near`` and ``far`` steps on the two links."""
     return [
         Line(near * place.near.quick + far * place.far.quick, per_byte / QUICK_SHARE),
         Line(near * place.near.bulk + far * place.far.bulk, per_byte),
@@ -138,19 +139,19 @@ def _protocols(place: Place, *, near: float, far: float, per_byte: float) -> lis
 
 
 def _ring(place: Place, *, turns: int) -> list[Line]:
-    """Every rank hands on n - 1 shards per turn; an all-reduce takes two turns."""
+    """A ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
     return _protocols(place, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte)
 
 
 def _far_load(place: Place) -> float:
-    """Seconds per byte on the NICs of a tree: two nodes only swap sums, a node between others sends up and down."""
+    """Seconds per byte on a tree's NICs: two nodes exchange sums once; an inner node of more sends up and down."""
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 
 
 def _tree(place: Place) -> list[Line]:
-    """Two binary trees, up and down; a rank that is inside one is a leaf of the other, and so sends 2 S."""
+    """Two binary trees, up and down; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
     near = 2 * math.ceil(math.log2(place.local))
     far = 2 * math.ceil(math.log2(place.nodes))
     per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
@@ -158,7 +159,7 @@ def _tree(place: Place) -> list[Line]:
 
 
 def _switch(place: Place) -> list[Line]:
-    """The switch adds and multicasts: a rank sends its S, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
+    """The switch reduces and multicasts: a rank sends S bytes, and its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs bound it as they bound the tree
     per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
@@ -166,17 +167,17 @@ def _switch(place: Place) -> list[Line]:
 
 
 def _exchange(place: Place) -> Line:
-    """All pairs at once: what stays in the node goes over the near link while the rest leaves by the rank's own NIC."""
+    """All-to-all of all pairs at once: traffic within the node on the near link, the rest on the rank's own NIC."""
     near, far = place.local - 1, place.ranks - place.local
     per_byte = max(near / place.near.rate, far / place.far.rate) / place.ranks
     return Line(near * place.near.quick + far * place.far.quick, per_byte)
 
 
 def _dispatch(place: Place, copies: int) -> Line:
-    """A token leaves once for each other node and enters each rank once that has one of its ``copies`` experts.
+    """A fused all-to-all: a token goes once to each node, and to each rank, that has one of its ``copies`` experts.
 
-    The kernels of DeepEP and HybridEP, which store right into the ranks' buffers: README.md of deepseek-ai/DeepEP
-    measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, as the rings reach.
+    The kernels of DeepEP and HybridEP, which write directly into the ranks' buffers: README.md of deepseek-ai/DeepEP
+    measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the rates of rings.
     """
     near = _distinct(place.ranks, copies) * (place.local - 1) / place.local
     far = _distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
@@ -185,12 +186,12 @@ def _dispatch(place: Place, copies: int) -> Line:
 
 
 def _distinct(places: int, draws: int) -> float:
-    """How many of ``places`` are expected among ``draws`` of equal chance."""
+    """Expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
     return places * (1 - (1 - 1 / places) ** draws)
 
 
 def _along(curve: list[tuple[int, float]], size: int) -> float:
-    """Below the smallest size its time; above the largest its rate."""
+    """Seconds at ``size`` on a measured curve: below the smallest size its time, above the largest its rate."""
     if size <= curve[0][0]:
         return curve[0][1]
     if size > curve[-1][0]:

@@ -1,11 +1,11 @@
-"""How long one GPU kernel takes on a chip that nobody calibrated: seconds on the device, without the host's launch.
+"""Seconds of one GPU kernel on a chip without calibration: time on the device, without the host's launch.
 
     matmul      max(waves · (one tile's FLOPs ÷ one multiprocessor's rate + fill) + last write, bytes ÷ bandwidth)
-    attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + the last rows, alone on their multiprocessors
+    attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle
     moving      bytes ÷ bandwidth
 
-each plus what the smallest kernel costs. Method: roofline with the quantisation of tiles and waves that NVIDIA's
-"Matrix Multiplication Background" describes. The constants hold for every chip; the tests show measured kernels.
+each plus the time of the smallest kernel. Method: roofline with tile and wave quantisation as in NVIDIA's "Matrix
+Multiplication Background". The constants are the same for every chip; the tests compare with measured kernels.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Literal
 from fivefold.machine.spec import Chip
 from fivefold.units import Dtype
 
-# What each was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
+# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
 KERNEL_SECONDS = 3e-6  # the smallest kernel; a 256 x 256 x 256 matmul takes 5 us on H100 and on B200
 FILL_SECONDS = 1e-6  # a tile's first operands arrive and its last results leave while its tensor core waits
-TILES = (  # rows, columns, parts that k is divided into to fill the chip, speed (small tiles read operands more often)
+TILES = (  # rows, columns, split-k parts, relative speed (small tiles read operands more often)
     (128, 256, 1, 1.0),
     (128, 128, 1, 0.9),
     (64, 128, 1, 0.6),
     (128, 128, 4, 0.9),
 )
-UNEVEN = 0.3  # of an uneven last wave is lost; the choice among tiles mends the rest
+UNEVEN = 0.3  # share of a partly filled last wave that is lost; the choice of tile recovers the rest
 WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
-ROWS = 64.0  # of queries whose attention is still running when the other multiprocessors have finished
-DIAGONAL, DIAGONAL_BACKWARD = 400.0, 500.0  # keys' worth of lost time per query: masked tiles, start of the pipeline
+ROWS = 64.0  # query rows still running when the other multiprocessors have finished
+DIAGONAL, DIAGONAL_BACKWARD = 400.0, 500.0  # lost time per query, in keys: masked tiles, start of the kernel's pipeline
 FLASH1_SHARE = 0.65  # of FlashAttention-2's rate; its paper says half to 0.77 (Triton's): arXiv:2307.08691 §4.1
-SOFTMAX_DIM = 40.0  # the softmax of one score takes the time of this much of head_dim
+SOFTMAX_DIM = 40.0  # the softmax of one score takes as long as this many elements of head_dim
 
 
 def matmul(chip: Chip, *, m: int, n: int, k: int, dtype: Dtype, batch: int = 1) -> float:
-    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are paid elsewhere."""
+    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included."""
     if m < 1 or n < 1 or k < 1 or batch < 1:
         return 0.0
     bandwidth = chip.memory_bandwidth * chip.bandwidth_share
@@ -49,7 +49,7 @@ def matmul(chip: Chip, *, m: int, n: int, k: int, dtype: Dtype, batch: int = 1) 
         if seconds < best:
             best = seconds
     moved = batch * ((m + n) * k * WIDTH.get(dtype, 2) + 2 * m * n)
-    # max: a matmul streams its operands while it computes, and all writes but the last wave's
+    # max: reads, and writes of all waves but the last, overlap compute
     return max(best, moved / bandwidth) + KERNEL_SECONDS
 
 
@@ -64,11 +64,11 @@ def attention(
     kind: Literal["flash", "flash2", "flash1", "blocks"] = "flash",
     backward: bool = False,
 ) -> float:
-    """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries to each of ``keys``.
+    """Seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries over ``keys`` keys.
 
-    Backward computes the scores once more, 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
-    cuDNN's or FlashAttention-3 on Hopper, ``flash2`` and ``flash1`` are FlashAttention-2 and -1. The matrix units take
-    16 bits or more.
+    The backward recomputes the scores: 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
+    cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1. fp8 and fp4 run at
+    the bf16 rate.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
@@ -84,7 +84,7 @@ def attention(
 
 
 def moving(chip: Chip, *, moved_bytes: float) -> float:
-    """Seconds of a memory-bound kernel that reads and writes ``moved_bytes``; small ones are mostly start and end."""
+    """Seconds of a memory-bound kernel that reads and writes ``moved_bytes``: bytes / bandwidth + KERNEL_SECONDS."""
     if moved_bytes <= 0:
         return 0.0
     return moved_bytes / (chip.memory_bandwidth * chip.bandwidth_share) + KERNEL_SECONDS

@@ -1,9 +1,9 @@
-"""The spans of one step: the schedule's table played with the timeline's seconds, and the ends of data parallelism.
+"""The spans (start, end) of one step per pipeline rank: the schedule played with the timeline's seconds.
 
-    actions of the table | what nothing hides of reductions and gathers | update
+    actions of the schedule | exposed reductions and gathers of data parallelism | update
 
-The last end is the step time of ``Planner.estimate``. A long step is drawn by a shorter one, whose warm-up and end are
-those of the whole: the rounds left out in the middle all take the same time.
+The last end is the step time of ``Planner.estimate``. A long step is drawn as a shorter one with the same warm-up and
+cool-down: the rounds left out in the middle all take the same time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Rows = tuple[tuple[Span, ...], ...]
 
 
 def shown(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
-    """Micro-batches that ``spans`` plays: all, or some ``limit`` of them, but two rounds of the pipeline or more."""
+    """Number of micro-batches that ``spans`` plays: all, or about ``limit``, but at least two rounds of pp."""
     if limit is None or micro_batches <= limit:
         return micro_batches
-    rest = micro_batches % layout.pp  # a round more or less changes nothing, part of a round does
+    rest = micro_batches % layout.pp  # only whole rounds may be left out
     return min(micro_batches, rest + layout.pp * max(2, (limit - rest) // layout.pp))
 
 
 def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
-    """Per pipeline rank its spans in order; of ``shown`` micro-batches, ``limit=None`` being the whole step."""
+    """Each pipeline rank's spans in order of time, for ``shown`` micro-batches; ``limit=None``: the whole step."""
     count = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     ranks = memory(planner.counts, layout)
     player = _Player(planner, layout)
@@ -50,20 +50,20 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
 
 
 class _Player:
-    """A layout with the seconds of its actions."""
+    """Makes spans from the actions of one layout and their seconds."""
 
     def __init__(self, planner: Planner, layout: Layout) -> None:
         self.timeline, self.layout = planner.timeline, layout
         self.durations = planner.timeline.durations(layout)
 
     def span(self, action: Action, start: float, end: float) -> Span:
-        """An action of the table."""
+        """The span of one action of the schedule, with its exposed seconds and their axes."""
         cost = self.durations.cost(Task(action.kind, action.stage, action.backward_stage))
         axes = tuple(axis for axis, seconds in cost.exposed.items() if seconds)
         return Span(action.kind, str(action), start, end, sum(cost.exposed.values()), axes, *action[1:])
 
     def flat(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
-        """Without a pipeline: micro-batch after micro-batch."""
+        """The row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
         now = 0.0
         for micro_batch in range(count):
@@ -73,13 +73,13 @@ class _Player:
         return self.finished(row, (0,), rank)
 
     def finished(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:
-        """What is hidden of the reductions slows the last action; the rest follows it, and then the update."""
+        """``row`` with its end: hidden reductions lengthen the last action; exposed ones and the update follow it."""
         ends = self.timeline.parallel.ends(self.layout, chunks)
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
         between = start + ends.exposed
         end = between + self.timeline.update(self.layout, rank) + self.timeline.matrix_update(self.layout, chunks)
-        gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # the new weights, from where they are updated
+        gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # of the updated weights
         name = "reduce gradients, gather weights" if gathers else "reduce gradients"
         reduce = [Span("reduce", name, start, between, between - start, ("dp",))] if between > start else []
         return (*row, *reduce, Span("update", "update", between, end))

@@ -1,8 +1,9 @@
-"""A schedule with hundreds of micro-batches, from two short ones: past the warm-up every round takes the same time.
+"""Times of a schedule with hundreds of micro-batches, extrapolated from two short ones.
 
     end(m) = end(base) + rounds · (end(base + pp) - end(base)),   base = 3 pp + m mod pp
 
-A schedule is a max-plus system: its rows are periodic once the slowest rank sets the pace.
+After the warm-up every round of pp micro-batches takes the same time: a schedule is a max-plus system, which becomes
+periodic once the slowest rank sets the pace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fivefold.layout.spec import Layout
 
 
 class Extrapolated(NamedTuple):
-    """A schedule continued to its length: per rank when it ends, what it does how often, the stages it holds."""
+    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each task, the stages it holds."""
 
     ends: list[float]
     busy: list[float]
@@ -30,7 +31,7 @@ class Extrapolated(NamedTuple):
 
 
 def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Extrapolated:
-    """The layout's schedule with these ``seconds`` per task, and ``hop`` between two stages."""
+    """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message."""
     known: dict[Task, float] = {}
 
     def once(task: Task) -> float:
@@ -53,7 +54,7 @@ def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task],
         return Extrapolated(ends, [busy(each) for each in tasks], list(tasks), table.rank_stages)
     (table, early, few), (_, late, many) = played(base), played(base + pp)
     rounds = (micro_batches - base) // pp
-    # A rank that is the busiest sets the pace, but with uneven stages the others may not feel it so early.
+    # The busiest rank sets the pace; with uneven stages the two short schedules may be too short to show it.
     pace = max(busy(more) - busy(less) for less, more in zip(few, many, strict=True))
     ends = [first + rounds * max(second - first, pace) for first, second in zip(early, late, strict=True)]
     whole = [
@@ -65,7 +66,7 @@ def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task],
 
 @lru_cache(maxsize=1024)
 def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
-    """How often each rank does what."""
+    """How often each rank runs each task."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[Counter[Task]] = [Counter() for _ in range(pp)]
     for turn in order.actions:

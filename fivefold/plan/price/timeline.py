@@ -1,10 +1,10 @@
-"""The step laid out in time: units make stages, the schedule's table makes the pipeline, data parallelism its ends.
+"""Seconds of a step: units add up to stages, the schedule orders them, data parallelism adds its ends.
 
-    step = play(table, seconds of its actions) + what nothing hides of gathers and reductions + update
+    step = play(schedule, seconds of its actions) + exposed gathers and reductions + update
 
-Side by side, the longer counts, and what it hides of the other slows it. Under FB (DualPipe) that is
-
-    max(compute of both, all their messages), and unit by unit max(compute, gather), whichever is longer
+Compute and a message that overlap take as long as the longer one, and the hidden part slows compute by CONTENTION.
+Under FB (DualPipe) it is the longer of  max(compute of both, all their messages)  and
+Σ over units max(compute, gather).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fivefold.plan.price.data_parallel import DataParallel
 from fivefold.plan.price.steady_state import extrapolate
 from fivefold.plan.price.units import AXES, CONTENTION, Units
 
-# Where each comes from: docs/how-a-step-costs/constants.md.
-HOST_LINK = 0.8  # of a PCIe link that offloading reaches
+# Sources: docs/how-a-step-costs/constants.md.
+HOST_LINK = 0.8  # share of the PCIe link's bandwidth that offloading reaches
 HOST_BANDWIDTH = 32e9  # bytes/s of a rank's PCIe 4 x16 link to host memory, one direction
-HOST_MEMORY = 40e9  # bytes/s of host memory that one rank of eight gets (DDR4, 8 channels on two sockets)
+HOST_MEMORY = 40e9  # bytes/s of host memory for one rank of eight (DDR4, 8 channels on two sockets)
 Work = tuple[tuple[Run, int], ...]  # units of a stage, and how many of each
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step on its critical rank, split as ``step.Time`` splits them."""
+    """Seconds of one step on its critical rank, split as in ``step.Time``; ``exposed`` is by axis."""
 
     seconds: float
     compute: float
@@ -45,41 +45,41 @@ class StepTime(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Seconds of one action: compute, with what hidden messages cost it, and by axis what nothing hides."""
+    """Seconds of one action: compute, slowed by the messages it hides, and exposed messages by axis."""
 
     compute: float
     exposed: dict[str, float]
 
     @property
     def seconds(self) -> float:
-        """From its start to its end."""
+        """Duration: compute and exposed messages."""
         return self.compute + sum(self.exposed.values())
 
 
 class StageTime(NamedTuple):
-    """One micro-batch through one stage."""
+    """Seconds of one micro-batch through one stage."""
 
     forward: Cost
-    backward: Cost  # B, wherever the schedule puts W: its messages have B alone to hide behind
+    backward: Cost  # B, where the schedule splits off W: its messages can only hide behind B
     whole: Cost  # BW
-    weight: float
-    longest: tuple[float, str]
+    weight: float  # W
+    longest: tuple[float, str]  # seconds of the unit that takes most, and its longest operation
 
 
 class PassTime(NamedTuple):
-    """One micro-batch through one stage in one direction, for an action that hides its messages beside another's."""
+    """Seconds of one micro-batch through one stage in one direction, as a half of an FB needs them."""
 
     compute: float
-    stays: dict[str, float]  # messages of axes that run beside nothing
-    beside: dict[str, float]  # all messages of the others
-    hidden: float  # of these, seconds that ``compute`` was slowed by
-    gathers: float  # of ZeRO-3, with reductions
-    gathered: float  # unit by unit the longer of those and of work
-    meanwhile: float  # and the shorter
+    stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
+    beside: dict[str, float]  # all messages of axes that overlap, hidden or not, by axis
+    hidden: float  # the part of ``beside`` that is hidden within the pass, for which ``compute`` is slowed already
+    gathers: float  # ZeRO-3's gathers, and reductions where they follow every backward
+    gathered: float  # Σ over units max(work, those messages)
+    meanwhile: float  # Σ over units min(work, those messages)
 
 
 class Durations:
-    """Seconds of the actions of one layout: the one rule of what an F, B, W, BW or FB takes."""
+    """Seconds of the actions of one layout: the single place that says what an F, B, W, BW or FB takes."""
 
     def __init__(self, timeline: Timeline, layout: Layout) -> None:
         self.timeline, self.layout, self.job = timeline, layout, timeline.job
@@ -88,15 +88,15 @@ class Durations:
         self.stages = [alike[work] for work in self.work]
         self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
         nccl = timeline.machine.backend == "nccl"
-        self.sending = 0.0 if self.job.stack.hides_p2p(layout.schedule) and nccl else self.hop  # of sends that block
+        self.sending = 0.0 if self.job.stack.hides_p2p(layout.schedule) and nccl else self.hop  # of a blocking send
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
 
     def seconds(self, task: Task) -> float:
-        """Of one action."""
+        """Seconds of one action."""
         return self.cost(task).seconds
 
     def cost(self, task: Task) -> Cost:
-        """Of one action, in parts."""
+        """Seconds of one action, split into compute and exposed messages."""
         stage = self.stages[task.stage]
         if task.kind == "F":
             return self._sent(stage.forward)
@@ -113,7 +113,7 @@ class Durations:
         return cost._replace(exposed={**cost.exposed, "pp": hops * self.sending}) if self.sending else cost
 
     def pass_time(self, stage: int, *, back: bool) -> PassTime:
-        """One direction of a stage, for an FB."""
+        """One direction of a stage, as a half of an FB."""
         if (stage, back) not in self._pass_times:
             self._pass_times[stage, back] = self._pass_time(stage, back=back)
         return self._pass_times[stage, back]
@@ -142,15 +142,15 @@ class Durations:
         return PassTime(compute, stays, beside, hidden, gathers, gathered, meanwhile)
 
     def _both(self, one: PassTime, other: PassTime) -> Cost:
-        """A forward of one stage beside a backward of another: nothing is hidden twice, and nothing for free."""
+        """Cost of an FB: a forward of one stage overlapped with a backward of another."""
         compute = one.compute + other.compute
         exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
-        said = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
-        talk = sum(said.values())
-        work = max(compute, talk) + sum(exposed.values())
-        slowed = max(0.0, min(compute, talk) - one.hidden - other.hidden)
-        if talk > compute:
-            exposed = {axis: exposed[axis] + said[axis] * (1 - compute / talk) for axis in AXES}
+        overlapping = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
+        messages = sum(overlapping.values())
+        work = max(compute, messages) + sum(exposed.values())
+        slowed = max(0.0, min(compute, messages) - one.hidden - other.hidden)
+        if messages > compute:
+            exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
         if self.timeline.beside:
             exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
             slowed += one.meanwhile + other.meanwhile
@@ -160,7 +160,7 @@ class Durations:
 
 
 class Timeline:
-    """Plays layouts of one model, job and machine."""
+    """Step times of layouts, for one model, job and machine."""
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
@@ -170,16 +170,16 @@ class Timeline:
 
     @cached_property
     def apart(self) -> Units:
-        """The units with all their messages shown."""
+        """The units with no message hidden, to know how long each message takes."""
         job = self.job.replace(overlap=(), async_tp=self.job.stack.async_tp and "tp" not in self.job.stack.overlap)
         return Units(Counts(self.counts.model, job), self.machine)
 
     def durations(self, layout: Layout) -> Durations:
-        """Of the actions of ``layout``; without a pipeline of its F and BW."""
+        """Seconds of the actions of ``layout``; without a pipeline these are F and BW."""
         return Durations(self, layout)
 
     def step(self, layout: Layout, memory: list[RankMemory]) -> StepTime:
-        """The step of ``layout``; ``memory`` tells what each rank updates."""
+        """Seconds of the step of ``layout``; ``memory`` says how many elements each rank updates."""
         micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
         updates = [
             self.update(layout, rank) + self.matrix_update(layout, held)
@@ -188,23 +188,23 @@ class Timeline:
         if layout.pp == 1:
             stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
             compute, exposed = _sum([(stage.forward, micro_batches), (stage.whole, micro_batches)])
-            return _clock(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
+            return _step_time(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
         line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
         work = [tuple(durations.work[stage] for stage in held) for held in line.held]
-        alike = dict(zip(work, line.held, strict=True))  # ranks whose stages do the same end the same way
+        alike = dict(zip(work, line.held, strict=True))  # ranks with equal stages have equal ends
         ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
         tails = [ends_of[same] for same in work]
         after = [tail.slowed + tail.exposed + update for tail, update in zip(tails, updates, strict=True)]
         total = max(end + late for end, late in zip(line.ends, after, strict=True))
         critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
         compute, exposed = _sum((durations.cost(task), times) for task, times in line.tasks[critical].items())
-        return _clock(
+        return _step_time(
             compute + tails[critical].slowed, exposed, tails[critical].exposed, updates[critical],
             [durations.stages[stage] for stage in line.held[critical]], total=total,
         )  # fmt: skip
 
     def hop(self, layout: Layout) -> float:
-        """Seconds from one stage to the next; what was sent in parts is gathered on arrival."""
+        """Seconds of a message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
         size, network = self.counts.local(part_of(layout)).stream_bytes, self.units.network
         if layout.tp == 1 or layout.sp or not self.job.stack.scatter_hops:
             return network.seconds("p2p", size, group(layout, "pp"))
@@ -212,11 +212,11 @@ class Timeline:
         return sent + network.seconds("all_gather", size, group(layout, "tp"))
 
     def stage(self, layout: Layout, work: Work) -> StageTime:
-        """One micro-batch through one stage, each direction alone."""
+        """Seconds of one micro-batch through one stage, with nothing of another micro-batch beside it."""
         forward = backward = whole = weight = 0.0
         fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
         longest, parallel = (0.0, ""), self.parallel
-        speaks = not policy(layout).weights_stay or parallel.reduces_each(layout)
+        sends = not policy(layout).weights_stay or parallel.reduces_each(layout)
         for run, times in work:
             unit = self.units.unit(layout, run)
             ahead, back = unit.forward, unit.backward
@@ -225,7 +225,7 @@ class Timeline:
                 if first or second:
                     fronts[axis] += times * first
                     backs[axis] += times * second
-            if speaks:
+            if sends:
                 front, behind = parallel.each_way(layout, run.name)
                 talk = sum(unit.backward_exposed)
                 shown, slows = parallel.waits(front, ahead + sum(unit.forward_exposed))
@@ -243,9 +243,9 @@ class Timeline:
         return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:
-        """The update reads and writes weight and moments and reads the gradient; clipping reads it twice.
+        """Seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
-        Around it the sums of gradients are set to zero and, where several ranks add to them, scaled.
+        Clipping reads the gradient twice and writes it. Sums of gradients are zeroed and, on several ranks, scaled.
         """
         recipe, prices = self.job.precision, self.units.prices(layout)
         numel = rank.updated
@@ -261,7 +261,7 @@ class Timeline:
         return seconds
 
     def matrix_update(self, layout: Layout, chunks: tuple[int, ...]) -> float:
-        """Of an optimizer of whole matrices, what it says and multiplies; nothing runs beside it."""
+        """Seconds of an update of whole matrices (Muon): its messages and its products, with no overlap."""
         prices, network = self.units.prices(layout), self.units.network
         return sum(
             message.times * network.seconds(message.collective, message.payload, group(layout, message.group))
@@ -273,7 +273,7 @@ class Timeline:
 
 
 def _sum(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
-    """Of actions, so many times each: compute, and by axis what shows."""
+    """Sum of actions, each repeated so many times: compute, and exposed seconds by axis."""
     compute, exposed = 0.0, dict[str, float]()
     for cost, times in parts:
         compute += times * cost.compute
@@ -283,17 +283,17 @@ def _sum(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
     return compute, exposed
 
 
-def _clock(
+def _step_time(
     compute: float, exposed: dict[str, float], ends: float, update: float, stages: list[StageTime],
     *, total: float | None = None,
 ) -> StepTime:  # fmt: skip
-    """A rank's parts, ``ends`` being of data parallelism; without a ``total`` it waits for no other rank."""
+    """A rank's parts as a ``StepTime``; ``ends``: exposed by data parallelism. Without ``total`` there is no bubble."""
     if ends:
         exposed["dp"] = exposed.get("dp", 0.0) + ends
     busy = compute + sum(exposed.values()) + update
     bubble = max(0.0, total - busy) if total is not None else 0.0
     slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]
-    # The largest part of the step; of compute, its longest operation.
+    # What bounds the step is its largest part; compute is named by its longest operation.
     parts = {f"{axis} messages": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
     return StepTime(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))

@@ -1,10 +1,10 @@
-"""Seconds of a unit (embedding, block, head): its kernels, and of its messages what nothing hides.
+"""Seconds of a unit (embedding, block, head): its kernels and its exposed messages.
 
-    tp    cut into tp parts that run beside the matmul they feed or drain: the first part, and what exceeds the matmul
-    cp    each hop of the ring runs beside the attention on the keys at hand
-    ep    tokens travel while the shared experts compute
-Without overlap a message is all exposed. The host launches kernels one by one: a unit of small ones takes as long as
-their launches.
+    tp    cut into tp parts that overlap the matmul before or after: exposed is the first part and any excess
+    cp    each hop of the ring overlaps the attention on the keys that are here
+    ep    dispatch and combine overlap the shared experts
+Without overlap a message is fully exposed. The host launches kernels one by one: a unit of small kernels takes as long
+as their launches.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 
 AXES = ("tp", "cp", "ep", "etp")
-# What each constant was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
-COMPILED_HOST = 0.18  # of what an operation costs the host, where torch.compile joins and launches kernels
-# Host and chip side by side: where both take as long, jitter makes it 1.26 times that (set on vTrain, one node)
+# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
+COMPILED_HOST = 0.18  # host time per operation under torch.compile, relative to eager
+# Exponent of the p-norm of host and device time: where both are equal, jitter makes 1.26 of them (vTrain, one node).
 EVENNESS = 3.0
-CONTENTION = 0.1  # of a hidden message's time is lost to the compute beside it: it takes multiprocessors and bandwidth
+CONTENTION = 0.1  # share of a hidden message's time that compute loses, as it takes multiprocessors and bandwidth
 
 
 class UnitTime(NamedTuple):
-    """Seconds of one micro-batch through one unit; ``exposed`` by ``AXES``, of the forward and of the backward."""
+    """Seconds of one micro-batch through one unit; exposed messages are in the order of ``AXES``."""
 
     forward: float
     backward: float  # gradient of the input, with what is recomputed for it
-    weight: float
+    weight: float  # gradient of the weights
     forward_exposed: tuple[float, ...]
     backward_exposed: tuple[float, ...]
     longest: str  # the operation or message that takes most
 
 
 class Units:
-    """The units of one model, job and machine with their seconds, looked up by layout."""
+    """Seconds of the units of one model, job and machine by layout, computed once each."""
 
     def __init__(self, counts: Counts, machine: Machine) -> None:
         self.counts, self.machine = counts, machine
@@ -51,15 +51,15 @@ class Units:
         self._places: tuple[object, ...] = ()
 
     def prices(self, layout: Layout) -> Prices:
-        """Calibrated machines cost by how many processes share them."""
+        """Costs of operations; on a calibrated machine they depend on how many processes share it."""
         ranks = layout.world if self.machine.calibration else 1
         if ranks not in self._prices:
             self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.counts.job)
         return self._prices[ranks]
 
     def unit(self, layout: Layout, run: Run) -> UnitTime:
-        """Of one unit of a run."""
-        if layout is not self._layout:  # asked for one unit after the other of the same layout
+        """Seconds of one unit of a run."""
+        if layout is not self._layout:  # callers ask for all units of one layout in a row
             ranks = layout.world if self.machine.calibration else 1
             self._layout, self._part = layout, part_of(layout)
             self._places = (*(group(layout, axis) for axis in AXES), ranks)
@@ -73,14 +73,14 @@ class Units:
         part, prices = run_part(part_of(layout), run), self.prices(layout)
         ops = self.counts.unit(part, run.name).ops
         times = [prices.operation(op, heads=self.counts.local(part).heads) for op in ops]
-        clock = _UnitTimer(self, layout, ops, times)
+        timer = _UnitTimer(self, layout, ops, times)
         for index in range(len(ops)):
-            clock.add(index)
-        return clock.read()
+            timer.add(index)
+        return timer.read()
 
 
 class _UnitTimer:
-    """Adds up one unit."""
+    """Adds up the operations and messages of one unit."""
 
     def __init__(self, units: Units, layout: Layout, ops: tuple[Op, ...], times: list[OpTime]) -> None:
         self.units, self.layout, self.ops, self.times = units, layout, ops, times
@@ -88,17 +88,17 @@ class _UnitTimer:
         self.nccl = units.machine.backend == "nccl"
         self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.hidden = [0.0, 0.0]
-        self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward
-        self.awaited: dict[int, float] = {}  # seconds that the device waits for tokens, forward, by operation
-        self.spans: dict[str, float] = {}
-        # what the shared experts leave to hide: tokens travel beside them
+        self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward, by operation
+        self.awaited: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
+        self.spans: dict[str, float] = {}  # seconds by name of operation or message
+        # compute left to hide ep messages behind, forward and backward: that of the shared experts
         shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
         self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
-        if self.job.stack.pairs:  # all of the other micro-batch's work, in the other direction
+        if self.job.stack.pairs:  # all compute of the other micro-batch, which runs in the other direction
             self.room = [sum(t.backward + t.weight for t in times), sum(t.forward for t in times)]
 
     def add(self, index: int) -> None:
-        """One operation's messages, and the operation to the longest."""
+        """Add one operation to the longest ones, and its messages to those exposed and hidden."""
         op, time = self.ops[index], self.times[index]
         total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
         self.spans[op.name] = self.spans.get(op.name, 0.0) + total
@@ -124,7 +124,7 @@ class _UnitTimer:
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
         if message.axis == "tp" and message.regather and self.job.stack.async_tp and not op.recomputed:
-            hidden = min(again, ahead.backward) if self.nccl else 0.0  # what it gathers is for the weight's gradient
+            hidden = min(again, ahead.backward) if self.nccl else 0.0  # what is gathered feeds dW, so dx hides it
             self.hidden[1] += hidden
             again -= hidden
         back += self._exposed(index, again, side=1, beside=ahead.forward)
@@ -134,7 +134,7 @@ class _UnitTimer:
         self.backward_exposed[message.axis] += back
 
     def _beside(self, index: int) -> OpTime:
-        """The matmul that a message feeds, or else the one that it drains; a ring's own attention."""
+        """The compute that overlaps a message: the matmul after it, else the one before; for a ring its attention."""
         op = self.ops[index]
         if op.kind == "attention":
             return self.times[index]
@@ -144,7 +144,7 @@ class _UnitTimer:
         return OpTime(0.0, 0.0)
 
     def _exposed(self, index: int, seconds: float, *, side: int, beside: float) -> float:
-        """What of a message of ``seconds`` is not hidden ``beside`` compute, forward (0) or backward (1)."""
+        """Exposed seconds of a message beside ``beside`` seconds of compute; ``side``: forward 0, backward 1."""
         if not seconds:
             return 0.0
         message = self.ops[index].message
@@ -166,7 +166,7 @@ class _UnitTimer:
         return exposed
 
     def _in_graph(self, op: Op) -> bool:
-        """Whether the host replays this operation with a whole graph instead of launching it."""
+        """Whether the operation is in a CUDA graph, so that the host does not launch it by itself."""
         choice = op.name in ("moe.router", "moe.topk")
         graphed = {"none": False, "router": choice, "partial": choice or not op.name.startswith("moe."), "full": True}
         return graphed[self.job.stack.graphs]
@@ -179,11 +179,11 @@ class _UnitTimer:
         ahead, back = self.sent.get(index, (0, 0))
         return time.kernels + ahead, time.backward_kernels + (time.kernels if op.recomputed else 0) + back
 
-    def _played(self, host: float) -> float:
-        """Seconds of a forward whose kernels the host launches one by one.
+    def _forward_with_host(self, host: float) -> float:
+        """Seconds of a forward whose kernels the host launches one by one, ``host`` seconds each.
 
-        It runs ahead of the device, but for dropless experts: before the tokens leave it waits to read how many go
-        where, and so each layer begins anew. Of two layers in a row, the second. While tokens travel it launches.
+        The host runs ahead of the device, but with dropless experts it waits before the dispatch for the token counts,
+        so every layer starts without a lead. Plays two layers and returns the second; messages leave time to launch.
         """
         moe = self.units.counts.model.moe
         waits = moe is not None and moe.capacity is None and self.job.stack.graphs != "full"
@@ -198,7 +198,7 @@ class _UnitTimer:
         return device - start
 
     def read(self) -> UnitTime:
-        """The sums."""
+        """The totals of all operations added."""
         pairs = list(zip(self.ops, self.times, strict=True))
         again = sum(time.forward for op, time in pairs if op.recomputed)
         forward = sum(time.forward for _, time in pairs) + CONTENTION * self.hidden[0]
@@ -207,13 +207,13 @@ class _UnitTimer:
         if self.nccl:
             host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compile else 1)
             later = host * sum(self._launches(index)[1] for index in range(len(pairs)))
-            if self.job.stack.blocking:  # +: the host launches only when the kernel before has ended
+            if self.job.stack.blocking:  # +: the host launches a kernel only when the one before has ended
                 forward += host * sum(self._launches(index)[0] for index in range(len(pairs)))
                 backward += later
-            else:  # max: it runs ahead, and what the device waits for messages is time to launch in
+            else:  # max: the host runs ahead, and can launch while the device waits for messages
                 waited = sum(self.forward_exposed.values())
                 ahead = host * sum(self._launches(index)[0] for index in range(len(pairs)))
-                forward = max(_slower(forward, ahead - waited), self._played(host) - waited)
+                forward = max(_slower(forward, ahead - waited), self._forward_with_host(host) - waited)
                 device = backward + weight
                 backward += _slower(device, later - sum(self.backward_exposed.values())) - device
         return UnitTime(
@@ -224,5 +224,5 @@ class _UnitTimer:
 
 
 def _slower(device: float, host: float) -> float:
-    """Of two that run side by side and both fluctuate: a little more than the maximum where they are close."""
+    """Seconds of device and host side by side: their p-norm, above the maximum where they are close (jitter)."""
     return float((device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS))
