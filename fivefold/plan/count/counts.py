@@ -1,7 +1,7 @@
-"""All that is counted of one model under one job, looked up by part and layout: each list is written and played once.
+"""Caches of everything counted for one model and job, by part and layout: operations, live bytes, states, stages.
 
-Layers of one kind share their operations, profile and states; a stage is runs of layers equal in memory
-(``stage_runs``), or so many of each kind in work (``stage_work``).
+Layers of one kind share their operations, profile and states. A stage is a sequence of runs of layers equal in memory
+(``stage_runs``), or a number of layers of each kind of work (``stage_work``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_SUMS = Sums()
 
 
 class Run(NamedTuple):
-    """``times`` equal units in a row; ``first`` is the layer of the first of them, ``recomputed`` whether it is."""
+    """``times`` equal units in a row, the first at layer ``first``; ``recomputed``: whether they are recomputed."""
 
     name: Name
     first: int
@@ -40,12 +40,12 @@ class Run(NamedTuple):
     recomputed: bool = False
 
     def called(self, last: bool = False) -> str:
-        """As people call it."""
+        """Name for reports: ``embed``, ``head``, or ``block N`` of the first (or ``last``) unit."""
         return self.name if isinstance(self.name, str) else f"block {self.first + (self.times - 1 if last else 0)}"
 
 
 class Counts:
-    """Caches of a model and a job. Lists and numbers in it are never changed."""
+    """Caches for one model and job; what they return is shared and must not be changed."""
 
     def __init__(self, model: Model, job: Job) -> None:
         self.model, self.job = model, job
@@ -58,15 +58,15 @@ class Counts:
         self._splits: dict[tuple[Part, Name, Sums], SplitProfile] = {}
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
-        self.chunks: dict[tuple[object, ...], object] = {}  # of stage.py
+        self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)
         self.alike = {kind.moe: kind for kind in reversed(kinds)}  # a window changes work, not memory
-        self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # its first layer
 
     def local(self, part: Part) -> Local:
-        """The model as one rank sees it."""
+        """The model's local sizes on one rank."""
         if part not in self._locals:
             self._locals[part] = Local(self.model, self.job, part)
         return self._locals[part]
@@ -83,14 +83,14 @@ class Counts:
         return self._units[key]
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
-        """Live bytes of a unit; ``sums`` as in ``tape.play``."""
+        """Live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
         key = part, name, sums
         if key not in self._profiles:
             self._profiles[key] = self._play(play, *key)
         return self._profiles[key]
 
     def split(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> SplitProfile:
-        """Likewise of one whose weights' gradients are put off."""
+        """Live bytes of a unit whose weight gradients (W) are deferred."""
         key = part, name, sums
         if key not in self._splits:
             self._splits[key] = self._play(play_split, *key)
@@ -104,7 +104,7 @@ class Counts:
         return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)
 
     def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
-        """Of the weights in a block whose matmul adds their gradient to the sums itself."""
+        """(out, in) shapes of a block's weights whose matmul accumulates the gradient itself (fused wgrad)."""
         key = part, name
         if key not in self._shapes:
             ops = () if isinstance(name, str) else self.unit(part, name).ops
@@ -112,7 +112,7 @@ class Counts:
         return self._shapes[key]
 
     def largest(self, part: Part, name: Name) -> list[int]:
-        """Bytes of the largest tensors that one unit makes: activations, weights' gradients, scratch."""
+        """Bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
         key = part, name
         if key not in self._largest:
             width = self.job.precision.gradients_bytes
@@ -125,17 +125,17 @@ class Counts:
         return self._largest[key]
 
     def logits(self, part: Part) -> int:
-        """Bytes of the logits that live at once."""
+        """Bytes of the logits tensor; 0 where the loss is chunked."""
         if part not in self._logits:
             self._logits[part] = sum(op.writes.get("logits", 0) for op in self.unit(part, "head").ops)
         return self._logits[part]
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
-        """States of a unit on one rank."""
+        """Bytes of a unit's states (weights, gradients, optimizer) on one rank."""
         return self._states_of(layout, name)[0]
 
     def parts(self, layout: Layout, name: Name) -> tuple[UnitStates, ...]:
-        """Those of its dense weights and of its experts apart, as they travel."""
+        """``states`` split as it is gathered and reduced: dense weights, experts."""
         return self._states_of(layout, name)[1]
 
     def _states_of(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
@@ -146,20 +146,20 @@ class Counts:
         return self._states[key]
 
     def adds(self, layout: Layout) -> bool:
-        """Whether the head's gradient of a tied table is added to the embedding's sums at once, on the same rank."""
+        """Whether the head adds its gradient of a tied table directly to the embedding's sums, on the same rank."""
         return self.model.tied_embeddings and not apart(layout) and self.job.stack.linears == "fanned"
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:
-        """All of a layout on which states depend."""
+        """The values of a layout on which states depend."""
         return (layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
                 layout.dp * layout.cp, self.model.tied_embeddings and apart(layout))  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
-        """All of a layout on which it depends which units a stage has."""
+        """The values of a layout on which the units of its stages depend."""
         return layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
-        """The whole weights of a unit; where embedding and head lie on two ranks, each has a tied table."""
+        """The unsharded weights of a unit; if embedding and head are on two ranks, a tied table is in both."""
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
@@ -169,7 +169,7 @@ class Counts:
         return list(block_weights(self.model, self.example[name]))
 
     def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
-        """Per stage (pp·v of them, in the order of the model) its units as runs of equal ones."""
+        """Units of each of the pp·v stages, in model order, as runs of units equal in memory."""
         key = self.stage_key(layout)
         if key not in self._runs:
             stages = stage_layers(self.model.layers, layout)
@@ -180,7 +180,7 @@ class Counts:
         return self._runs[key]
 
     def stage_work(self, layout: Layout) -> tuple[tuple[tuple[Run, int], ...], ...]:
-        """Per stage its distinct units and how many there are of each; windows count as kinds of their own."""
+        """Distinct units of each stage and their number; layers with and without a window are distinct here."""
         key = self.stage_key(layout)
         if key not in self._work:
             stages = stage_layers(self.model.layers, layout)
@@ -209,10 +209,10 @@ class Counts:
 
 
 def apart(layout: Layout) -> bool:
-    """Whether the two ends of the model lie on two ranks."""
+    """Whether embedding and head are on two different ranks."""
     return layout.pp > 1 and layout.schedule not in (*V_SHAPED, "dualpipe")
 
 
 def run_part(part: Part, run: Run) -> Part:
-    """The part with recomputation only where the run has it."""
+    """``part`` for a run: without recomputation if the run is not recomputed."""
     return part if run.recomputed or not part.recomputed else part._replace(recomputed=frozenset())

@@ -1,4 +1,4 @@
-"""One message of a step, and how often it is sent."""
+"""One kind of message of a step, and how often a rank takes part in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """``times`` equal messages per step; ``payload`` is the full tensor in bytes, among the ranks of ``group``."""
+    """``times`` equal messages per step among the ``ranks`` of ``group``; ``payload`` is the full tensor in bytes."""
 
     axis: str
     collective: str

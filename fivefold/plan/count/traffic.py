@@ -1,9 +1,9 @@
-"""Messages of one optimizer step: what one rank sends, by axis and collective.
+"""Messages that one rank takes part in during one optimizer step, by axis and collective.
 
-zero0 one all_reduce of each unit's gradients · zero1, 2 its all_gather after the update and its reduce_scatter ·
-zero3 an all_gather for each forward and backward (the embedding goes back without its weights, the head is still
-there), one reduce_scatter or one per micro-batch · tp, cp, ep those of the lists of operations · pp the residual
-stream over each boundary, and back its gradient · always one all_reduce of three fp32 numbers (norm, loss, stop)
+zero0 an all_reduce of each unit's gradients · zero1, 2 an all_gather after the update and a reduce_scatter · zero3 an
+all_gather per forward and backward (not in the backward of the embedding, which needs no weights, nor of the head,
+which is still gathered), and one reduce_scatter, or one per micro-batch · tp, cp, ep as in the operation lists · pp the
+residual stream over each boundary and its gradient back · always an all_reduce of 3 fp32 numbers (norm, loss, stop)
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fivefold.units import ceil_div
 
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
-    """Every message of a rank that holds the stages ``chunks``, in no particular order."""
+    """Every message in a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
-    found = [*_once(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
+    found = [*_step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     for chunk in chunks:
         for run, times in stages[chunk]:
             once = [*unit_messages(counts, layout, run.name), *copy_messages(counts, layout, run.name)]
@@ -41,21 +41,21 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             ops = counts.unit(run_part(part_of(layout), run), run.name).ops
             for op in ops:
                 if op.message is not None:
-                    found += _spoken(op, op.message, layout, times=times * micro_batches)
+                    found += _op_messages(op, op.message, layout, times=times * micro_batches)
             if isinstance(run.name, Kind) and run.name.moe:
                 found += routing_messages(counts, layout, run, times=times * micro_batches)
-        found += _boundaries(counts, layout, chunk=chunk, micro_batches=micro_batches)
+        found += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return found
 
 
 def passes(layout: Layout, job: Job) -> int:
     """Micro-batches that a rank sends through each of its stages."""
-    micro_batches = layout.micro_batches(job)  # under dualpipe half go through the rank that holds the same stages
+    micro_batches = layout.micro_batches(job)  # under dualpipe half of them go through the other rank with these stages
     return micro_batches // 2 if layout.schedule == "dualpipe" else micro_batches
 
 
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
-    """What data parallelism says about one unit in a step."""
+    """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas."""
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     each = counts.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
     weights = counts.weights(layout, name)
@@ -76,8 +76,8 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
 
 
 def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
-    """What is added up beside, of the gradients that data parallelism has reduced: those of weights that ranks of tp
-    hold alike (``sharding.copies``), and all of a rank whose stages another holds too (DualPipe).
+    """All-reduces of gradients after data parallelism's: of weights replicated over tp
+    (``sharding.extra_reduce_axis``), and under DualPipe of all weights with the other rank that holds the same stages.
     """
     width, model = counts.job.precision.summed_bytes, counts.model
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads}
@@ -94,13 +94,15 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
 
 
 def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) -> Iterator[Message]:
-    """What a layer of experts says ``times`` beside the rows that travel: how many go where, and with what weights;
-    for balance, how often each expert was chosen in each sequence, where its rows lie on several ranks.
+    """Messages of an MoE layer beside its tokens, ``times`` per step: token counts, routing weights and fp8 scales of
+    the dispatch; for the balance loss and capacity, counts per expert and sequence, if sequences span several ranks.
     """
     part, moe = run_part(part_of(layout), run), counts.model.moe
     assert moe is not None
     local = counts.local(part)
-    anew = times * (2 if "layer" in part.recomputed else 1)  # planned again only with the whole layer
+    anew = times * (
+        2 if "layer" in part.recomputed else 1
+    )  # the dispatch is planned again only if the whole layer is recomputed
     sent_again = any(
         op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
     )
@@ -113,7 +115,7 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
         yield Message("etp", "all_gather", anew, 8 * moe.experts * layout.etp, layout.etp, "etp")
         for collective, each in (("all_gather", forward), ("reduce_scatter", times)):
             yield Message("etp", collective, each, weights * layout.etp, layout.etp, "etp")
-    if scales := local.row_scales_bytes * copies:  # of rows on their way, and of gradients
+    if scales := local.row_scales_bytes * copies:  # of fp8 rows forward, and of their gradients
         if layout.ep > 1:
             yield Message("ep", "all_to_all", forward + times, scales, layout.ep, "ep")
         if layout.etp > 1:
@@ -123,14 +125,16 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
     if cut and moe.balance == "aux" and moe.aux_coefficient:
         for axis in cut:
             yield Message(axis, "all_reduce", times, counted, group(layout, axis).ranks, axis)
-    if cut and moe.capacity is not None:  # of each part of a sequence apart
+    if cut and moe.capacity is not None:  # counts of each part of a sequence
         parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
         for axis in cut:
             yield Message(axis, "all_reduce", anew, counted * parts, group(layout, axis).ranks, axis)
 
 
-def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """With both ends of the model a rank adds up a tied table's gradient by itself."""
+def _step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """Messages sent once a step: norm and loss, a tied table's gradient between the pipeline's two ends (none if one
+    rank holds both), scales, and counts per expert for loss-free balancing.
+    """
     stages = counts.stage_work(layout)
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
@@ -140,9 +144,9 @@ def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterato
         ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
         payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
         yield Message("pp", "all_reduce", 1, payload, 2, "pp")
-    yield from _scales(counts, layout, chunks=chunks)
+    yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
-    if moe and moe.balance == "free":  # how often each expert was chosen, of all layers here
+    if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
         kinds = ((run.name, times) for chunk in chunks for run, times in stages[chunk])
         payload = 8 * moe.experts * sum(times for name, times in kinds if isinstance(name, Kind) and name.moe)
         if payload and layout.world > layout.pp:
@@ -151,8 +155,8 @@ def _once(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterato
             yield Message("pp", "all_reduce", 1, payload, 2, "pp")
 
 
-def _scales(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """The largest |w| of all that shares a scale in what is gathered in fp8: asked once after an update."""
+def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """After the update, an all-reduce of max |w| per scale, for weights that are gathered in fp8."""
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
         for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
@@ -167,13 +171,14 @@ def _scales(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Itera
 
 
 def _scales_of(weight: Weight, recipe: Recipe) -> int:
+    """Number of scales of one weight."""
     *experts, rows, columns = weight.shape
     block = SCALED_ELEMENTS.get(recipe.scaling)
     return prod(experts) * (ceil_div(rows, block) * ceil_div(columns, block) if block else 1)
 
 
-def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
-    """Forward, backward, and what is said again because it was let go or is recomputed."""
+def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
+    """Messages of one operation: forward, backward, and repeated ones (gathered again for dW, or recomputed)."""
     ranks = group(layout, message.axis).ranks
     times *= message.times
     if message.forward:
@@ -188,32 +193,32 @@ def _spoken(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterato
         yield Message(message.axis, message.backward, times * parts, payload, ranks, message.axis)
 
 
-def _boundaries(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:
-    """A stage sends its output on and its input's gradient back, unless its neighbour is the same rank."""
+def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:
+    """P2P of a stage: its output to the next and its input's gradient to the previous, unless on the same rank."""
     if layout.pp == 1:
         return
     last = layout.pp * layout.v - 1
-    turn = layout.pp - 1 if layout.schedule in V_SHAPED else -1  # where the V turns, on one rank
+    turn = layout.pp - 1 if layout.schedule in V_SHAPED else -1  # this stage and the next are on one rank
     sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
     if not sends:
         return
     size, tp = counts.local(part_of(layout)).stream_bytes, layout.tp
     if counts.job.stack.scatter_hops and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
-        yield Message("tp", "all_gather", sends, size, tp, "tp")  # as many arrive
+        yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
     else:
         yield Message("pp", "p2p", sends, size, 2, "pp")
 
 
 def first_rank(layout: Layout) -> tuple[int, ...]:
-    """The stages that the first pipeline rank holds."""
+    """The stages of the first pipeline rank."""
     if layout.schedule in (*V_SHAPED, "dualpipe"):
         return 0, layout.pp * layout.v - 1
     return tuple(range(0, layout.pp * layout.v, layout.pp))
 
 
 def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
-    """The messages of the first pipeline rank summed by axis and collective, in bytes sent."""
+    """Messages of the first pipeline rank, with bytes that one rank sends, by axis and collective."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for message in messages(counts, layout, chunks=first_rank(layout)):
         key = message.axis, message.collective
@@ -227,5 +232,5 @@ def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
 
 
 def per_step(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
-    """``traffic`` from the nouns."""
+    """``traffic`` for a model, layout and job."""
     return traffic(Counts(model, job), layout)

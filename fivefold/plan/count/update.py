@@ -1,11 +1,10 @@
-"""What the update says, multiplies and holds for a moment, beside reading and writing states: of a stage's first rank.
+"""Messages, FLOPs and temporary bytes of the optimizer's update on a stage's first rank.
 
-    Muon        for as many matrices as ranks, all_to_all of bf16 parts over shard and tp (etp), there and back;
-                Newton-Schulz of [r, c], r ≤ c: 5 (4 r² c + 2 r³) FLOPs, of hardware and not of the model
-    Adafactor   all_reduces: sums of squares, means over rows, size of the update, over shard and over tp (etp)
-    8-bit AdamW nothing; but it holds both moments and the codes of one, 4 bytes each, for a block of rows
-
-Who says it: ``train/optimizers/``; why: docs/decisions/017 and 020.
+    Muon        per round of as many matrices as ranks, all_to_all of bf16 shards over shard and tp (etp), and back;
+                Newton-Schulz of [r, c], r ≤ c: 5 (4 r² c + 2 r³) FLOPs, counted as hardware, not model FLOPs
+    Adafactor   all_reduces of sums of squares, means over rows, update norm, over shard and over tp (etp)
+    8-bit AdamW no message; both moments and the codes of one, 4 bytes each, for a block of rows
+Implemented in ``train/optimizers/``; reasons in docs/decisions/017 and 020.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from fivefold.update import quantised
 
 ITERATIONS = 5  # of Newton-Schulz
 WIDENED = 2**22  # elements that are fp32 at once
-SENT_BYTES = 2  # an element of a direction
+SENT_BYTES = 2  # per element that Muon sends (bf16)
 
 
 class ShardedWeight(NamedTuple):
-    """A weight, its piece on a rank, and over how many ranks ZeRO cuts the piece and tp (of experts etp) the weight."""
+    """A weight and its piece on a rank: ZeRO cuts the piece into ``shards``, tp (etp) the weight into ``pieces``."""
 
     weight: Weight
     shape: tuple[int, ...]
@@ -38,33 +37,33 @@ class ShardedWeight(NamedTuple):
 
     @property
     def expert(self) -> bool:
-        """Whether the first dim counts weights, each with moments of its own."""
+        """Whether it holds experts' weights, stacked along the first dim."""
         return self.weight.kind.startswith("expert")
 
     @property
     def experts(self) -> int:
-        """How many it counts here."""
+        """Number of stacked experts on this rank; 1 for other weights."""
         return self.shape[0] if self.expert else 1
 
     @property
     def is_matrix(self) -> bool:
-        """Whether each of them has rows and columns."""
+        """Whether the weight (of one expert) has two dims."""
         return len(self.shape) == 2 + self.expert
 
     @property
     def dim(self) -> int | None:
-        """Along which the piece is cut; None: every rank has the whole."""
+        """The dim that tp (etp) cuts; None: the weight is replicated over it."""
         sizes = enumerate(zip(self.shape, self.weight.shape, strict=True))
         return next((dim for dim, (here, whole) in sizes if dim >= self.expert and here != whole), None)
 
     @property
     def columns(self) -> int:
-        """Elements of a row, which ZeRO does not cut."""
+        """Elements of a row; ZeRO shards by rows."""
         return prod(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])
 
     @property
     def chunk(self) -> int:
-        """Rows of a shard, padding included."""
+        """Rows of a ZeRO shard, padding included."""
         return chunk_rows(prod(self.shape) // self.columns, shards=self.shards)
 
     @property
@@ -74,17 +73,17 @@ class ShardedWeight(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Rows of one matrix."""
+        """Rows of the piece of one matrix (one expert)."""
         return prod(self.shape) // self.columns // self.experts
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Who speaks: ranks of shards, the axis of pieces."""
+        """Group over shards; axis and group over pieces."""
         return ("expert_shard", "etp", "etp") if self.expert else ("shard", "tp", "tp")
 
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[ShardedWeight]:
-    """All weights of the stages ``chunks``."""
+    """All weights of the stages ``chunks``, as they are sharded."""
     vocab, work, found = padded_vocab(counts.model, counts.job, tp=layout.tp), counts.stage_work(layout), []
     for chunk in chunks:
         for run, times in work[chunk]:
@@ -97,7 +96,7 @@ def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
 
 
 def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[Message]:
-    """Every message of the update."""
+    """Every message of the update; only Muon and Adafactor send any."""
     if counts.job.optimizer.kind not in ("muon", "adafactor"):
         return
     found = sharded_weights(counts, layout, chunks=chunks)
@@ -105,8 +104,9 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
         if not family:
             continue
         (shard, axis, pieces), shards, parts = family[0].group, family[0].shards, family[0].pieces
-        collective, speaks = ("all_to_all", _dealt) if counts.job.optimizer.kind == "muon" else ("all_reduce", _met)
-        over_rows, over_pieces = speaks(family)
+        muon = counts.job.optimizer.kind == "muon"
+        collective, payloads = ("all_to_all", _muon_payloads) if muon else ("all_reduce", _adafactor_payloads)
+        over_rows, over_pieces = payloads(family)
         if shards > 1:
             yield from (Message("dp", collective, 1, size, shards, shard) for size in over_rows if size)
         if parts > 1:
@@ -114,15 +114,15 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
 
 
 def rounds(family: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
-    """Of the matrices that Muon makes orthogonal as many at a time as there are ranks, large ones first."""
+    """Muon's matrices in rounds of one per rank, the largest first."""
     hidden = [cut for cut in family if cut.weight.is_hidden]
     hidden.sort(key=lambda cut: -prod(cut.shape))
     ranks = family[0].shards * family[0].pieces
     return (hidden[first : first + ranks] for first in range(0, len(hidden), ranks))
 
 
-def _dealt(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
-    """Payloads over shards and over pieces: parts of all go out and those of the first rank's matrices return."""
+def _muon_payloads(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
+    """Muon's payloads in bytes, over shards and over pieces: shards of all matrices out, those of this rank's back."""
     over_rows, over_pieces = [], []
     for each in rounds(family):
         mine = each[:: each[0].shards]
@@ -133,8 +133,11 @@ def _dealt(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
     return over_rows, over_pieces
 
 
-def _met(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
-    """Payloads of sums that do not depend on pieces are not said over them; means over columns lie as the rows do."""
+def _adafactor_payloads(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
+    """Adafactor's payloads in bytes, over shards and over pieces: statistics that tp does not cut are not sent over it.
+
+    Means over columns are sharded as the rows are.
+    """
     rows, pieces = [0, 0, 0], [0, 0, 0]
     for cut in family:
         column, across = cut.experts * cut.columns * cut.is_matrix, cut.dim is not None and cut.dim < len(cut.shape) - 1
@@ -150,7 +153,7 @@ def _met(family: list[ShardedWeight]) -> tuple[list[int], list[int]]:
 
 
 class Product(NamedTuple):
-    """Matrix products of the update: ``number`` of rows × inner by inner × columns, so many ``times``."""
+    """Products of the update: ``number`` of [rows, inner] @ [inner, columns], each ``times`` times."""
 
     rows: int
     columns: int
@@ -160,40 +163,40 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of all of them."""
+        """FLOPs of all of them."""
         return 2 * self.rows * self.columns * self.inner * self.number * self.times
 
 
-def _orthogonal(cut: ShardedWeight) -> list[Product]:
-    """Newton-Schulz of the whole matrix, or of those of the experts that are here."""
+def _newton_schulz(cut: ShardedWeight) -> list[Product]:
+    """The products of one Newton-Schulz iteration on the full matrix, or on those of this rank's experts."""
     low, high = sorted(cut.weight.shape[-2:])
     return [Product(low, low, high, cut.experts), Product(low, low, low, cut.experts),
             Product(low, high, low, cut.experts)]  # fmt: skip
 
 
 def update_products(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> list[Product]:
-    """Of the first rank, which has a matrix of every round."""
+    """Muon's products on the first rank, which has the largest matrix of every round."""
     if counts.job.optimizer.kind != "muon":
         return []
     found = sharded_weights(counts, layout, chunks=chunks)
     families = [family for expert in (False, True) if (family := [cut for cut in found if cut.expert == expert])]
-    return [product for family in families for each in rounds(family) for product in _orthogonal(each[0])]
+    return [product for family in families for each in rounds(family) for product in _newton_schulz(each[0])]
 
 
 def update_flops(counts: Counts, layout: Layout) -> int:
-    """Of all ranks: each matrix once in its group of shards and pieces, and again in every replica."""
+    """Muon's FLOPs over all ranks: each matrix once per group of shards and pieces, repeated by every replica."""
     if counts.job.optimizer.kind != "muon":
         return 0
     ranks, total = layout.dp * layout.cp * layout.tp, 0
     for held in stages_held(layout):
         for cut in sharded_weights(counts, layout, chunks=held):
             if cut.weight.is_hidden:
-                total += ranks // (cut.shards * cut.pieces) * sum(each.flops for each in _orthogonal(cut))
+                total += ranks // (cut.shards * cut.pieces) * sum(each.flops for each in _newton_schulz(cut))
     return total
 
 
 def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank, however many micro-batches there are."""
+    """Stages of each pipeline rank; they do not depend on the number of micro-batches."""
     if layout.pp == 1:
         return ((0,),)
     few = layout.pp * max(2, FEWEST_ROUNDS.get(layout.schedule, 0))
@@ -201,7 +204,7 @@ def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
-    """The most that the update holds at once beside states and gradients."""
+    """Peak bytes that the update holds beside states and gradients."""
     job = counts.job
     kind, narrow = job.optimizer.kind, job.precision.updated_bytes < 4
     if kind in ("adamw", "sgd"):
@@ -211,8 +214,8 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
         families = [family for expert in (False, True) if (family := [cut for cut in found if cut.expert == expert])]
         rest = [min(WIDENED, cut.rows * cut.columns) for cut in found if not cut.weight.is_hidden]
         return max(
-            8 * max(rest, default=0) if narrow else 0,  # of what AdamW updates, weight and gradient are widened
-            *(_whole(each) for family in families for each in rounds(family)), 0,
+            8 * max(rest, default=0) if narrow else 0,  # AdamW widens weight and gradient of the rest
+            *(_muon_scratch(each) for family in families for each in rounds(family)), 0,
         )  # fmt: skip
     if kind == "adafactor":
         sums = sum(3 * cut.experts + (cut.rows + cut.experts * cut.columns) * cut.is_matrix for cut in found)
@@ -226,9 +229,9 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
     return (16 if narrow else 12) * max(sizes, default=0)
 
 
-def _whole(each: list[ShardedWeight]) -> int:
-    """Beside a round's parts, as they were and as they came, the matrix: joined, divided by its norm and one iteration
-    later, with the square and its product.
+def _muon_scratch(each: list[ShardedWeight]) -> int:
+    """Peak bytes of one round of Muon: its shards as sent and as received, and for the full matrix two copies (input
+    and result of an iteration) with the two square products.
     """
     first = each[0]
     mine, whole = each[:: first.shards], first.experts * prod(first.weight.shape[-2:])

@@ -1,8 +1,8 @@
 """FLOPs of one optimizer step over all ranks, and the parameters they act on.
 
 model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
-hardware FLOPs = what all ranks do: with the full square, forwards repeated by recomputation, copies of key heads and
-padding of the vocabulary, and what Muon multiplies; of what a ring sends round, only half is seen in zig-zag order
+hardware FLOPs = what all ranks execute: the full square, recomputed forwards, replicated key heads, padded vocabulary,
+and Muon's products; ring attention skips about half of the blocks thanks to the zig-zag order of tokens
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fivefold.step import Work
 
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
-    """FLOPs of the whole step."""
+    """Parameters, model FLOPs and hardware FLOPs of the whole step."""
     full, causal = _per_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,
         model_flops_causal=3 * causal * job.global_batch,
         model_flops_full=3 * full * job.global_batch,
-        hardware_flops=_done(model, layout, job),
+        hardware_flops=_hardware_flops(model, layout, job),
     )
 
 
-def _done(model: Model, layout: Layout, job: Job) -> int:
-    """By all ranks, from the lists of one: an imbalance takes from the others what it gives."""
+def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
+    """Hardware FLOPs of all ranks: those of one, without imbalance of experts (which adds none in total), times all."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
     each = sum(
-        times * (4 if op.recomputed else 3) * _seen(op, part)
+        times * (4 if op.recomputed else 3) * _executed(op, part)
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
@@ -44,7 +44,8 @@ def _done(model: Model, layout: Layout, job: Job) -> int:
     return each * layout.dp * layout.cp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
-def _seen(op: Op, part: Part) -> int:
+def _executed(op: Op, part: Part) -> int:
+    """Forward FLOPs that one rank executes; a ring computes (cp + 1) / 2cp of the full square."""
     if op.kind == "attention" and not part.ulysses:
         return op.flops * (part.cp + 1) // (2 * part.cp) if part.cp > 1 else op.flops
     return op.flops

@@ -1,10 +1,10 @@
-"""The operations of self-attention: grouped queries or multi-head latent, flash or written out.
+"""The operations of self-attention: grouped-query (GQA) or multi-head latent (MLA), flash or unfused.
 
     grouped   x → q, k, v → (norm) → rope → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → norm → kv_up;  rope on a part of each;  core → out
 
-Heads are cut over tp. Under cp the core sees all keys: they come by in a ring, or heads and tokens change places
-(ulysses). Latent attention (DeepSeek-V2, arXiv:2405.04434) has heads of nope + rope and of v dims.
+Heads are cut over tp. Under cp the core sees all keys: they pass by in a ring, or an all_to_all swaps heads and tokens
+(ulysses). MLA (DeepSeek-V2, arXiv:2405.04434) has query and key heads of nope + rope dims and value heads of v dims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def attention(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
-    """Query-key pairs of one sequence: the full square, or exactly what mask and window let through."""
+    """Query-key pairs of one sequence and head: T² (``causal=False``), or only those that mask and window allow."""
     tokens = job.sequence
     if not causal:
         return tokens * tokens
@@ -34,6 +34,7 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
 
 
 def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
+    """Grouped-query attention."""
     model, rows, width = local.model, local.rows, local.width
     wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
     entry = Source(local, source, into=model.width, rows=local.stream_rows)
@@ -65,15 +66,15 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:
-    """Flash attention: keeps q, k, v, its output and one fp32 log-sum-exp per query and head (arXiv:2205.14135).
+    """Attention core. Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135).
 
-    ``held``: what the values are a part of.
+    ``held``: the tensor of which the values are a view, if they are one.
     """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
     dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
     heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
     ops, message = [], None
-    if part.cp > 1 and part.ulysses:  # heads that cp does not divide are repeated
+    if part.cp > 1 and part.ulysses:  # key heads are repeated to a multiple of cp
         kv_heads = lcm(kv_heads, part.cp)
     own = rows * kv_heads * sum(dims) * width
     if part.cp > 1 and part.ulysses:
@@ -81,9 +82,9 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
             ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
         q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
-        # backward the gradients of keys and values follow them round
+        # in the backward the gradients of keys and values go round with them
         message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
-    per_pair = 2 * heads * sum(_computed(local, dims)) * part.sequences
+    per_pair = 2 * heads * sum(_kernel_dims(local, dims)) * part.sequences
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
     core = Op(
@@ -98,11 +99,10 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     )  # fmt: skip
     forward, backward = _scratch(local, dims, own=own if message else 0)
     core = core._replace(forward_scratch=forward, backward_scratch=backward)
-    if (
-        dims[0] != dims[1] == _computed(local, dims)[1] and job.stack.linears == "fanned"
-    ):  # a kernel that keeps its seeds
+    # a kernel with two head dims saves its random seeds
+    if dims[0] != dims[1] == _kernel_dims(local, dims)[1] and job.stack.linears == "fanned":
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
-    if message and model.mla is None and job.stack.linears == "fanned":  # the gradient of v is a view of that of both
+    if message and model.mla is None and job.stack.linears == "fanned":  # the gradient of v is a view of the pair's
         core = core._replace(gradients={k: 0, v: own})
     ops += _unfused(local, core) if job.stack.attention == "unfused" else [core]
     if out != "o":
@@ -110,28 +110,30 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     return ops
 
 
-def _computed(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
-    """The head dims of q and k and of v as the kernel has them: one that computes by blocks, as in our ring, or on CPU,
-    knows but one (``train/model/flash_attention.py``).
+def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
+    """The head dims of q and k and of v in the kernel: one that computes by blocks (our ring, or on CPU) pads both to
+    the larger (``train/model/flash_attention.py``).
     """
     ring = local.part.cp > 1 and not local.part.ulysses and local.job.stack.linears == "fanned"
     return (max(dims),) * 2 if local.job.stack.attention == "blocks" or ring else dims
 
 
 def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int]:
-    """What lives within the core, forward and backward; ``own``: the keys and values of a ring, else 0.
+    """Scratch bytes of the core, forward and backward; ``own``: bytes of this rank's keys and values in a ring, else 0.
 
-    The narrower are padded: v and the output, backward the gradient too, and what comes of v. A ring holds the keys and
-    values that are here and those that come, of half of the queries what is added, sums in fp32; backward what was
-    found first, and sums of the gradients of keys: those that stay, and of more than two ranks those that come and go.
+    Where head dims differ, v and the output are padded, in the backward also their gradients. A ring holds its keys and
+    values and those that arrive, the result of a half of the queries, and fp32 sums; in the backward a result, and sums
+    of the gradients of keys and values: its own and, with more than two ranks, those that arrive and leave.
     """
     each, width, cp = local.rows * local.heads, local.width, local.part.cp
-    padded = each * max(dims) * width if _computed(local, dims) != dims else 0
+    padded = each * max(dims) * width if _kernel_dims(local, dims) != dims else 0
     if not own:
         return 2 * padded, 4 * padded
     wide = 4 * each if width < 4 else 0
     q, o = each * dims[0] * width, each * dims[1] * width
-    halves = 0 if local.part.sequences == 1 else q // 2 if padded else q // 2 + o  # are copied, of several sequences
+    halves = (
+        0 if local.part.sequences == 1 else q // 2 if padded else q // 2 + o
+    )  # halves are copies only if there are several sequences
     first = 2 * own + 2 * padded
     later = wide * dims[1] + own * min(cp - 1, 2) + 3 * padded // 2 - (o // 2 if wide else -o // 2)
     added = q // 2 + 3 * padded + halves + own * (3, 5, 6)[min(cp, 4) - 2]
@@ -140,14 +142,14 @@ def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int
 
 
 def _all_to_all(source: str, out: str, *, size: int) -> Op:
-    """Heads against tokens: as many bytes as before."""
+    """Swap of heads and tokens over cp (Ulysses); the size stays the same."""
     return exchange(
         f"attention.{source}.swap", source, out, size=size, message=Message("cp", "all_to_all", "all_to_all", size)
     )
 
 
 def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
-    """The down-projections work on the rank's own tokens; what travels over tp are the latents, which are small."""
+    """Multi-head latent attention: down-projections work on the rank's own tokens, and tp gathers the small latents."""
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
     N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
@@ -161,15 +163,15 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
         ops.append(own.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
         ups += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
     ops.append(own.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
-    shared, key = _shared(local, "ckv", "key", dim=mla.rope_dim)
+    shared, key = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
     ups += [*shared, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
-    # Keys and values are parts of kv, which is kept whole for the values; their gradients are joined.
+    # Keys and values are views of kv, all of which is kept for the values; their gradients are joined.
     each, transposed = rows * N * width, rows * N * mla.rope_dim * width
     parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0},
                gradients={"k": each * mla.nope_dim, "v": each * mla.v_dim})  # fmt: skip
     ups += [
         parts,
-        # Rotated and joined to whole heads.
+        # Rotated and concatenated to heads of nope + rope.
         rope("rope.q", "q", "qr", numel=each // width * q_dim, width=width)._replace(
             forward_scratch=transposed, backward_scratch=transposed
         ),
@@ -181,8 +183,8 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
 
 
-def _shared(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
-    """The rotary key, one for all heads, of all rows: over tp each rank has made it of its own rows, or uses a part."""
+def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
+    """The rotary key, shared by all heads: gathered over tp under sp, else its gradient is all-reduced over tp."""
     size, part = local.rows * dim * local.width, local.part
     if part.tp == 1:
         return [], ()
@@ -192,7 +194,7 @@ def _shared(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op],
 
 
 def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
-    """Norm on a latent, and its projection to the heads of this rank."""
+    """Norm of a latent and its up-projection to the heads of this rank."""
     model = local.model
     normed = norm(
         f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
@@ -203,7 +205,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
 
 
 def _unfused(local: Local, core: Op) -> list[Op]:
-    """Attention that writes its T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
+    """Unfused attention, which writes T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
     width, (q, k, v) = local.width, core.reads
     pairs = local.rows * local.heads * local.job.sequence
     half = core._replace(

@@ -1,11 +1,11 @@
-"""The operations of the feed-forward part: an MLP, or routed experts with shared ones beside them.
+"""The operations of the feed-forward part: an MLP, or routed experts with optional shared ones.
 
     mlp       source → gate, up → act → down → d
     experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
 
-Dropless, every token goes to exactly k experts; with a capacity c no expert computes more than c times the even share,
-or each computes that much where its rows are padded to it (Megatron).
-The routing weight multiplies the activation before ``down``: then the experts' output need not be kept.
+Dropless: every token goes to exactly k experts. With a capacity c an expert computes at most c times the even share, or
+exactly that where rows are padded to it (Megatron).
+The routing weight multiplies the activation before ``down``, so that the experts' output need not be kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def mlp(local: Local, source: str) -> list[Op]:
 
 
 def experts(local: Local, source: str) -> list[Op]:
-    """``source`` [stream rows, D] → ``d`` [stream rows, D] by way of ``topk`` experts a token."""
+    """``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
     size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
@@ -32,7 +32,7 @@ def experts(local: Local, source: str) -> list[Op]:
         "moe.dispatch", "embedding", (source, "weights"), {"routed": moe.topk * size, "share": 4 * sent},
         keeps=("permutation",), moved_bytes=2 * moe.topk * size, moved_backward_bytes=(moe.topk + 1) * size,
     )  # fmt: skip
-    ops = [*_choice(local, source), gather]
+    ops = [*_router(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
     if local.part.ep > 1 or local.part.etp > 1:
@@ -43,7 +43,7 @@ def experts(local: Local, source: str) -> list[Op]:
         if local.job.stack.linears == "fanned":
             there, mine = _overlapped_wgrad(local, there, mine)
         home = _combine(local, "made", "returned", sent=sent, received=received)
-        # the shared experts compute while tokens travel
+        # the shared experts compute while tokens are sent
         ops += [*there[:1], *shared, *there[1:], *mine, *home]
     else:
         stays = () if "layer" in local.part.recomputed else ("ends",)
@@ -57,9 +57,9 @@ def experts(local: Local, source: str) -> list[Op]:
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
-def _choice(local: Local, source: str) -> list[Op]:
-    """The router in fp32, and what follows from it: of each token the scores, the experts and their weights; of all
-    copies their order, tokens and places, which are planned once and stay whatever is recomputed (``train/routing``).
+def _router(local: Local, source: str) -> list[Op]:
+    """The router's matmul in fp32, and top-k: scores, chosen experts and their weights per token, and the permutation
+    of all T·k copies, which is computed once and kept even under recomputation (``train/model/routing.py``).
     """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
@@ -78,7 +78,7 @@ def _choice(local: Local, source: str) -> list[Op]:
 
 
 def routed_rows(local: Local) -> int:
-    """Rows that the fullest expert rank computes on."""
+    """Rows on which the most loaded expert rank computes."""
     moe = local.model.moe
     assert moe is not None
     share = local.job.imbalance if local.part.ep > 1 else 1.0
@@ -88,16 +88,16 @@ def routed_rows(local: Local) -> int:
     return even if share == 1 else ceil(even * share)
 
 
-def _sorted(local: Local) -> bool:
-    """Whether what arrives must be put in the order of the experts here: not from all of ep to the only one."""
+def _needs_sort(local: Local) -> bool:
+    """Whether rows that arrive must be sorted by expert: not if a rank has one expert and no etp."""
     assert local.model.moe is not None
     return local.part.ep < local.model.moe.experts or local.part.etp > 1
 
 
 def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
-    """Tokens to their experts: all_to_all over ep, a gather over etp of as many rows from each, and sorted.
+    """Tokens to their experts: all_to_all over ep, all_gather over etp (equal rows per rank), sort by expert.
 
-    What is cast to fp8 for the way is widened when it has come, and its gradient is not cast.
+    Rows dispatched in fp8 are widened on arrival; their gradients are not cast.
     """
     part, each, moe = local.part, local.model.width * local.width, local.model.moe
     assert moe is not None
@@ -116,8 +116,8 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
         )
         ops.append(gather._replace(forward_scratch=rows * wire))
         here = "gathered"
-    # their order, and where those of each expert end
-    dispatch_plan = (8 * received if _sorted(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
+    # order of the rows, and the end of each expert's
+    dispatch_plan = (8 * received if _needs_sort(local) else 0) + 4 * ceil_div(moe.experts, part.ep)
     narrow, cast = local.row_scales_bytes > 0, "routed.cast"
     if narrow:
         ops[0] = ops[0]._replace(writes=ops[0].writes | {cast: sent * wire})
@@ -125,13 +125,13 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
         "moe.arrive", "message", (here, "share", cast if narrow else "routed"),
         {"arrived": received * each, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
         differentiates=(here, "share"), stays=("dispatch_plan",),
-        forward_scratch=max(0, received - sent) * wire if narrow and _sorted(local) else 0,  # what was cast is gone
+        forward_scratch=max(0, received - sent) * wire if narrow and _needs_sort(local) else 0,  # the sent copy is gone
     )  # fmt: skip
     return [ops[0]._replace(keeps=("dispatch_plan",)), *ops[1:], arrive]
 
 
 def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
-    """The way back of ``_dispatch``: over etp each rank has made a part of a sum."""
+    """Reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
     part, each = local.part, local.model.width * local.width
     ops, here, rows = list[Op](), source, ceil_div(received, part.etp)
     row, wire, narrow = local.row_bytes, local.row_bytes + local.row_scales_bytes, local.row_scales_bytes > 0
@@ -148,20 +148,22 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
         ops.append(op._replace(backward_scratch=sent * wire if narrow else 0))
     else:
         ops[-1] = ops[-1]._replace(writes={out: sent * each}, gradients=None)
-    again = received * each if _sorted(local) else 0
+    again = received * each if _needs_sort(local) else 0
     padded = rows * each if part.etp > 1 else 0
-    if narrow:  # gradients are sorted in fp8, and then widened
+    if narrow:  # gradients are sorted in fp8, then widened
         return [ops[0]._replace(forward_scratch=again, backward_scratch=received * wire), *ops[1:]]
     return [ops[0]._replace(forward_scratch=again, backward_scratch=again + padded), *ops[1:]]
 
 
 def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
-    """The gradients of gate and up are made while those of their rows travel home, until when all of theirs lives."""
+    """``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all: their inputs and output
+    gradients live until then. The weight gradients move from these matmuls to ``moe.arrive``.
+    """
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
     held, weights = sum(sum(op.writes.values()) for op in first), [size for op in first for size in op.gradient_widths]
     casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
     arrive, going = there[-1], (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0
-    if local.part.etp > 1:  # what is summed over etp is let go before them
+    if local.part.etp > 1:  # the input of the reduce_scatter over etp is freed before them
         whole, made = arrive.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
         part = whole // local.part.etp
         going = max(part + whole, part + going + made) - whole - made
@@ -173,7 +175,7 @@ def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[li
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
-    """The experts of this rank side by side, each on its share of ``rows``."""
+    """Grouped matmuls of this rank's experts, each on its share of ``rows``."""
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
     held, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
@@ -193,14 +195,14 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         return settled(op, local.job)
 
     ops = [*entry.ops]
-    ops += [grouped(op) for op in _entering(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
-    # the gradient of their input is a sum, before those of weights are made
+    ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    # dx of gate and up are summed before their dW are computed
     if local.job.stack.linears == "fanned" and not local.job.precision.narrow:
         made = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
-    # times the routing weight of each row, which is fp32, and so is the product of the gradient with it
+    # times the fp32 routing weight of each row; so the gradient's product with it is fp32
     wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" else 0
     ops.append(
         product._replace(
@@ -218,16 +220,17 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
 
 
 def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
+    """A tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
     model, inner = local.model, ffn // local.part.tp
     m = f"{name}.m"
     entry = Source(local, source, into=model.width, rows=local.stream_rows)
-    ops = [*entry.ops, *_entering(local, entry, name, ffn=inner, bias=model.mlp_bias)]
+    ops = [*entry.ops, *_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias)]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
-def _entering(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
-    """The matmuls before the activation: up, and gate where there is one; jointly the first half is the gate."""
+def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+    """The matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, the gate comes first."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
     if local.job.stack.joint:
@@ -236,14 +239,15 @@ def _entering(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -
 
 
 def _activation(local: Local, name: str, *, size: int) -> Op:
+    """Activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     if local.model.mlp == "plain":
         return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
     plain = local.job.stack.kernels != "fused" and not local.job.stack.compile
-    if local.job.stack.joint:  # one kernel writes the gradient of both halves, or joins those of two
+    if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
-    if plain:  # silu(gate) is a tensor of its own, which the product keeps
+    if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
         return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
     return both

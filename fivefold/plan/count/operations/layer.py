@@ -1,4 +1,4 @@
-"""The operations of a decoder in the order they run: embedding, block, head, as one rank runs them.
+"""The operations of a decoder on one rank, in the order they run: embedding, block, head.
 
     x ── norm1 ── q,k,v ── rope ── attention ── out ──(+)── norm2 ── gate,up ── swiglu ── down ──(+)── x'
 
@@ -20,7 +20,7 @@ from fivefold.plan.count.operations.recompute import Unit, recompute
 
 
 def embedding(local: Local) -> list[Op]:
-    """Token ids → x, with learned positions where the model has them. The table is cut by rows over tp."""
+    """Token ids → x, plus learned positions if the model has them. tp shards the table by vocabulary rows."""
     model, part, width = local.model, local.part, local.model.width
     size = local.rows * width * local.width
     table = local.vocab * width
@@ -74,7 +74,7 @@ def block(local: Local, *, layer: int) -> list[Op]:
 
 
 class Kind(NamedTuple):
-    """What makes two blocks alike in work: whether it slides and whether it routes."""
+    """Blocks of one kind do equal work: ``slides``: sliding-window attention; ``moe``: routed experts."""
 
     slides: bool
     moe: bool
@@ -86,11 +86,11 @@ def kind_of(model: Model, layer: int) -> Kind:
 
 
 def head(local: Local) -> list[Op]:
-    """x → loss, the vocabulary cut over tp: the logits are never gathered, only maxima, sums and targets.
+    """x → loss with the vocabulary sharded over tp: all-reduced are maxima, sums and target logits, never the logits.
 
-    fused: the logits exist once, in the dtype of the matmuls, and become their gradient in place. plain, narrow:
-    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy or not. widened: an fp32 copy that becomes
-    softmax and gradient in place; copied: a second one does. chunked: some rows at a time, in the backward.
+    fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
+    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain) or not. widened: an fp32 copy becomes
+    softmax and gradient in place; copied: a second copy does. chunked: a chunk of rows at a time, in the backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
@@ -105,13 +105,13 @@ def head(local: Local) -> list[Op]:
         message=small,
     )  # fmt: skip
     wide = rows * vocab * 4
-    if job.stack.loss == "plain":  # fp32 copy, log-softmax; backward two gradients in fp32 before the one of the logits
+    if job.stack.loss == "plain":  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
             forward_scratch=wide if width < 4 else 0, backward_scratch=2 * wide - logits,
             moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
-    elif job.stack.loss == "narrow":  # whoever called it holds the logits too
+    elif job.stack.loss == "narrow":  # the caller holds the logits too
         loss = loss._replace(
             writes={"loss": 4, "softmax": logits}, keeps=("logits", "softmax"), in_place=False, forward_scratch=0,
             backward_scratch=logits, moved_bytes=3 * logits, moved_backward_bytes=4 * logits,
@@ -119,9 +119,9 @@ def head(local: Local) -> list[Op]:
     elif job.stack.loss in ("widened", "copied"):
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
-            # the logits that were widened are let go before they are copied
+            # the 16-bit logits are freed before the fp32 ones are copied
             forward_scratch=wide - logits if job.stack.loss == "copied" else 0,
-            # widen, maximum, less it, exponential, sum, over it: each a kernel (Megatron-LM's cross_entropy.py)
+            # widen, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
     normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
@@ -132,29 +132,29 @@ def head(local: Local) -> list[Op]:
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:
-    """Of the few of ``rows`` that are widened at once: theirs, and they for it; over tp its exponential alone."""
+    """fp32 scratch of the softmax, for as many of ``rows`` as are widened at once: input and softmax, under tp one."""
     chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
     return 2 * chunk if local.width < 4 and local.part.tp == 1 else chunk
 
 
 def _chunked_loss(local: Local) -> list[Op]:
-    """h → loss, all in the backward: of so many rows after one another the logits, their gradient, dh and dW.
+    """h → loss, all in the backward: per chunk of rows the logits, their gradient, dh and dW.
 
-    Over tp the input is gathered there alone, and each chunk says for itself what ``fused`` says of all rows.
+    Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
     """
     model, part, rows, vocab, width = local.model, local.part, local.rows, local.vocab, local.width
     chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
     weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
-    whole = rows * model.width * width if part.sp else 0  # as large as the gradient of it
+    whole = rows * model.width * width if part.sp else 0  # the gathered input; its gradient is as large
     softmax = _softmax_bytes(local, chunk)
-    if rows == chunk:  # dW comes when it is gone
+    if rows == chunk:  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
-    targets = 8 * rows if part.cp > 1 else 0  # else they are a part of the batch
+    targets = 8 * rows if part.cp > 1 else 0  # else a view of the batch
     ops = [Op(
         "loss", "loss", ("h",), {"loss.own": 4, "targets": targets}, keeps=("h", "targets"),
         parameters=weight + bias, gradient_widths=(weight, bias) if bias else (weight,),
         flops=flops, causal_flops=flops, shape=(rows, vocab, model.width),
-        moved_backward_bytes=4 * rows * vocab * width,  # read and written, in both of the passes of ``fused``
+        moved_backward_bytes=4 * rows * vocab * width,  # read and written in both passes of ``fused``
         backward_scratch=2 * whole - whole // part.tp + logits + softmax + bias * width, regathered=whole,
         differentiates=("h",), delivers=True,
     )]  # fmt: skip
@@ -176,7 +176,7 @@ def _chunked_loss(local: Local) -> list[Op]:
 
 
 def _in_16_bits(local: Local) -> Local:
-    """The head's matmul is not narrowed, whatever the recipe (Transformer Engine, DeepSeek-V3 §3.3)."""
+    """``local`` in bf16: the head's matmul is never in fp8 or fp4 (Transformer Engine, DeepSeek-V3 §3.3)."""
     if not local.job.precision.narrow:
         return local
     wide = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
@@ -184,5 +184,5 @@ def _in_16_bits(local: Local) -> Local:
 
 
 def block_unit(local: Local, *, layer: int) -> Unit:
-    """A block with its recomputation."""
+    """The operations of one block, with those marked that are recomputed."""
     return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.stack.early_stop)

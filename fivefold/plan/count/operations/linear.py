@@ -1,10 +1,10 @@
-"""A linear layer under tensor parallelism: cut by column (its output) or by row (its input), Megatron's pair.
+"""A linear layer under tensor parallelism, as in Megatron: column-parallel (output sharded) or row-parallel (input).
 
     column   x ──(sp: all_gather)── x W_col        backward: reduce_scatter, or all_reduce without sp
     row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
 
-Under sp the gathered input is let go and gathered again for the weight's gradient. Other people's fp8 and fp4 operands
-are cast before they travel and kept instead of the 16-bit tensor; ours are cast around each product (``casts``).
+Under sp the gathered input is freed and gathered again for dW. Other stacks cast fp8 and fp4 operands before the gather
+and keep the cast instead of the 16-bit tensor; Fivefold casts around each product (``Op.casts``).
 Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
 """
 
@@ -20,13 +20,13 @@ from fivefold.units import ceil_div
 
 
 class Source:
-    """The input of column linears: cast and gathered once for all of them."""
+    """The input of column-parallel linears, cast and gathered once for all of them; ``ops`` do that."""
 
     def __init__(self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True) -> None:
-        """``rows`` are those of ``tensor``; ``gathered``: the readers want the rows of all of tp."""
+        """``tensor`` is [rows, into]; ``gathered``: its readers need the rows of all tp ranks."""
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
-        self.first = True  # of its readers
+        self.first = True  # the next reader is the first
         size = rows * into * local.width
         if keeps_casts(local):
             self.kept = f"{tensor}.cast"
@@ -40,7 +40,7 @@ class Source:
         self.read = f"{tensor}.whole"
         if part.sp:
             self.rows, self.regathered = local.rows, size * part.tp
-            # the gradient travels in 16 bits, whatever the operand was cast to
+            # the gradient is sent in 16 bits, whatever the operand was cast to
             wide = local.rows * into * local.width
             message = Message("tp", "all_gather", "reduce_scatter", size * part.tp, 1, "all_gather", wide)
             self.ops.append(
@@ -52,7 +52,7 @@ class Source:
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
     def column(self, name: str, out: str, *, outof: int, bias: bool = False) -> Op:
-        """``out`` [rows, outof] with ``outof`` as it is on this rank."""
+        """Column-parallel matmul to ``out`` [rows, outof]; ``outof`` is the size on this rank."""
         op = matmul(
             name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
         )
@@ -62,7 +62,7 @@ class Source:
 
 
 def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int, bias: bool) -> Sequence[Op]:
-    """``out`` [stream rows, outof] from ``source`` [rows, into], ``into`` as it is on this rank."""
+    """Row-parallel matmul: ``source`` [rows, into] → ``out`` [stream rows, outof]; ``into`` is that of this rank."""
     part = local.part
     ops, read = [], source
     if keeps_casts(local):
@@ -81,24 +81,24 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
 
 
 def settled(op: Op, job: Job) -> Op:
-    """A weight whose matmul adds to the sums itself has a gradient of no elements: it is made, but is no tensor."""
+    """``op`` with no weight gradient tensor (0 elements) if its matmul accumulates into the gradient sums itself."""
     if job.stack.weight_gradients not in ("summed", "placeholders") or not sums_itself(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
 
 
 def sums_itself(op: Op) -> bool:
-    """Whether the operation is a linear layer of Transformer Engine or Megatron in a block; a router is neither."""
+    """Whether the operation is a linear layer with fused wgrad accumulation in Transformer Engine or Megatron."""
     return op.kind == "matmul" and op.name != "moe.router"
 
 
 def keeps_casts(local: Local) -> bool:
-    """Whether the cast of an input is kept instead of it; ours is made again."""
+    """Whether the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
     return local.job.precision.narrow and local.job.stack.linears == "apart"
 
 
 def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op:
-    """A product of ours with what it casts; ``first`` of those on its input. ``experts``: rows are theirs by groups."""
+    """``op`` with the bytes of Fivefold's casts; ``first``: its input's too. ``experts``: groups of rows."""
     recipe = local.job.precision
     if not recipe.narrow or local.job.stack.linears == "apart":
         return op
@@ -124,7 +124,10 @@ def cast_bytes(
     local: Local, rows: int, columns: int, *, matrices: int = 1, groups: int = 0,
     weight: Literal["", "forward", "backward"] = "",
 ) -> int:  # fmt: skip
-    """Of [rows, columns] in fp8 with its scales, as ``train/float8`` makes them; ``groups``: apart along columns."""
+    """Bytes of ``matrices`` of [rows, columns] in fp8 with scales, as ``train/model/float8`` makes them.
+
+    ``groups``: the columns belong to so many experts, each with scales of its own.
+    """
     scaling, numel = local.job.precision.scaling, matrices * rows * columns
     if scaling == "tensorwise" or (weight == "backward" and local.job.precision.wide_gradients):
         return numel + 4 * matrices
@@ -140,10 +143,10 @@ def cast_bytes(
 
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
-    """To fp8 or fp4 with its scales. The transposed copy that the weight's gradient reads is written along."""
+    """A cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
     size = narrow_bytes(local, numel)
     moved = numel * local.width + 2 * size
-    # backward: the gradient of the matmul's output is cast alike, which is no gradient of this operation
+    # backward bytes: the matmul casts its output's gradient likewise, which is counted here
     return Op(
         out, "cast", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved,
         gradients={out: numel * local.width},

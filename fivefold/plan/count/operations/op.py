@@ -1,8 +1,8 @@
 """One operation of the forward pass: what it computes, reads, writes, and keeps for its backward.
 
-A layer is a list of these, written once (``layer.py``) and read as FLOPs, bytes moved, bytes kept and, by playing
-it forward and backward (``rank_memory.py``), as live bytes over time. All numbers are exact integers for one rank and
-one micro-batch; nothing here knows a machine.
+A layer is a list of these (``layer.py``), from which FLOPs, bytes moved, bytes kept and, by playing the list forward
+and backward (``memory/liveness.py``), live bytes over time are counted. All numbers are exact integers for one rank and
+one micro-batch, and do not depend on a machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Kind = Literal["matmul", "attention", "norm", "rope", "activation", "add", "embe
 
 
 class Message(NamedTuple):
-    """What an operation says to the ranks of ``axis``: a collective forward, one backward, one sent again there.
+    """Messages of an operation over ``axis``: a collective in the forward, one in the backward ("": none).
 
     ``payload`` is the full tensor in bytes (all_to_all, p2p: what one rank holds), ``times`` per forward.
     """
@@ -23,31 +23,31 @@ class Message(NamedTuple):
     backward: str
     payload: int
     times: int = 1
-    regather: str = ""  # before the backward: what the forward had gathered was let go
+    regather: str = ""  # collective that gathers again in the backward what was freed after the forward
     backward_payload: int | None = None  # None: as forward
-    backward_parts: int = 1  # messages side by side that this payload goes in
+    backward_parts: int = 1  # number of messages into which the backward payload is split
 
 
 class Casts(NamedTuple):
-    """Bytes of what a linear layer of ours casts to eight bits around its products, and of a second dx beside a first.
+    """Bytes of the eight-bit casts that a linear layer of Fivefold makes around its products y, dx and dW.
 
-    ``x`` and ``columns``, of the input for y and for dW, live while all layers on it are computed.
+    ``x`` and ``columns`` live while all layers on the same input are computed.
     """
 
-    x: int = 0
-    weight: int = 0  # for y
-    gradient: int = 0  # for dx
-    transposed: int = 0  # the weight for dx
-    product: int = 0
-    columns: int = 0
-    gradient_columns: int = 0  # for dW
+    x: int = 0  # of the input, for y
+    weight: int = 0  # of the weight, for y
+    gradient: int = 0  # of the output's gradient, for dx
+    transposed: int = 0  # of the weight, for dx
+    product: int = 0  # no cast: a second dx, before it is added to the first
+    columns: int = 0  # of the input, for dW
+    gradient_columns: int = 0  # of the output's gradient, for dW
 
 
 class Op(NamedTuple):
-    """``reads`` and ``writes`` name tensors; ``writes`` and ``keeps`` give bytes of storage of their own.
+    """``reads`` and ``keeps`` name tensors; ``writes`` names tensors with the bytes of new storage (0: a view).
 
     ``keeps`` lists tensors (by name) whose storage must live until this operation's backward has run.
-    Scratch is what the operation holds at its fullest moment besides its inputs and outputs.
+    Scratch is the peak of what the operation holds besides its inputs and outputs.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Op(NamedTuple):
     writes: dict[str, int]
     keeps: tuple[str, ...] = ()
     parameters: int = 0  # trainable elements used
-    # Elements of each weight that gets a gradient here, in order; 0: the product is added to the sums, and no tensor.
+    # Elements of each weight gradient made here, in order; 0: accumulated by the matmul, without a tensor.
     gradient_widths: tuple[int, ...] = ()
     flops: int = 0  # forward, attention as the full square
     causal_flops: int = 0  # forward, only what a causal mask lets through
@@ -65,23 +65,23 @@ class Op(NamedTuple):
     moved_backward_bytes: int = 0
     forward_scratch: int = 0
     backward_scratch: int = 0
-    regathered: int = 0  # of this, the input that is gathered once more for the weights' gradients
-    product_bytes: int = 0  # of the gradients of what a linear layer multiplies out, where they are not those it gets
+    regathered: int = 0  # of backward_scratch, the input that is gathered again for dW
+    product_bytes: int = 0  # of output gradients for dW other than those received: gathered, or of gate and up
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
-    in_place: bool = False  # the gradient of the input takes the place of what was kept
+    in_place: bool = False  # the gradient of the input overwrites the kept tensor
     batch: int = 1  # matmuls of this shape side by side (experts)
     message: Message | None = None
-    gradients: dict[str, int] | None = None  # bytes of the gradients of what is written, where they are not as large
+    gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, where sizes differ
     recomputed: bool = False  # runs a second time, in the backward
-    stays: tuple[str, ...] = ()  # of what is written, what is kept even where this is recomputed
+    stays: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
     casts: Casts = Casts()
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
-    scratch_of_casts: tuple[int, int] = (0, 0)  # backward: while dx is made; beside the largest dW while these are
-    delivers: bool = False  # hands over its weights' gradients, one after another, before it lets anything go
+    scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; beside the largest dW
+    delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
 
 
 def split(name: str, source: str, parts: dict[str, int]) -> Op:
-    """Copies of the parts of ``source``, by name with their bytes; backward joins their gradients."""
+    """Copies of slices of ``source``, given by name and bytes; the backward concatenates their gradients."""
     size = sum(parts.values())
     return Op(name, "cast", (source,), parts, moved_bytes=2 * size, moved_backward_bytes=2 * size)
 
@@ -107,7 +107,7 @@ def norm(
 ) -> Op:  # fmt: skip
     """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm).
 
-    ``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normal before the weight.
+    ``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normalized x before the weight.
     """
     numel = rows * dim
     wide = 0 if width == 4 else 4  # a 16-bit input is widened first
@@ -117,8 +117,8 @@ def norm(
         keeps=(source, f"{out}.stat"),
         parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
-        # rms_norm of train/model/kernels.py: forward x·rstd in fp32; backward x̂ and a product in fp32, of which the
-        # result takes one over when nothing is to be narrowed. LayerNorm is a fused kernel.
+        # rms_norm of train/model/kernels.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
+        # the result if that is fp32. LayerNorm is a fused kernel.
         forward_scratch=0 if layernorm else numel * wide,
         backward_scratch=0 if layernorm else numel * (8 if wide else 4),
     )  # fmt: skip
@@ -130,7 +130,7 @@ def norm(
 
 
 def rope(name: str, source: str, out: str, *, numel: int, width: int) -> Op:
-    """Rotary embedding: four half-width products, then joined; keeps nothing."""
+    """Rotary embedding: four half-width products, concatenated; keeps nothing."""
     size = numel * width
     return Op(
         name, "rope", (source,), {out: size}, moved_bytes=2 * size, moved_backward_bytes=2 * size,
@@ -142,7 +142,7 @@ def elementwise(
     name: str, kind: Kind, reads: tuple[str, ...], out: str, *, size: int, keeps: tuple[str, ...] = (),
     backward_scratch: int = 0, mask: int = 0,
 ) -> Op:  # fmt: skip
-    """An operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a dropout mask kept."""
+    """An operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a kept dropout mask."""
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
         name, kind, reads, writes, keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
@@ -152,13 +152,13 @@ def elementwise(
 
 
 def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
-    """Dropout over ``mask`` elements, whose mask of one byte each is kept."""
+    """Dropout over ``mask`` elements; keeps a mask of one byte per element."""
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
 def exchange(
     name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None
 ) -> Op:  # fmt: skip
-    """A message that makes ``out`` of ``size`` bytes from ``source``."""
+    """A message that writes ``out`` of ``size`` bytes from ``source``; its gradient may have another size."""
     gradients = None if gradient_bytes is None else {out: gradient_bytes}
     return Op(name, "message", (source,), {out: size}, message=message, gradients=gradients)

@@ -1,7 +1,7 @@
-"""What one rank sees of a micro-batch: its share of the sequences, tokens, heads, weights and experts.
+"""The share of a micro-batch on one rank: sequences, tokens, heads, weights and experts.
 
-rows         = B · T/cp             tokens on which attention and matmuls work
-stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and sums
+rows         = B · T/cp             tokens of attention and matmuls
+stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and residual additions
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fivefold.units import ceil_div
 
 
 class Part(NamedTuple):
-    """The degrees that cut a layer; ``recomputed`` as in ``Layout.recomputed``."""
+    """The degrees that cut a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
 
     sequences: int
     cp: int = 1
@@ -43,7 +43,7 @@ def part_of(layout: Layout) -> Part:
 
 
 class Local:
-    """A model and a job as one rank sees them; every list of operations is about one of these."""
+    """Sizes of a model and a job on one rank, from which the lists of operations are made."""
 
     def __init__(self, model: Model, job: Job, part: Part) -> None:
         self.model, self.job, self.part = model, job, part
@@ -52,22 +52,22 @@ class Local:
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
         self.stream_bytes = self.stream_rows * model.width * self.width
-        # Of a row on its way to an expert: its elements, and what they are multiplied by, a tile each.
+        # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         narrow = job.precision.dispatches == "fp8"
         self.row_bytes = model.width * (1 if narrow else self.width)
         self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if narrow else 0
-        # Ids of tokens are a view of those of the whole step, unless their rows are not one after another.
+        # Token ids are a view of the step's batch if they are contiguous in it.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
-        self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: every rank holds a copy of one
+        self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: replicated
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
 
 
 def activation_width(job: Job) -> int:
-    """Bytes of an element of an activation: as the matmuls', but fp8 exists only inside them."""
+    """Bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
     return 4 if job.precision.compute in ("fp32", "tf32") else 2
 
 
 def stream_bytes(model: Model, job: Job, part: Part) -> int:
-    """The residual stream of a micro-batch on one rank: rows x D in the width of activations."""
+    """Bytes of the residual stream of a micro-batch on one rank: stream rows x D."""
     return Local(model, job, part).stream_bytes

@@ -1,7 +1,7 @@
-"""Recomputation: which operations of a layer run again in its backward, and what need not be kept for that.
+"""Recomputation: which operations of a layer run again in its backward, and which tensors need not be kept.
 
-A run of chosen operations keeps what it reads from outside and lets go what it writes for its own use. What others
-keep of it stays kept, except for cheap groups (norm, act, rope, up), whose output is let go and made anew.
+A sequence of recomputed operations keeps its inputs from outside and drops what it writes. A written tensor that other
+operations keep stays kept, except in the cheap groups (norm, act, rope, up), whose output is dropped and recomputed.
 Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
 """
 
@@ -15,14 +15,14 @@ from fivefold.plan.count.operations.op import Op
 
 
 class Unit(NamedTuple):
-    """Operations that run in order, and the tensors that are let go between forward and backward."""
+    """Operations in order, and the tensors that are dropped after the forward and recomputed in the backward."""
 
     ops: tuple[Op, ...]
     dropped: frozenset[str] = frozenset()
 
 
 def groups(op: Op) -> frozenset[str]:
-    """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
+    """The groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
     first, _, second = op.name.partition(".")
     found = {"layer"}
     if op.kind == "norm":
@@ -33,7 +33,7 @@ def groups(op: Op) -> frozenset[str]:
         found.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
             found.add("up")
-    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout", "moe.add"):  # sums with others
+    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout", "moe.add"):  # residual sums
         found.add(first)
     if second.startswith("shared"):
         found = (found - {"moe"}) | {"shared"}
@@ -45,14 +45,14 @@ def groups(op: Op) -> frozenset[str]:
 
 
 def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False) -> Unit:
-    """``ops`` with what the ``wanted`` groups let go, and those that run again marked.
+    """``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
 
-    ``early_stop``: what makes nothing that the backward reads, nor is needed for it, does not run again.
+    ``early_stop``: operations whose results the backward does not need are not recomputed.
     """
     chosen = [bool(groups(op) & wanted) for op in ops]
     if not any(chosen):
         return Unit(tuple(ops))
-    _bring(ops, chosen)
+    _mark_messages(ops, chosen)
     written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
     cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
              for name in op.writes}  # fmt: skip
@@ -67,31 +67,31 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
         for op, again in zip(ops, chosen, strict=True)
     ]
     if early_stop:
-        marked = _asked_for(marked, frozenset(dropped), whole="layer" in wanted)
+        marked = _stop_early(marked, frozenset(dropped), whole="layer" in wanted)
     return Unit(tuple(marked), frozenset(dropped))
 
 
-def _asked_for(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> list[Op]:
-    """Without the marks of operations of which nothing is asked: neither what was kept and let go, nor what is read to
-    make that, nor an input that is gathered within them. ``whole``: all that come before one of which something is
-    asked run too.
+def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> list[Op]:
+    """``ops`` without the mark where nothing is needed: neither a dropped tensor that the backward keeps or that is
+    read to recompute one, nor the input of an operation that gathers again. ``whole``: everything before the last
+    needed operation runs again.
     """
-    asked = {name for op in ops for name in op.keeps} & dropped
+    needed = {name for op in ops for name in op.keeps} & dropped
     entered = {name for op in ops if op.message and op.message.regather for name in op.writes}
     found: list[Op] = []
     running = False
     for op in reversed(ops):
-        wanted = not asked.isdisjoint(op.writes) or not entered.isdisjoint(op.reads)
+        wanted = not needed.isdisjoint(op.writes) or not entered.isdisjoint(op.reads)
         running = op.recomputed and ((running and whole) or wanted)
         found.append(op._replace(recomputed=running))
         if running:
-            asked |= dropped.intersection(op.reads)
+            needed |= dropped.intersection(op.reads)
     return found[::-1]
 
 
-def _bring(ops: Sequence[Op], chosen: list[bool]) -> None:
-    """Choose too the messages and casts that serve chosen operations alone: what goes in is kept, not what comes. Not
-    the sums of what operations before them made, nor what comes as large as it goes (heads against tokens).
+def _mark_messages(ops: Sequence[Op], chosen: list[bool]) -> None:
+    """Mark also messages and casts that only recomputed operations read, so that their input is kept, not their output.
+    Not reductions of earlier operations' results, nor all_to_alls, whose output is as large as their input.
     """
     for index in reversed(range(len(ops))):
         op = ops[index]
