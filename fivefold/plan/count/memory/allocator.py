@@ -1,11 +1,11 @@
-"""What a GPU's driver has given away at the peak: PyTorch's cache, the CUDA context, NCCL's buffers.
+"""GPU memory beyond live tensors at the peak: fragmentation of PyTorch's cache, the CUDA context, NCCL's buffers.
 
-    reserved = peak + what lies free but split       driver = reserved + context + buffers of each communicator
+    reserved = peak + free blocks too small to use       driver = reserved + context + buffers of each communicator
 
-PyTorch's allocator takes the smallest free block that fits and splits it; a tensor larger than every free block gets
-a segment of its own. The two largest that come and go find the cache split by smaller ones when they come, and what an
-update joins to one tensor finds it split by activations. With expandable segments nothing is split for good. Source:
-pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
+Assumed: the two largest temporary tensors find every block split by smaller ones, and large tensors that an update
+concatenates find them split by activations. Expandable segments avoid this.
+Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import part_of
 from fivefold.units import MIB, ceil_div
 
-# What nvidia-smi shows of an idle PyTorch process, on an A100 (kernels loaded):
+# What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
 # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
 CONTEXT_BYTES = 1573 * MIB
 # NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
 # 16 channels and more between GPUs of one node.
 COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
-SPLIT_LATER = 2  # tensors that find no block
-BUCKET_ELEMENTS = 500_000_000  # of gradients that DeepSpeed reduces at once (reduce_bucket_size, as it comes)
+SPLIT_LATER = 2  # largest temporary tensors that find no free block
+BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
 
 
-COMMUNICATORS = 4  # of a usual layout
+COMMUNICATORS = 4  # NCCL communicators of a typical layout
 
 
 def room_bytes(machine: Machine) -> int:
-    """What a GPU has for tensors: less the context and NCCL's buffers. Fragments are not taken off, since PyTorch can
-    avoid them (expandable segments). On CPU all of the memory.
+    """Bytes of a GPU for tensors: its memory less the context and NCCL's buffers. Fragmentation is not subtracted,
+    since PyTorch can avoid it (expandable segments). On CPU all of the memory.
     """
     taken = CONTEXT_BYTES + COMMUNICATORS * COMMUNICATOR_BYTES if machine.backend == "nccl" else 0
     return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
 
 
 class AllocatorTotals(NamedTuple):
-    """Bytes of the fullest rank."""
+    """Bytes that PyTorch reserves and that the driver shows, on the rank with the most."""
 
     reserved_bytes: int
     driver_bytes: int
 
 
 def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals:
-    """What PyTorch reserves and what the driver shows, for the ``ranks`` of ``memory``."""
+    """Reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
     places = chunks_of(layout, counts.job)
     reserved = max(_reserved(counts, layout, rank, chunks) for rank, chunks in zip(ranks, places, strict=True))
     groups = sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
@@ -62,7 +62,7 @@ def allocator_totals(counts: Counts, layout: Layout, ranks: list[RankMemory]) ->
 
 
 def segment(size: int) -> int:
-    """Bytes that the allocator asks of the driver for a tensor that no free block holds."""
+    """Bytes of the segment that PyTorch's allocator requests from the driver for a tensor of ``size`` bytes."""
     if size <= 0:
         return 0
     if size <= MIB:
@@ -71,7 +71,7 @@ def segment(size: int) -> int:
 
 
 def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
-    """The stages that each pipeline rank holds."""
+    """The stages of each pipeline rank."""
     return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
 
 
@@ -80,21 +80,22 @@ def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable
         return segment(rank.peak_bytes)
     part, stages = part_of(layout), counts.stage_runs(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
-    passes = segment(rank.passes_bytes) + sum(map(segment, _joined(counts, layout, rank, runs)))
-    sent = sum(run.times * _sent(counts.unit(run_part(part, run), run.name).ops) for run in runs)
+    passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs)))
+    sent = sum(run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs)
     split = sum(map(segment, _largest(counts, layout, runs)))
     return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
 
 
-def _sent(ops: Iterable[Op]) -> int:
-    """Bytes that tensor parallelism sends from a forward pass to be summed."""
+def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
+    """Bytes of a unit's inputs to tp's reduce-scatters in the forward."""
     messages = [op.message for op in ops if op.message]
     return sum(each.payload for each in messages if each.axis == "tp" and each.forward == "reduce_scatter")
 
 
-def _joined(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:
-    """What lives at once of that which an update joins: a bucket and, in turn, the gradient of the largest weight in
-    fp64 for its norm, and all gradients of this rank, as they are and widened; or all weights.
+def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:
+    """Bytes of tensors that an update concatenates and that live at once: a reduction bucket with the larger of the
+    largest weight's gradient in fp64 (for the norm) and all gradients of this rank twice (as summed and widened); all
+    weights.
     """
     recipe, joined = counts.job.precision, counts.job.stack.joined
     sizes = []
@@ -116,7 +117,7 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int
 
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
-    """Of a pipeline rank the largest tensors that come and go: activations, gradients, gathered units."""
+    """Bytes of a pipeline rank's largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = part_of(layout), policy(layout)
     sizes: list[int] = []
     for run in runs:

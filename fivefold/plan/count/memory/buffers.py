@@ -1,4 +1,4 @@
-"""Bytes that stand all through a step beside the states: inputs, rotary tables, and gradients held in two places."""
+"""Bytes that live all through a step beside the states: inputs, rotary tables, and second copies of gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fivefold.plan.count.memory.stage import Chunk
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
-    """Token ids of a step with their targets, and the rotary tables."""
+    """Bytes of a step's token ids (int64, one more per sequence for the targets) and of the rotary tables."""
     tables = 0
     tokens = job.sequence // layout.cp
     if model.position == "rope":
@@ -20,7 +20,7 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
 
 
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:
-    """Of a rank's ``chunks``: an unused gradient of each shape, or a bucket that holds every gradient again."""
+    """Bytes of a rank's unused gradients: a placeholder per weight shape, or buckets that hold every gradient again."""
     recipe = job.precision
     if job.stack.weight_gradients == "placeholders":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))

@@ -1,9 +1,9 @@
-"""What lives on a pipeline rank beside each pass of a micro-batch through a stage: known from the schedule alone.
+"""Counts of what lives on a pipeline rank during each pass (F, B, BW or W of a stage), from the schedule alone.
 
-    F of stage 1   others kept until B: (1, 2) · until W: (0, 0) · sums born: (0, 1) · reduced: (0, 0) · on the way: 1
+    F of stage 1   others kept until B: (1, 2) · until W: (0, 0) · with sums: (0, 1) · reduced: (0, 0) · messages: 1
 
-Receives are posted one action ahead, and what is sent lives until its taker has done with it (``schedule/p2p.py``).
-Listed are only those that no other of the same kind exceeds in every place: the fullest moment is in one of them.
+Receives are posted one action ahead; a sent tensor lives until its receiver is done with it (``schedule/p2p.py``).
+Passes whose counts another pass of the same kind exceeds everywhere are left out: they cannot be the peak.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Pass = tuple[Kind, int, int]  # stage, micro-batch
 
 
 class LivePass(NamedTuple):
-    """A pass and what lives beside it: ``counts`` are, for each stage held, other micro-batches until their B and until
-    their W, whether sums of gradients live, those too that only W makes, and whether they are reduced; and last streams
-    between stages of this rank when the pass has ended, and all that are on their way meanwhile.
+    """A pass and what lives beside it. ``counts`` has for each stage of the rank: other micro-batches between F and B;
+    between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced. Then
+    streams between stages of this rank after the pass, and all streams sent or received during it.
 
-    ``first``: of the stage no gradient lives yet (F: it may have to gather; W: none that it makes); ``last``: its
-    gradients are reduced, under B those that are not put off.
+    ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: its
+    gradients are reduced in this pass (B: those that are not deferred to W).
     """
 
     kind: Kind
@@ -44,8 +44,8 @@ class LivePass(NamedTuple):
 
 
 class LivePasses(NamedTuple):
-    """Of every rank, in order where there is no pipeline; and as columns: their counts, ranks, and places among the
-    ``distinct`` (kind, stage, first, last).
+    """Passes of every rank: as ``rows`` per rank (in time order only without a pipeline), and as columns: their counts,
+    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last).
     """
 
     rows: tuple[tuple[LivePass, ...], ...]
@@ -56,18 +56,18 @@ class LivePasses(NamedTuple):
 
 
 def in_order(table: Table, rank: int) -> Iterator[LivePass]:
-    """Every pass of a rank of a pipeline."""
-    return _row(table, rank, list(_sent(table))[rank])
+    """Every pass of one pipeline rank, in time order."""
+    return _row(table, rank, list(_sent_and_live(table))[rank])
 
 
 @lru_cache(maxsize=1024)
 def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int) -> LivePasses:
-    """Of a schedule."""
+    """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_alone(micro_batches)),)
+        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_without_pipeline(micro_batches)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        rows = tuple(_highest(_row(table, rank, sent)) for rank, sent in enumerate(_sent(table)))
+        rows = tuple(_highest(_row(table, rank, sent)) for rank, sent in enumerate(_sent_and_live(table)))
     every = [live_pass for row in rows for live_pass in row]
     distinct = tuple(dict.fromkeys(live_pass[:4] for live_pass in every))
     places = {each: place for place, each in enumerate(distinct)}
@@ -77,8 +77,8 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Live
     return LivePasses(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
 
 
-def _alone(micro_batches: int) -> Iterator[LivePass]:
-    """The first micro-batch, the second, which is like all others, and the last."""
+def _without_pipeline(micro_batches: int) -> Iterator[LivePass]:
+    """The passes without a pipeline: of the first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
         counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0)
         yield LivePass("F", 0, index == 0, False, counts)
@@ -86,7 +86,7 @@ def _alone(micro_batches: int) -> Iterator[LivePass]:
 
 
 def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
-    """Every pass of a rank in order; ``sent``: its messages under way at each action."""
+    """Every pass of a rank in time order; ``sent``: its sent messages that still live at each action."""
     held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
     left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
@@ -117,19 +117,19 @@ def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
 
 
 def _passes(action: Action) -> tuple[Pass, ...]:
-    """One after another."""
+    """The passes of an action; FB runs F, then BW."""
     kind, stage, i, backward_stage, backward_i = action
     return (("F", stage, i), ("BW", backward_stage, backward_i)) if kind == "FB" else ((kind, stage, i),)
 
 
 def _entry(table: Table, each: Pass) -> int | None:
-    """The rank from which a pass gets a stream, or its gradient."""
+    """The rank that sends a pass its input stream, or its output's gradient; None: none does."""
     kind, stage, i = each
     return _rank(table, i, {"F": stage - 1, "W": -1}.get(kind, stage + 1))
 
 
 def _exit(table: Table, each: Pass) -> int | None:
-    """The rank that gets one from it."""
+    """The rank that receives a pass's result; None: none does."""
     kind, stage, i = each
     return _rank(table, i, {"F": stage + 1, "W": -1}.get(kind, stage - 1))
 
@@ -138,8 +138,8 @@ def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
     return table.paths[micro_batch][stage] if 0 <= stage < table.stages else None
 
 
-def _sent(table: Table) -> Iterator[list[int]]:
-    """Per rank and action its own messages whose takers have not done with them, if F, B and W take one unit each."""
+def _sent_and_live(table: Table) -> Iterator[list[int]]:
+    """Per rank, for each action, its sent messages that receivers still need; F, B and W take one unit of time."""
     spans = play(table, seconds=_units).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
     for rank, row in enumerate(spans):
@@ -159,7 +159,7 @@ def _units(task: Task) -> float:
 
 
 def _highest(found: Iterable[LivePass]) -> tuple[LivePass, ...]:
-    """In the order of stages those that no other exceeds."""
+    """The passes that no other of the same stage and kind exceeds, ordered by stage and kind."""
     kinds: dict[tuple[int, Kind], list[LivePass]] = {}
     for live_pass in dict.fromkeys(found):
         kinds.setdefault((live_pass.stage, live_pass.kind), []).append(live_pass)
@@ -167,8 +167,8 @@ def _highest(found: Iterable[LivePass]) -> tuple[LivePass, ...]:
 
 
 def _unexceeded(alike: list[LivePass]) -> Iterator[LivePass]:
-    """Gradients that are reduced take no more than their sums, and a backward that brings them to life no more than one
-    that finds them.
+    """Passes whose counts no other exceeds. Reduced gradients count negative, as they are no larger than their sums; a
+    first backward, which allocates its sums, is exceeded by one that finds them allocated.
     """
     counts = np.array([live_pass.counts for live_pass in alike])
     held = counts.shape[1] // 5

@@ -1,9 +1,9 @@
-"""Plays a unit's operations forward and backward, as autograd does, and watches the bytes that are live.
+"""Liveness of one unit: plays its operations forward and backward, as autograd does, and counts live bytes.
 
-A tensor dies after its last reader unless an operation keeps it; what is kept dies when the backward of the last
-operation that keeps it has run; what recomputation let go comes back when the first backward asks for it. A sum
-passes its gradient on without a copy; a tensor with two readers gets the sum of two gradients in a third buffer.
-Held against the real run, byte by byte, in ``tests/agree``.
+A tensor is freed after its last reader unless an operation keeps it; a kept tensor after the backward of the last
+operation that keeps it; a dropped one lives again from when the first backward needs it. An addition passes its
+gradient on without a copy; a tensor with two readers gets the sum of both gradients in a third buffer.
+``tests/agree`` compares with the real run, byte by byte.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fivefold.plan.count.operations.recompute import Unit
 
 
 class Sums(NamedTuple):
-    """Bytes of gradients that a unit's backward brings to life, dense weights' and experts' with the first of each.
+    """Bytes of gradient sums that a unit's backward allocates, with the first gradient of each family of weights.
 
-    ``reduced``: the experts' part for this rank, with the last of theirs, after which ``gone`` of these or others die.
+    With the experts' last gradient ``reduced`` bytes, this rank's shard, are allocated; then ``gone`` bytes are freed.
     """
 
     dense: int = 0
@@ -29,32 +29,32 @@ class Sums(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """Live bytes of one unit above what was live before it; its input is counted in, as it is handed over."""
+    """Live bytes of one unit above what was live before it; its input counts as its own."""
 
-    kept_bytes: int  # from the end of its forward to its backward, its output not
+    kept_bytes: int  # activations kept between forward and backward, without the output
     forward_peak_bytes: int
-    backward_peak_bytes: int  # with the weights' gradients and, if they are born here, their sums
-    backward_cause: str
-    backward_kept_bytes: int  # of what is kept, what still lives at the backward's peak, with what was made anew
-    backward_sums_bytes: int  # of the sums born here, those that live at that peak
+    backward_peak_bytes: int  # with weight gradients and, if the unit allocates them, their sums
+    backward_cause: str  # the operation at that peak
+    backward_kept_bytes: int  # kept and recomputed activations that live at that peak
+    backward_sums_bytes: int  # gradient sums allocated here that live at that peak
 
 
 class SplitProfile(NamedTuple):
-    """As ``Profile``, of a backward that puts the weights' gradients off, and of them."""
+    """As ``Profile``, for a backward split into B and W (deferred weight gradients)."""
 
     backward_peak_bytes: int
     backward_cause: str
-    backward_kept_bytes: int  # with what has been put off so far
+    backward_kept_bytes: int  # with what is kept for W so far
     backward_sums_bytes: int
-    late_bytes: int  # of inputs and of gradients of outputs, until the weights' gradients
-    weights_peak_bytes: int  # while they are made: with what of these still lives
-    closing_bytes: int  # when the last of them is there
-    experts_bytes: int  # when the last of the experts' is there
-    made_bytes: int  # of the gradients that are put off
+    late_bytes: int  # inputs and output gradients kept between B and W
+    weights_peak_bytes: int  # peak of W, with what still lives of ``late_bytes``
+    closing_bytes: int  # live when the last gradient of W is made
+    experts_bytes: int  # live when the last of the experts' gradients is made
+    made_bytes: int  # of the weight gradients that W makes
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
-    """Bytes that each operation is the first of its unit to keep; ``sizes`` of the tensors that come from outside."""
+    """Bytes that each operation keeps and none before it does; ``sizes``: bytes of tensors from outside the unit."""
     known = sizes | {name: size for op in unit.ops for name, size in op.writes.items()}
     seen: set[str] = set(unit.dropped)
     found = []
@@ -65,8 +65,8 @@ def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
 
 
 def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> Profile:
-    """Play one unit that reads ``entry``. ``width``: bytes per element of a weight's own gradient; ``sums``: what the
-    gradients bring to life, nothing if it lives already.
+    """Live bytes of one unit that reads ``entry``. ``width``: bytes per element of a weight gradient; ``sums``: what
+    the first gradients allocate, nothing if it is allocated already.
     """
     sizes, keepers, forward_peak, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
@@ -75,7 +75,7 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) ->
 
 
 def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> SplitProfile:
-    """The same with the gradients of linear layers' weights put off: what they are made of lives on."""
+    """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live."""
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
     tape.run(kept)
@@ -86,7 +86,7 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.recomputed else op.regathered
             weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
-            closing = left + again + max(op.gradient_widths[-2:]) * width  # of a bias and its weight the latter
+            closing = left + again + max(op.gradient_widths[-2:]) * width  # of a weight and its bias the larger
             experts = closing if _is_expert(op) else experts
             every += sum(op.gradient_widths) * width
             left -= tape.held[op.name]
@@ -96,12 +96,12 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
 
 
 def is_put_off(op: Op) -> bool:
-    """Whether its weights' gradients are made apart under a zero-bubble schedule."""
+    """Whether zero-bubble schedules defer the operation's weight gradients to W."""
     return bool(op.gradient_widths) and (op.kind == "matmul" or op.name == "moe.arrive")
 
 
 def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], Counter[str], int, int]:
-    """Sizes by name, how many keep each, the forward's fullest moment, and what is kept after it but its result."""
+    """Bytes by tensor, number of operations that keep each, the forward's peak, and bytes kept without the output."""
     ops = unit.ops
     sizes = {entry: entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
     result = next(iter(ops[-1].writes))
@@ -111,7 +111,7 @@ def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], 
 
 
 def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:
-    """Live bytes at the end and at the fullest moment."""
+    """Live bytes at the end of the forward and at its peak; ``held``: tensors that are not freed."""
     last_use = {name: index for index, op in enumerate(ops) for name in (*op.reads, *op.writes)}
     live = peak = sizes[ops[0].reads[0]]
     for index, op in enumerate(ops):
@@ -122,7 +122,7 @@ def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tup
 
 
 class _Backward:
-    """A gradient is a buffer [bytes, users]: a sum's two inputs share one."""
+    """Plays the backward of a unit. A gradient is a buffer [bytes, users]: an addition's two inputs share one."""
 
     def __init__(
         self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int,
@@ -134,17 +134,17 @@ class _Backward:
         self.reduction = sums.reduced, sums.gone
         closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
         self.closing = next(closing, "")
-        self.held: dict[str, int] = {}  # by operation whose weights' gradients are put off
-        self.asked: set[str] = set()  # what they read
+        self.held: dict[str, int] = {}  # bytes kept for W, by operation
+        self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
         self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
-        self.revived = _revived(unit)
+        self.revived = _recomputed_before(unit)
         self.grads: dict[str, list[int]] = {}
         self.live = self.peak = self.kept = self.sums = 0
         self.cause, self.kept_then, self.sums_then = "", 0, 0
 
     def run(self, kept: int) -> None:
-        """Find the fullest moment, its operation, and what lived then."""
+        """Find the peak, its operation, and the kept bytes and sums that live then."""
         result = next(iter(self.ops[-1].writes))
         self.grads[result] = [self.gradient[result], 1]
         self.kept = self.kept_then = kept
@@ -157,10 +157,12 @@ class _Backward:
             self._step(self.ops[index])
 
     def _note(self, live: int, cause: str) -> None:
+        """Update the peak."""
         if live > self.peak:
             self.peak, self.cause, self.kept_then, self.sums_then = live, cause, self.kept, self.sums
 
     def _step(self, op: Op) -> None:
+        """The backward of one operation."""
         grads, sizes = self.grads, self.gradient
         received = [grads.pop(name) for name in op.writes if name in grads]
         incoming = received[0]
@@ -171,12 +173,12 @@ class _Backward:
         makes = bool(op.gradient_widths) and not late
         if late:
             weights, scratch = 0, scratch - (0 if op.recomputed else op.regathered)
-        elif makes and (op.delivers or not weights):  # added to the sums as it is made, or before the next
+        elif makes and (op.delivers or not weights):  # accumulated before the next one is made
             weights = max(op.gradient_widths) * self.width
-            if op.kind == "loss":  # in chunks: it delivers when all of them are done
+            if op.kind == "loss":  # chunked: accumulates after the last chunk
                 self._note(self.live + made + weights + scratch, op.name)
                 scratch = op.regathered
-            self._bear(op)
+            self._allocate_sums(op)
         before, beside = op.scratch_of_casts
         casts = max(before - weights, beside if makes else 0)
         self._note(self.live + made + weights + scratch + casts, op.name)
@@ -195,44 +197,44 @@ class _Backward:
                 buffer = [sizes[name], 1]
             grads[name] = buffer
         if late:
-            self._put_off(op, received)
+            self._defer(op, received)
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
         self.keepers.subtract(op.keeps)
         for name in op.keeps:
-            if not self.keepers[name] and name not in self.asked:
+            if not self.keepers[name] and name not in self.kept_for_w:
                 self.kept -= self.sizes[name]
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
         if weights and not op.delivers:
-            self._bear(op)
+            self._allocate_sums(op)
             self._note(self.live + weights, op.name)
 
-    def _put_off(self, op: Op, received: list[list[int]]) -> None:
-        """What a linear layer read lives on, and the gradients of its products: those received, or gathered ones."""
+    def _defer(self, op: Op, received: list[list[int]]) -> None:
+        """Keep a linear's input and output gradients (those received, or gathered ones) until W."""
         gradients, given = op.product_bytes, sum(buffer[0] for buffer in received)
         self.live += gradients
-        if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # of which a bias has its gradient
+        if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # the bias reads those received
             gradients += given
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
-        read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what its recomputation kept besides
-        new = [name for name in read if name not in self.asked]
-        self.asked.update(new)
-        ends = 4 * op.batch if op.name == "moe.experts.down" else 0  # where the rows of each expert end
+        read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what recomputation keeps
+        new = [name for name in read if name not in self.kept_for_w]
+        self.kept_for_w.update(new)
+        ends = 4 * op.batch if op.name == "moe.experts.down" else 0  # end of each expert's rows
         self.live += ends
         self.kept += gradients + ends
         self.held[op.name] = gradients + ends + sum(self.sizes[name] for name in new)
         self.late += self.held[op.name]
 
-    def _bear(self, op: Op) -> None:
-        """The first gradient of an expert brings the sums of all to life, and the first other gradient the others."""
+    def _allocate_sums(self, op: Op) -> None:
+        """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""
         born = self.unborn.pop(_is_expert(op), 0)
         self.live += born
         self.sums += born
 
     def _reduce(self, beside: int) -> None:
-        """All gradients of the experts are in, while the rest of the unit's backward is to come."""
+        """Reduce the experts' gradients, which are complete before the rest of the unit's backward."""
         reduced, gone = self.reduction
         self.live += reduced
         self.sums += reduced
@@ -246,12 +248,13 @@ def _is_expert(op: Op) -> bool:
 
 
 def _drop(buffer: list[int]) -> int:
+    """Remove one user of a buffer; bytes that this frees."""
     buffer[1] -= 1
     return 0 if buffer[1] else buffer[0]
 
 
-def _revived(unit: Unit) -> dict[int, list[str]]:
-    """Index of an operation → dropped tensors that are made anew before its backward: all of one run at once."""
+def _recomputed_before(unit: Unit) -> dict[int, list[str]]:
+    """Index of an operation → dropped tensors that are recomputed before its backward, a whole run at once."""
     if not unit.dropped:
         return {}
     keeper = {name: index for index, op in enumerate(unit.ops) for name in op.keeps}

@@ -1,10 +1,10 @@
-"""The moments of one pass of a micro-batch through a stage that could be its fullest, above what lives beside it.
+"""Live bytes at the moments of one pass that could be its peak, without what other micro-batches hold.
 
     F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
 
-The order of events is that of ``train/parallel/zero.py``: sums of gradients are born with a unit's first gradient;
-where messages travel beside compute, the next unit's weights come ahead, and a unit's sums go when the next one's are
-reduced. Of a run of equal units only the ends can be the fullest, since what lives grows or shrinks evenly along it.
+The order of events is that of ``train/parallel/zero.py``: gradient sums are allocated with a unit's first gradient;
+under overlap the next unit's weights are gathered ahead, and a unit's sums are freed when the next one's are reduced.
+In a run of equal units live bytes grow or shrink evenly, so only its first and last can be the peak.
 """
 
 from __future__ import annotations
@@ -21,47 +21,45 @@ from fivefold.plan.count.memory.stage import Chunk, RunMemory, Stages
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import part_of
 
-Cause = tuple[Any, ...]  # a unit by its place, whether it is the last of its run, a phase and an operation; or one word
+Cause = tuple[Any, ...]  # (index of the run, whether its last unit, phase, operation), or one word
 
 
 class LiveBytes(NamedTuple):
-    """What lives at a moment; ``gradients`` more, or fewer, than when the pass began. ``logits`` is a part of ``rest``,
-    which is all that is nothing else.
-    """
+    """Live bytes at a moment, by part."""
 
     cause: Cause
-    gradients: int
+    gradients: int  # change since the pass began
     activations: int
     gathers: int
-    rest: int
+    rest: int  # everything else, with the logits
     logits: int = 0
 
     @property
     def bytes(self) -> int:
-        """All of them."""
+        """The sum of the parts."""
         return self.gradients + self.activations + self.gathers + self.rest
 
 
 class PeakFinder:
-    """Walks through the stages of one layout."""
+    """Finds the peak of each pass through each stage of one layout."""
 
     def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
         job, model, part = counts.job, counts.model, part_of(layout)
         self.counts, self.stages, self.policy = counts, stages, policy(layout)
         self.stream = counts.local(part).stream_bytes
-        # ids and targets of the rank's own tokens, where those are not all
+        # ids and targets of the rank's own tokens, copied under cp
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0
-        # Summed by the matmuls themselves, gradients are one buffer that lives from the start.
+        # Gradients that matmuls accumulate are one buffer, allocated from the start.
         self.lasting = job.stack.weight_gradients != "apart" and self.policy.gradients_stay
         self.late = job.stack.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
         self.offloads = "activations" in job.offload
-        self.each = job.stack.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced every time
-        # Experts' gradients are reduced when the last of theirs has come, in the midst of their block's backward.
+        self.each = job.stack.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced after every backward
+        # Experts' gradients are reduced in the middle of their block's backward, after the last of them.
         self.midway = not self.each and job.stack.linears == "fanned"
         self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"
         self.lags = "dp" in job.stack.overlap and not self.policy.gradients_stay and not self.each
-        # Of a tied weight the head's gradient is added to the sums at once, after which the head lets the table go; or
-        # it waits for the embedding's, where both are on one rank.
+        # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
+        # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
         self.adds = counts.adds(layout)
         self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
         self.table = counts.states(layout, "embed") if self.tied else UnitStates()
@@ -71,7 +69,7 @@ class PeakFinder:
         self.waiting = waiting if self.tied and not self.adds else 0
 
     def fullest(self, kind: Kind, stage: int, first: bool, last: bool) -> tuple[int, Cause]:
-        """Of a pass, from the cache of the stages: stages of the same units share it."""
+        """Peak bytes of a pass and their cause; cached, shared by stages with equal units."""
         last = last and not self.policy.gradients_stay
         key = self.stages.chunks[stage].alike, kind, first, last
         found = self.stages.pass_peaks.get(key)
@@ -81,23 +79,21 @@ class PeakFinder:
         return found
 
     def late_bytes(self, stage: int) -> int:
-        """Of one micro-batch between the two halves of a split backward."""
+        """Bytes that one micro-batch keeps between B and W of a stage."""
         chunk = self.stages.chunks[stage]
         if chunk.alike not in self.stages.late:
             self.stages.late[chunk.alike] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
         return self.stages.late[chunk.alike]
 
     def lag_bytes(self, unit: RunMemory) -> int:
-        """Of a unit's sums those that live until the next unit's are reduced: where its experts travel apart, of its
-        dense weights; of the head with a tied table of its own both.
-        """
+        """Bytes of a unit's sums that live until the next unit's are reduced: not experts', but a head's tied table."""
         parts = unit.parts if unit.run.name == "head" else unit.parts[:1]
         return sum(part.sums for part in parts) if self.lags else 0
 
     def moments(
         self, kind: Kind, stage: int, first: bool, last: bool, *, all_ends: bool = False
     ) -> Iterator[LiveBytes]:  # fmt: skip
-        """Of a pass; ``all_ends``: also of units that cannot be the fullest."""
+        """The moments of a pass in order; ``all_ends``: also of units that cannot be the peak."""
         units: Sequence[RunMemory] = self.stages.chunks[stage].runs
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
@@ -115,17 +111,17 @@ class PeakFinder:
         return (self.counts.split if split else self.counts.profile)(unit.part, unit.run.name, born)
 
     def _earlier(self, each: int, units: int, kept: int) -> int:
-        """Bytes on the device of ``units`` that keep ``each``, and of ``kept`` before them; offloaded: of one unit."""
+        """Activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one unit."""
         if self.offloads and units:
             return each
         return kept + units * each
 
     def _coming(self, part: UnitStates) -> int:
-        """Of weights that are fetched ahead."""
+        """Bytes of weights that are being gathered ahead."""
         return part.travel + (0 if self.policy.weights_stay else part.whole)
 
     def _fetched(self, unit: RunMemory) -> int:
-        """At most while its parts are fetched, one after another."""
+        """Peak bytes while a unit's parts (dense, experts) are gathered one after another."""
         whole = top = 0
         for part in unit.parts:
             whole += 0 if self.policy.weights_stay else part.whole
@@ -157,12 +153,12 @@ class PeakFinder:
     def _backward(self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool) -> Iterator[LiveBytes]:
         kept, gathers = self._kept_before(units), not self.policy.weights_stay
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
-        grown = lagging = after = 0  # gradients; sums that are reduced and not yet gone; what was put off
+        grown = lagging = after = 0  # gradients; sums reduced but not yet freed; kept for W
         for place in reversed(range(len(units))):
             unit = units[place]
             run, state, born = unit.run, unit.state, unit.born if first or self.each else NO_SUMS
-            off = self._split(unit).late_bytes if split else 0  # what it puts off
-            born = NO_SUMS if off and self.each else born  # which come with what is put off
+            off = self._split(unit).late_bytes if split else 0  # kept for W
+            born = NO_SUMS if off and self.each else born  # W allocates them
             profile = self._played(unit, born, split=split)
             regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
             let_go = state.whole if gathers and self._stays(run) else 0
@@ -172,7 +168,7 @@ class PeakFinder:
             reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces, split=bool(off))
             lag = self.lag_bytes(unit) if reduces else 0
             table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
-            if table and self.counts.job.stack.loss == "chunked":  # it comes when all chunks are done
+            if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
                 profile, table = self._played(unit, born._replace(reduced=table), split=split), 0
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
@@ -187,7 +183,7 @@ class PeakFinder:
                         whole + self._fetched(unit), self.stream,
                     )  # fmt: skip
                 coming = self._coming_back(unit, unit if done < run.times - 1 else units[place - 1] if place else None)
-                if coming and unit.born.experts:  # fetched before their dense weights, and waited for after them
+                if coming and unit.born.experts:  # gathered before the dense weights, waited for after
                     yield LiveBytes(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + regathered + unit.parts[-1].travel + coming, self.stream,
@@ -196,7 +192,7 @@ class PeakFinder:
                     (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
                     whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
-                if reduces:  # beside what came last: the gradient of the stream, or the table's
+                if reduces:  # beside the last gradient made: of the stream, or of the table
                     rest = state.sums * self.of_sums[0] // self.of_sums[1] if run.name == "embed" else self.stream
                     yield LiveBytes((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
             grown += run.times * lasting + waits
@@ -205,10 +201,10 @@ class PeakFinder:
             after += run.times * off
 
     def _gradients(self, unit: RunMemory, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
-        """What a backward makes of them: as it reduces, in the end, and what waits for a tied table's other end."""
+        """Bytes that a unit's backward adds to gradients: at its reduction, after it, and waiting for a tied table."""
         state, reduced = unit.state, 0 if self.each and not first else unit.state.reduced
         born = state.sums if first or self.each else 0
-        if self.late:  # of gradients, not of their sums
+        if self.late:  # separate gradients, not their sums
             put_off = self._split(unit).made_bytes if split else 0
             born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - put_off)
         elif split and self.each:
@@ -219,36 +215,34 @@ class PeakFinder:
         return born + waits + parts, born + (reduced - state.sums if reduces else 0), waits
 
     def _comes_ahead(self, place: int) -> bool:
-        """Whether the last of a run fetches nothing ahead, but the one before it does."""
+        """Whether, in the backward, the last unit of this run gathers nothing ahead while the one before it does."""
         return self.ahead and not self.policy.weights_stay and place <= 1
 
     def _coming_back(self, unit: RunMemory, before: RunMemory | None) -> int:
-        """Of the weights of the unit ``before`` that are fetched ahead in the backward of ``unit``."""
+        """Bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
         ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
         return self._coming(before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
     def _reducing(self, unit: RunMemory, *, first: bool, lagging: int) -> tuple[Profile, int]:
-        """A unit whose experts' gradients are reduced midway, and what dies then: those ``lagging``, or their sums."""
+        """Profile of a unit whose experts' gradients are reduced midway, and bytes freed then: ``lagging``, or sums."""
         experts = unit.parts[-1]
         gone = lagging if self.lags else _cut(experts) and experts.sums
         sums = (unit.born if first else NO_SUMS)._replace(reduced=_cut(experts), gone=gone)
         return self.counts.profile(unit.part, unit.run.name, sums), gone
 
     def _weights(self, units: Sequence[RunMemory], *, first: bool, last: bool) -> Iterator[LiveBytes]:
-        """What was put off is done from the last unit to the first."""
+        """Moments of W: deferred weight gradients from the last unit to the first."""
         left = grown = lagging = 0
         reduces = last and not self.policy.gradients_stay and not self.each
         for unit in units:
             late = self._split(unit).late_bytes
             left += unit.run.times * late
-            grown += unit.state.reduced - unit.state.sums if reduces and not late else 0  # by then
+            grown += unit.state.reduced - unit.state.sums if reduces and not late else 0  # reduced in B
         for place in reversed(range(len(units))):
             unit, profile = units[place], self._split(units[place])
             if not profile.late_bytes:
                 continue
-            experts = (
-                unit.born.experts if first and not self.each else 0
-            )  # whose sums come with the first gradient of theirs
+            experts = unit.born.experts if first and not self.each else 0  # allocated with their first gradient
             lasting = experts + (unit.state.reduced - unit.state.sums if reduces else self.late * profile.made_bytes)
             lag = self.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
@@ -267,7 +261,7 @@ class PeakFinder:
             lagging = lag
 
     def _kept_before(self, units: Sequence[RunMemory]) -> list[int]:
-        """Of each unit what those before it keep."""
+        """For each run, activations kept by the runs before it."""
         found, kept = [], 0
         for unit in units:
             found.append(kept)
@@ -275,17 +269,16 @@ class PeakFinder:
         return found
 
     def _table_whole(self, units: Sequence[RunMemory]) -> int:
-        """Of a tied table that has stayed since the embedding's forward, where the head is."""
+        """Bytes of a gathered tied table that stays from the embedding's forward for the head on the same rank."""
         return self.table.whole if self.tied and not self.policy.weights_stay and units[-1].run.name == "head" else 0
 
     def _stays(self, run: Run) -> bool:
-        """Whether a unit's gathered weights stay from its forward to its backward: there is nothing in between, or
-        the head needs the same table."""
+        """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
         return run.name == "head" or (run.name == "embed" and self.tied)
 
 
 def describe(cause: Cause, chunk: Chunk | None = None) -> str:
-    """In words: ``block 3 backward mlp.act``."""
+    """A cause as text, e.g. ``block 3 backward mlp.act``."""
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
     place, last, *words = cause
@@ -293,12 +286,12 @@ def describe(cause: Cause, chunk: Chunk | None = None) -> str:
 
 
 def _cut(part: UnitStates) -> int:
-    """A rank's part of reduced gradients that is a buffer of its own: of one shard alone the sums are."""
+    """Bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the sums."""
     return part.reduced if part.reduced < part.sums else 0
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
-    """Of a run the first and the last, the ``second``, the last ``but_one``; none where none can be the fullest."""
+    """Indices in a run: first, last, on request ``second`` and last ``but_one``; none if none can be the peak."""
     times = unit.run.times
     if not unit.noted or times == 1:
         return (0,) if unit.noted else ()

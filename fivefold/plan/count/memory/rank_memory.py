@@ -1,9 +1,9 @@
-"""Bytes that live on one rank: states at rest, and the fullest moment of a step with its cause.
+"""Memory of one pipeline rank in bytes: states, and the peak of a step with its cause.
 
-    peak = the largest of: every pass through a stage over what lives beside it, the update
+    peak = max over (every pass through a stage + what lives beside it), and over the update
 
-What a pass has at its fullest is known of the stage (``peak_moments.py``), what lives beside it of the schedule
-(``in_flight.py``): other micro-batches, sums of gradients once they are born, messages on their way.
+The peak of a pass follows from its stage (``peak_moments.py``); what lives beside it from the schedule
+(``in_flight.py``): activations of other micro-batches, allocated gradient sums, messages in flight.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fivefold.plan.count.update import scratch_bytes
 from fivefold.record import Mistake
 from fivefold.sizes import COUNTED_BYTES
 
-SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules in which weights' gradients are put off
+SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules that defer weight gradients (W)
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 
 
 class Moment(NamedTuple):
-    """What lives at one moment of a step: the last five and ``gradients_bytes`` add up to ``live_bytes``."""
+    """Live bytes at one moment of a step. ``live_bytes`` is the sum of all that follow it but ``kept_bytes``."""
 
     cause: str
     live_bytes: int
     kept_bytes: int  # activations of the other micro-batches in flight
-    gradients_bytes: int  # sums, and reduced parts of them
-    states_bytes: int  # weights that stay, the optimizer's, inputs
+    gradients_bytes: int  # sums, and this rank's reduced shard of them
+    states_bytes: int  # resident weights, optimizer states, inputs
     activations_bytes: int  # kept for a backward, of all micro-batches
-    gathers_bytes: int  # weights that come and go
+    gathers_bytes: int  # gathered weights
     logits_bytes: int
-    temporary_bytes: int  # all else: gradients of activations and of single weights, scratch, the update's copies
+    temporary_bytes: int  # gradients of activations and of single weights, scratch, copies made by the update
 
 
 class RankMemory(NamedTuple):
@@ -57,25 +57,25 @@ class RankMemory(NamedTuple):
     peak_bytes: int
     peak_cause: str
     updated: int  # elements that the optimizer updates here
-    passes_bytes: int = 0  # the peak before the update
+    passes_bytes: int = 0  # the peak of forwards and backwards, without the update
 
 
 def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
-    """Of every pipeline rank."""
+    """Memory of every pipeline rank, in order."""
     return _Ranks(counts, layout).found()
 
 
 def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
-    """What lives on a rank at every moment that could be its fullest, in order.
+    """Live bytes of a rank at every moment that could be its peak, in order.
 
-    Without a pipeline the first micro-batch, the second, which is like all others, and the last; under a pipeline one
-    micro-batch through each chunk beside the most that live with it (``price/memory_over_time.py`` has every action).
+    Without a pipeline: the first micro-batch, the second, which is like all others, and the last. With one: one pass of
+    each kind through each stage, with the most beside it (``price/memory_over_time.py`` has every action).
     """
     return _Ranks(counts, layout).moments(rank)
 
 
 class PassMoments(NamedTuple):
-    """A pass of a micro-batch through a stage, and the activations of all before and after it."""
+    """The moments of a pass, and bytes of all micro-batches' activations before and after it."""
 
     kept_before: int
     kept_after: int
@@ -83,7 +83,7 @@ class PassMoments(NamedTuple):
 
 
 def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
-    """What ``over_time`` says of each pass; under a pipeline of all of them, of so many micro-batches, in order."""
+    """The moments of each pass of ``over_time``; with a pipeline of every pass of ``micro_batches``, in time order."""
     ranks = _Ranks(counts, layout)
     row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
@@ -92,13 +92,13 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
 
 
 def table_of(layout: Layout, job: Job) -> Table:
-    """The schedule of a layout, or a shorter one with the same most alive."""
+    """The schedule of a layout, shortened where that does not change the most live micro-batches."""
     return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=_enough(layout, job))
 
 
 def _enough(layout: Layout, job: Job) -> int:
-    """Micro-batches after which a step holds nothing new: past the warm-up only GPipe has more of them alive, and a
-    loop whose rounds are uneven; as many as ``price/steady_state.py`` plays.
+    """Number of micro-batches that is enough to see the peak: after the warm-up, only GPipe and interleaved schedules
+    with uneven rounds hold more; as many as ``price/steady_state.py`` plays.
     """
     pp, micro_batches = layout.pp, layout.micro_batches(job)
     if pp == 1:
@@ -110,7 +110,7 @@ def _enough(layout: Layout, job: Job) -> int:
 
 
 class _Ranks:
-    """The step of every rank of a layout."""
+    """Memory of the pipeline ranks of one layout."""
 
     def __init__(self, counts: Counts, layout: Layout) -> None:
         self.layout, self.job, self.model = layout, counts.job, counts.model
@@ -127,7 +127,7 @@ class _Ranks:
         self.weights = np.array(self._counted(weights, times=int(self.live_passes.counts.max(initial=1))))
 
     def found(self) -> list[RankMemory]:
-        """Numbers of all."""
+        """The memory of every rank, for which all passes are compared as arrays."""
         rows, counts, rank_of, distinct, place = self.live_passes
         passes = [self.finder.fullest(*each) for each in distinct]
         beside = counts * self.weights[rank_of]
@@ -143,7 +143,7 @@ class _Ranks:
         return found
 
     def moments(self, rank: int) -> list[Moment]:
-        """Of each stage the fullest pass of each kind, or without a pipeline all of them in order; and the update."""
+        """Moments of the fullest pass of each stage and kind, or without a pipeline of all passes; and the update."""
         passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
         for number, live_pass in enumerate(self.live_passes.rows[rank]):
             key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
@@ -158,14 +158,14 @@ class _Ranks:
         return [*found, Moment("optimizer", base + gradients + widened, 0, gradients, base, 0, 0, 0, widened)]
 
     def pass_moments(self, live_pass: LivePass, rank: int) -> PassMoments:
-        """A pass with its ends."""
+        """The moments of a pass, with activations before and after it."""
         moments, kept = list(self.along(live_pass, rank)), self.kept[live_pass.stage]
         late = self.finder.late_bytes(live_pass.stage) if live_pass.kind in ("B", "W") else 0
         before = moments[0].kept_bytes + {"F": 0, "W": late}.get(live_pass.kind, kept)
         return PassMoments(before, moments[0].kept_bytes + {"F": kept, "B": late}.get(live_pass.kind, 0), moments)
 
     def along(self, live_pass: LivePass, rank: int) -> Iterator[Moment]:
-        """A pass with what lives beside it."""
+        """The moments of a pass, including what lives beside it."""
         held, beside = len(self.held[rank]), live_pass.counts * self.weights[rank]
         others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
         base, messages = self._base(rank), int(beside[-1])
@@ -194,7 +194,7 @@ class _Ranks:
         return RankMemory(self._parameters(total), gradients, total.moments, kept, peak, cause, total.updated, passes)
 
     def _counted(self, sizes: list[list[int]], *, times: int = 1) -> list[list[int]]:
-        """The same, if ``times`` the sum of each row fits the 64-bit integers of an array."""
+        """``sizes``, if ``times`` the sum of each row fits 64-bit integers; else a ``Mistake``."""
         if (most := times * max(sum(map(abs, row)) for row in sizes)) > COUNTED_BYTES:
             raise Mistake(
                 f"layout {str(self.layout)!r} would hold about {most:.0e} bytes on a rank, and more than "
@@ -209,7 +209,7 @@ class _Ranks:
         return states[0] if len(states) == 1 else sum(states, start=UnitStates())
 
     def _weights(self, held: Sequence[int]) -> list[int]:
-        """Bytes of each place of ``LivePass.counts``."""
+        """Bytes for each element of ``LivePass.counts``, on a rank that holds these stages."""
         finder, chunks = self.finder, [self.stages.chunks[stage] for stage in held]
         kept = [0 if finder.offloads else self.kept[stage] for stage in held]
         split = self.layout.schedule in SPLIT and not finder.offloads
@@ -217,7 +217,9 @@ class _Ranks:
         sums = [0 if finder.lasting else self._during(chunk.states) for chunk in chunks]
         made = [0 if finder.lasting or finder.each else chunk.experts for chunk in chunks]
         sums = [whole - experts for whole, experts in zip(sums, made, strict=True)]
-        if finder.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1:  # the head brings to life
+        if (
+            finder.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1
+        ):  # the head allocates the table's
             table = 0 if finder.lasting else self._during(finder.table)
             sums[0], sums[-1] = sums[0] - table, sums[-1] + table
         gone = [self._gradients(chunk.states) - self._during(chunk.states) + finder.lag_bytes(chunk.runs[0])
@@ -225,18 +227,18 @@ class _Ranks:
         return [*kept, *late, *sums, *made, *gone, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:
-        """What the micro-batch itself keeps when its pass has ended."""
+        """Bytes that the micro-batch itself keeps after its pass."""
         return self.kept[stage] if kind == "F" else self.finder.late_bytes(stage) if kind == "B" else 0
 
     def _on_device(self, chunk: Chunk) -> int:
-        """What a micro-batch keeps; of offloaded activations the unit that runs and the one that is on its way."""
+        """Activations of a micro-batch on the device; offloaded: those of two units, one running, one in transfer."""
         if self.finder.offloads:
             each = [unit.later.kept_bytes for unit in chunk.runs for _ in range(min(2, unit.run.times))]
             return sum(nlargest(2, each))
         return chunk.kept
 
     def _base(self, rank: int) -> int:
-        """What lives all through a step."""
+        """Bytes that live all through a step."""
         total, chunks = self.totals[rank], [self.stages.chunks[stage] for stage in self.held[rank]]
         base = self._parameters(total) + total.moments + self.inputs + spare_gradients_bytes(self.job, chunks)
         return base + (self._gradients(total) if self.finder.lasting else 0)
@@ -245,16 +247,16 @@ class _Ranks:
         return (total.whole if self.policy.weights_stay else 0) + total.apart
 
     def _gradients(self, total: UnitStates) -> int:
-        """As the optimizer sees them."""
+        """Bytes of the gradients that the optimizer reads."""
         return total.sums if self.policy.gradients_stay else total.reduced
 
     def _during(self, total: UnitStates) -> int:
-        """Between micro-batches."""
+        """Bytes of gradients between micro-batches."""
         return total.reduced if self.finder.each else total.sums
 
     def _widened(self, total: UnitStates) -> int:
-        """Beside the gradients at the update."""
+        """Bytes of copies of the gradients during the update."""
         job, widen = self.job.precision, 0
-        if job.summed_bytes != job.updated_bytes:  # gradients are widened for the update
+        if job.summed_bytes != job.updated_bytes:  # a copy in the update's dtype
             widen = total.updated * job.updated_bytes
         return widen + (total.updated * job.summed_bytes if "gradients" in self.job.stack.joined else 0)

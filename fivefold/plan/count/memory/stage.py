@@ -1,6 +1,6 @@
-"""What one pipeline stage holds and keeps, added up once: its runs of equal units with their numbers, and the totals.
+"""Bytes of one pipeline stage: its runs of equal units with their profiles and states, and the totals.
 
-A walk through a step (``rank_memory.py``) visits the runs; ranks, schedules and placements share these sums.
+Computed once; ranks, schedules and mesh orders share them. ``peak_moments.py`` walks through the runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fivefold.plan.count.operations.part import Part, part_of
 
 
 class RunMemory(NamedTuple):
-    """A run with its numbers: ``first`` while its gradients are born, ``later`` when they live. ``born``: the sums that
-    its first gradient brings to life; ``parts`` of the states travel apart.
+    """A run with the live bytes of one unit: ``first`` allocates the gradient sums ``born``, ``later`` finds them
+    allocated. ``state``: bytes of one unit; ``parts``: the same by what is gathered apart (dense, experts).
     """
 
     run: Run
@@ -28,12 +28,12 @@ class RunMemory(NamedTuple):
     parts: tuple[UnitStates, ...]
     born: Sums
     logits: int
-    noted: bool = True  # whether a moment of it can be the fullest
+    noted: bool = True  # whether a moment of it can be the peak
 
 
 class Chunk(NamedTuple):
-    """One stage. ``states`` are those of all its units, ``experts`` the sums of theirs; ``kept``: of one micro-batch,
-    until its backward; ``alike``: the place of the first stage with the same units.
+    """One stage, in bytes. ``states``: of all its units; ``experts``: gradient sums of experts; ``kept``: activations
+    of one micro-batch until its backward. ``alike``: index of the first stage with equal units.
     """
 
     runs: tuple[RunMemory, ...]
@@ -41,13 +41,12 @@ class Chunk(NamedTuple):
     experts: int
     kept: int
     alike: int
-    shapes: frozenset[tuple[int, int]]  # of its weights
+    shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
 
 
 class Stages(NamedTuple):
-    """All stages in the order of the model. ``pass_peaks``: of a pass through a stage the fullest moment above what
-    lives anyway, with its cause; ``late``: of a stage what is kept for weights' gradients. ``peak_moments.py`` fills
-    them.
+    """All stages in model order, and two caches that ``peak_moments.py`` fills: ``pass_peaks``, peak bytes of a pass
+    and their cause; ``late``, bytes per stage kept between B and W.
     """
 
     chunks: tuple[Chunk, ...]
@@ -56,7 +55,7 @@ class Stages(NamedTuple):
 
 
 def stages_of(counts: Counts, layout: Layout) -> Stages:
-    """The stages of a layout, from the cache of ``counts``: ranks, schedules and placements share them."""
+    """The stages of a layout, cached in ``counts``."""
     key = part_of(layout), counts.stage_key(layout), counts.states_key(layout)
     found = counts.chunks.get(key)
     if found is None:
@@ -65,15 +64,15 @@ def stages_of(counts: Counts, layout: Layout) -> Stages:
         chunks: list[Chunk] = []
         for at, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             alike = kinds.index(kind)
-            chunks.append(_chunk(counts, layout, runs, alike) if alike == at else _again(chunks[alike], runs))
+            chunks.append(_chunk(counts, layout, runs, alike) if alike == at else _same_units(chunks[alike], runs))
         found = counts.chunks[key] = Stages(tuple(chunks), {}, {})
     return cast(Stages, found)
 
 
 def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) -> Chunk:
-    """Of runs that recur (every second layer recomputed) only the first and the last can be the fullest."""
+    """One stage. Of equal runs that recur (every second layer recomputed) only the first and last can be the peak."""
     kinds = [(run.name, run.times, run.recomputed) for run in runs]
-    made = {kind: _held(counts, layout, run) for kind, run in dict(zip(kinds, runs, strict=True)).items()}
+    made = {kind: _run_memory(counts, layout, run) for kind, run in dict(zip(kinds, runs, strict=True)).items()}
     ends = {kinds.index(kind) for kind in made} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in made}
     held = [
         made[kind]._replace(run=run, noted=at in ends) for at, (kind, run) in enumerate(zip(kinds, runs, strict=True))
@@ -85,7 +84,7 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
         runs=tuple(held),
         states=total,
         experts=sum(each.run.times * each.born.experts for each in held),
-        # and the scalar in which the stage ends: the loss, or what stands for its output
+        # and the scalar on which backward is called: the loss, or a stand-in for the stage's output
         kept=sum(each.run.times * each.later.kept_bytes for each in held)
         + (4 if runs[-1].name == "head" else counts.local(part_of(layout)).width),
         alike=alike,
@@ -93,17 +92,17 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
     )
 
 
-def _again(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
-    """The same of other layers."""
+def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
+    """An equal stage of other layers."""
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
 
-def _held(counts: Counts, layout: Layout, run: Run) -> RunMemory:
+def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense = counts.parts(layout, run.name), state.sums
     experts = parts[-1].sums if isinstance(run.name, Kind) and run.name.moe else 0
     if counts.adds(layout):
-        # To the sums of the embedding the head's gradient of the tied table is added before there is another.
+        # The head's gradient of a tied table is the first of it, so the head allocates the embedding's sums.
         dense += {"head": counts.states(layout, "embed").sums, "embed": -dense}.get(str(run.name), 0)
     born = Sums(dense - experts, experts)
     profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)

@@ -1,8 +1,8 @@
-"""Bytes of weights, gradients and optimizer of one unit (embedding, block, head) on one rank.
+"""Bytes of weights, gradients and optimizer states of one unit (embedding, block, head) on one rank.
 
-    states = weights + gradients + optimizer, each whole or 1/S by the ZeRO policy (docs/notation.md §2)
+    states = weights + gradients + optimizer, each unsharded or 1/S by the ZeRO stage (docs/notation.md §2)
 
-Dense weights are cut over the shard group of dp·cp, experts over the ranks that hold the same experts.
+Dense weights are sharded over the shard group of dp·cp, experts over the ranks that hold the same experts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fivefold.update import QUANTISED_BLOCK, Optimizer, quantised
 
 
 class UnitStates(NamedTuple):
-    """Bytes of one unit's states on the first rank, and of the buffers in which it travels."""
+    """Bytes of one unit's states on the first rank, and of the buffers of its all-gather."""
 
-    whole: int = 0  # gathered weights
-    apart: int = 0  # the optimizer's copy, where it is not within the gathered weights
-    sums: int = 0  # whole gradients
-    reduced: int = 0  # this rank's part of them, where it is a buffer of its own
+    whole: int = 0  # gathered (unsharded) weights
+    apart: int = 0  # this rank's weights or masters outside of the gathered ones
+    sums: int = 0  # unsharded gradients
+    reduced: int = 0  # this rank's shard of them, if it is another buffer
     moments: int = 0
-    travel: int = 0  # of a gather: the received weights, and the sent ones where they are a copy
+    travel: int = 0  # buffers of the all-gather: output, and input if it is a copy
     updated: int = 0  # elements that this rank's optimizer updates
 
     def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
@@ -38,8 +38,8 @@ class UnitStates(NamedTuple):
 def local_parts(
     weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job
 ) -> tuple[tuple[Unit, int, int], ...]:
-    """Dense and expert weights of one rank, each with its shards and with the replicas of its shard group; a tied table
-    beside the head of a pipeline is apart.
+    """Dense and expert weights of one rank, each with its number of shards and of replicas of the shard group; the
+    head's copy of a tied table in a pipeline is a unit of its own.
     """
     vocab = padded_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
@@ -54,7 +54,7 @@ def local_parts(
 
 
 def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[UnitStates, ...]:
-    """What the parts of a unit of ``weights`` hold on the rank with the largest shards."""
+    """States of each part (dense, experts) of a unit of ``weights``, on the rank with the largest shards."""
     whole = tuple(weights)
     narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))
     return tuple(
@@ -64,11 +64,11 @@ def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job:
 
 
 def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
-    """``narrow``: weights of which adamw8bit has moments of 8 bits."""
+    """States of one part; ``narrow``: names of the weights whose moments adamw8bit keeps in 8 bits."""
     recipe, keeps = job.precision, policy(layout)
     padded = padded_numel(unit, shards=shards)
     own = padded // shards
-    stays = shards == 1 and not keeps.weights_stay  # experts that no other rank holds are never let go
+    stays = shards == 1 and not keeps.weights_stay  # experts without replicas are never freed
     apart = recipe.updated_bytes != recipe.weights_bytes or not (keeps.weights_stay or stays)
     sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
     travel = 0 if shards == 1 else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
@@ -77,8 +77,8 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
     else:
         moments = MOMENTS[job.optimizer.kind](unit, shards, job)
     offloaded = "optimizer" in job.offload
-    here = recipe.updated_bytes if apart else 0  # per element of this rank's
-    if offloaded:  # but what is gathered is gathered from the device (DeepSpeed's offload_optimizer)
+    here = recipe.updated_bytes if apart else 0  # per element of this rank's shard
+    if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         here = 0 if keeps.weights_stay or stays else recipe.weights_bytes
     return UnitStates(
         whole=0 if stays else padded * recipe.weights_bytes,
@@ -92,7 +92,7 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
 
 
 def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
-    """Of a unit's weights as a gather sends them, ``shards`` equal parts."""
+    """Bytes of the all-gather of a unit's weights: ``shards`` equal shards, padding included."""
     wide = recipe.weights_bytes
     widths = [1 if recipe.gathers == "fp8" and multiplies(weight) else wide for weight in unit.weights]
     sizes = (shard_numel(weight, shards=shards) for weight in unit.weights)
@@ -100,8 +100,8 @@ def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
 
 
 def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
-    """What is received and, where it is a copy, sent. In fp8 a weight's rows are narrowed and cast before they are
-    copied to what is sent, and nothing is received yet.
+    """Bytes of the all-gather's output and, if ``copied``, of its input. In fp8 each weight's rows are cast before they
+    are copied to the input, while there is no output yet.
     """
     whole = gathered_bytes(unit, shards=shards, recipe=recipe)
     if recipe.gathers != "fp8":
@@ -111,17 +111,18 @@ def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
 
 
 def _own(weight: Weight, shards: int) -> int:
+    """Elements of one shard of a weight."""
     return min(shard_numel(weight, shards=shards), weight.numel)
 
 
 def _adamw(unit: Unit, shards: int, job: Job) -> int:
-    """Two moments, and a step count per weight."""
+    """Bytes of AdamW's states: two moments, and a step count per weight."""
     local = sum(_own(weight, shards) for weight in unit.weights)
     return local * sum(job.precision.moments_bytes) + 4 * len(unit.weights)
 
 
 def _adamw8bit(unit: Unit, shards: int, narrow: frozenset[str]) -> int:
-    """Two moments of a byte, each with an fp32 scale per block of a row (arXiv:2110.02861), where they are worth it."""
+    """Two moments of a byte per element, an fp32 scale per block of a row (arXiv:2110.02861); fp32 if not narrow."""
     total = 4 * len(unit.weights)
     for weight in unit.weights:
         numel, columns = _own(weight, shards), weight.shape[-1]
@@ -138,9 +139,9 @@ def _muon(unit: Unit, shards: int, job: Job) -> int:
 
 
 def _adafactor(unit: Unit, shards: int, _: Job) -> int:
-    """fp32 means of rows and columns instead of a second moment, no first one (arXiv:1804.04235), and a step count.
+    """fp32 row and column means instead of a second moment, no first one (arXiv:1804.04235), and a step count.
 
-    Means of columns lie as the rows of the weight, means of rows of each expert on all ranks of the shard group.
+    Means of each row are sharded like the rows; means of each column, per expert, are on every rank of the shard group.
     """
     total = 0
     for weight in unit.weights:
@@ -154,7 +155,7 @@ def _adafactor(unit: Unit, shards: int, _: Job) -> int:
 
 
 def _sgd(unit: Unit, shards: int, job: Job) -> int:
-    """The momentum, if there is any."""
+    """SGD's momentum, if there is any."""
     local = sum(_own(weight, shards) for weight in unit.weights)
     return local * job.precision.moments_bytes[0] if job.optimizer.momentum else 0
 
@@ -168,7 +169,7 @@ MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
 
 
 def moments_per_element(optimizer: Optimizer, job: Job) -> float:
-    """Bytes of optimizer state that one update reads and writes per element, roughly: for pricing only."""
+    """Approximate bytes of optimizer states per element that one update reads and writes, for its price."""
     one = job.precision.moments_bytes[0]
     kinds = {"adamw": sum(job.precision.moments_bytes), "adamw8bit": 2.03, "muon": one}
     return kinds.get(optimizer.kind, one if optimizer.kind == "sgd" and optimizer.momentum else 0.0)
