@@ -1,8 +1,8 @@
-"""The planner on one page: count what must be done, price it, play it in time → a predicted step.
+"""The planner on one page: count the work, price it on a machine, play it in time → a predicted step.
 
-count   plan/count   integers: bytes, FLOPs, messages; never sees a machine
-price   plan/price   seconds of each operation and message on the machine
-play    timeline     the spans of one rank → step time
+count   plan/count            integers: bytes, FLOPs, messages; independent of a machine
+price   plan/price            seconds of each operation and message on the machine
+play    plan/price/timeline   seconds of a step from the schedule and its actions
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fivefold.step import Memory, Operation, StageMemory, Step, Time, utilisatio
 
 
 class Estimate(NamedTuple):
-    """A layout's memory on every pipeline rank, and its time: all that a search compares."""
+    """A layout's memory on every pipeline rank, and its step time: what a search compares."""
 
     layout: Layout
     ranks: list[RankMemory]
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Of the fullest rank."""
+        """Peak bytes of the fullest rank."""
         return fullest(self.ranks)
 
 
@@ -49,11 +49,11 @@ def fullest(ranks: list[RankMemory]) -> int:
 
 
 class Planner:
-    """A model, a machine and a job with everything about them that is counted and priced once."""
+    """Predicts steps of one model, machine and job for any layout; counts and prices are cached between layouts."""
 
     def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
-        """``counts``: of the same model and job for another machine of the backend, if there are any."""
-        if machine.backend == "gloo":  # one stream: nothing runs beside compute; and kernels of one head dim
+        """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse."""
+        if machine.backend == "gloo":  # one stream, so no overlap; and attention kernels with a single head dim
             job = job.replace(overlap=(), attention="blocks" if job.stack.attention == "flash" else job.stack.attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
@@ -61,20 +61,20 @@ class Planner:
         self.timeline = Timeline(self.units)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
-        """Of every pipeline rank: a third of the work of an estimate."""
+        """Memory of every pipeline rank; takes a third of the time of an estimate."""
         return memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:
-        """Of the fullest rank, where its time is not asked for."""
+        """Peak bytes of the fullest rank, without estimating time."""
         return fullest(self.memory(layout))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
-        """The quick answer, for a layout that ``refuse`` lets pass; ``ranks``: its memory, if it is known already."""
+        """Memory and step time of a legal layout (see ``refuse``); ``ranks``: its memory, if known already."""
         ranks = self.memory(layout) if ranks is None else ranks
         return Estimate(layout, ranks, self.timeline.step(layout, ranks))
 
     def step(self, layout: Layout) -> Step:
-        """The whole answer as the record of the contract."""
+        """The full prediction as a ``Step``, the record that rehearsals and measurements share."""
         ranks, step_time = self.estimate(layout)[1:]
         model, machine, job = self.model, self.machine, self.job
         done = work(model, layout=layout, job=job)
@@ -118,6 +118,7 @@ class Planner:
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:
+        """Every operation of every distinct unit, with the number of units in the model."""
         part, prices = part_of(layout), self.units.prices(layout)
         tally = {run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
                  for stage in self.counts.stage_work(layout) for run, _ in stage}  # fmt: skip
@@ -138,7 +139,7 @@ class Planner:
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step:
-    """The step that ``train`` will measure. Refuses in one line what cannot run or cannot be counted yet."""
+    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted (2D tp)."""
     refuse(layout, model=model, job=job, machine=machine)
     if layout.tp_inner > 1:
         plain = layout.replace(tp_inner=1)
@@ -148,7 +149,7 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step
 
 @lru_cache(maxsize=16)
 def planner(model: Model, machine: Machine, job: Job) -> Planner:
-    """One planner per model, machine and job, kept for the next layout."""
+    """One planner per model, machine and job, cached for the next layout."""
     return Planner(model=model, machine=machine, job=job)
 
 

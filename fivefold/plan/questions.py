@@ -1,8 +1,8 @@
-"""The questions that people ask of a planner, each answered with a number, a layout and what it takes.
+"""The questions of ``fivefold ask``, each answered with a number, a layout, its memory and its step time.
 
     largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · a whole run · one change more
 
-The numbers come from ``Planner.estimate`` and ``search``; sizes that grow are found by doubling and halving.
+The numbers come from ``Planner.estimate`` and ``search``; the largest size that fits is found by bisection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V
 
 
 def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
-    """The most sequences at a time with which ``layout`` fits; it must divide the batch of a pipeline."""
+    """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``Mistake`` if none fits."""
     planner, question = Planner(model=model, machine=machine, job=job), "largest micro-batch"
     for size in reversed(divisors(max(1, job.global_batch // layout.dp))):
         tried = layout.replace(mbs=size)
@@ -39,7 +39,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
 
 
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
-    """The most tokens per sequence with which ``layout`` fits, in steps of what cp and sp ask for, up to 2^24."""
+    """The most tokens per sequence with which ``layout`` fits, up to 2^24, in multiples that cp and sp can split."""
     step = 2 * layout.cp * layout.tp
     longest = min(2**24, model.positions) if model.position == "learned" else 2**24
     question = "longest sequence"
@@ -55,7 +55,7 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
 
 
 def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
-    """The fewest ranks, of 1, 2, 4 and so on to all, on which some layout fits; and the fastest there."""
+    """The fewest ranks (powers of two, and all) on which some layout fits, with the fastest layout there."""
     sizes = sorted({*(2**power for power in range(machine.ranks.bit_length())), machine.ranks})
     for ranks in (size for size in sizes if size <= machine.ranks):
         small = with_ranks(machine, ranks)
@@ -69,7 +69,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
 
 
 def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, Model]:
-    """The family of ``model`` made larger, layers and heads in step, until nothing fits on the machine."""
+    """The largest model that fits the machine: ``model`` with layers and heads scaled by eighths, up to 32 times."""
 
     def fits(eighths: int) -> bool:
         return fits_any(model=scaled(model, eighths / 8), machine=machine, job=job)
@@ -88,7 +88,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, 
 
 
 def scaled(model: Model, factor: float) -> Model:
-    """Layers and width times ``factor``; heads stay as wide, ffn and kv heads keep their ratio to heads."""
+    """``model`` with layers and width times ``factor``; head_dim stays, ffn and kv heads keep their ratio to heads."""
     ratio = model.heads // model.kv_heads
     kv_heads = max(1, round(model.kv_heads * factor))
     share = kv_heads / model.kv_heads
@@ -106,14 +106,14 @@ def scaled(model: Model, factor: float) -> Model:
 
 
 def checked(tokens: float) -> float:
-    """The tokens of a run, if they can be that."""
+    """``tokens``, if a run can have so many; else a ``Mistake``."""
     if not 1 <= tokens <= RUN_TOKENS:
         raise Mistake(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
     return tokens
 
 
 def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
-    """Global batches of 4 to 60 million tokens that the layout takes, doubling, for a run of ``tokens``."""
+    """Global batches of 4 to 60 million tokens that the layout can split, in powers of two, for a run of ``tokens``."""
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
     least, most = (limit / (chunk * job.sequence) for limit in SOUND_TOKENS)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
@@ -127,7 +127,7 @@ def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
 
 
 def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, tokens: float) -> Answer:
-    """Time and cost of training on ``tokens``, without pauses and failures; of a layout that does not fit, said so."""
+    """Time and cost of training on ``tokens``, without pauses and failures; the line says so if it does not fit."""
     planner = Planner(model=model, machine=machine, job=job)
     refuse(layout, model=model, job=job, machine=machine)
     steps = ceil(checked(tokens) / job.tokens_per_step)
@@ -144,7 +144,7 @@ def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, token
 
 
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list[Change]:
-    """What one more optimisation would give, the fastest that fits first."""
+    """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     found = []
     for words, changed, other in _others(job, layout):
@@ -166,6 +166,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list
 
 
 def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+    """Single changes: what is changed in words, the job and the layout."""
     for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
         yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
     for ac in ("none", "norm+act", "selective", "full"):
@@ -188,6 +189,7 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
 
 
 def _runs(layout: Layout, model: Model, job: Job, machine: Machine) -> bool:
+    """Whether a layout is legal."""
     try:
         refuse(layout, model=model, job=job, machine=machine)
     except Mistake:
@@ -200,7 +202,7 @@ def _fits(planner: Planner, layout: Layout) -> bool:
 
 
 def _most(fits: Callable[[int], bool], *, limit: int) -> int:
-    """The largest number up to ``limit`` that fits, or 0; what fits is below what does not."""
+    """The largest number up to ``limit`` that fits, or 0, by bisection: everything below it must fit too."""
     if not fits(1):
         return 0
     low, high = 1, 2

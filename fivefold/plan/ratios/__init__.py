@@ -1,6 +1,6 @@
-"""When each axis stops paying: every message of every axis over its degrees, offered against asked for.
+"""Up to which degree each axis can hide its messages: arithmetic intensity of the layer against the machine's balance.
 
-    an axis pays while   FLOPs ÷ bytes of the layer  ≥  FLOP/s ÷ bytes/s of the machine
+    a message hides while   FLOPs ÷ bytes of the layer  ≥  peak FLOP/s ÷ bytes/s of the machine
 
 Peaks and links are the data sheet's: large products and large messages both reach about four fifths of them.
 Formulas, sources and worked numbers: docs/how-a-step-costs/ratios.md.
@@ -27,7 +27,7 @@ from fivefold.record import Mistake, explain
 
 
 class Question(NamedTuple):
-    """A row of the table: which message of which axis hides behind what."""
+    """A row of the table: a message of an axis, the compute that can hide it, and the formula of their ratio."""
 
     axis: str  # of the layout, or tp2d, zero3
     sends: str
@@ -53,7 +53,7 @@ QUESTIONS = (
 
 
 def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
-    """Every axis varied alone, from ``layout`` on. A ``Mistake`` where model, job or machine cannot take it."""
+    """Each axis varied alone, the others as in ``layout``. A ``Mistake`` if model, job or machine refuse ``layout``."""
     layout = layout or Layout()
     refuse(layout, model=model, job=job, machine=machine)
     routed = model.is_moe(model.layers - 1)
@@ -69,7 +69,7 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
 
 
 def answer(question: Question, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
-    """All legal degrees of one axis, the largest that pays, and why no more."""
+    """All legal degrees of one axis, the largest at which the message hides, and why no larger one does."""
     degrees: list[Degree] = []
     refused = ""
     for changes in _changes(question.axis, layout, machine.ranks):
@@ -100,7 +100,10 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
 
 
 def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
-    """Where R + k·2·j·D·F FLOPs a token outlast k·D·(g+w) bytes: j matmuls an expert, R the layer's other FLOPs."""
+    """Expert width F and top-k k at which R + k·2·j·D·F FLOPs per token hide the all-to-alls' k·D·(g+w) bytes.
+
+    j: matmuls per expert; R: the layer's other FLOPs per token. A ``Mistake`` if the model has no experts.
+    """
     moe = model.moe
     if moe is None or not model.is_moe(model.layers - 1):
         raise Mistake(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
@@ -109,7 +112,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.gathered_width(job) + activation_width(job)
     asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
-    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs that each routed expert falls short of
+    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that each routed expert lacks
     return Sizing(
         link=link.name, ffn=moe.ffn, topk=moe.topk,
         ffn_alone=ceil(asked / two_j),
@@ -138,7 +141,7 @@ def _field(axis: str) -> str:
 
 
 def _changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, int | None]]]:
-    """What to change, by rising degree: each divisor of the ranks that the other axes leave; 2D in all its cuts."""
+    """Changes of the layout for each degree, ascending: divisors of the ranks left by other axes; 2D: all splits."""
     field = _field(axis)
     room = ranks // (layout.pp * layout.etp if axis == "ep" else layout.world // getattr(layout, field))
     for n in (n for n in range(2, room + 1) if room % n == 0):
@@ -146,7 +149,7 @@ def _changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, i
             yield [{"tp": n, "tp_inner": y} for y in range(2, n) if n % y == 0]
         elif axis == "zero3":
             yield [{"dp": n, "zero": 3, "shard_group": None}]
-        elif axis == "ep":  # with as many replicas as it takes for n to divide dp·cp·tp/etp
+        elif axis == "ep":  # dp grows until n divides dp·cp·tp/etp
             held = layout.dp * layout.cp * layout.tp // layout.etp
             yield [{"ep": n, "dp": layout.dp * (n // gcd(held, n))}]
         else:

@@ -1,8 +1,8 @@
-"""What one rank computes while it sends: one function per message of an axis, from nouns to FLOPs and bytes.
+"""FLOPs of one rank beside the bytes it sends meanwhile: one function per message of an axis.
 
-    offered = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
+    FLOPs per byte = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
 
-The message hides where offered ≥ balance. Formulas, letters, sources and worked numbers:
+The message hides if FLOPs per byte ≥ balance. Formulas, letters, sources and worked numbers:
 docs/how-a-step-costs/ratios.md.
 """
 
@@ -25,14 +25,14 @@ from fivefold.units import Dtype
 
 
 class Transfer(NamedTuple):
-    """What one rank sends within a group that reaches ``span`` neighbours across."""
+    """Bytes that one rank sends within a group whose ranks span ``span`` consecutive ranks."""
 
     bytes: float
     span: int
 
 
 class Exchange(NamedTuple):
-    """What one rank computes, in ``dtype``, while it sends the legs one after the other."""
+    """FLOPs that one rank computes in ``dtype`` while it sends ``transfers`` one after the other."""
 
     flops: float
     transfers: tuple[Transfer, ...]
@@ -40,17 +40,17 @@ class Exchange(NamedTuple):
 
     @property
     def flops_per_byte(self) -> float:
-        """What the layer offers."""
+        """FLOPs per byte sent."""
         return self.flops / sum(leg.bytes for leg in self.transfers)
 
     def balance(self, machine: Machine) -> float:
-        """What the machine asks for: the FLOPs that its peak does while one byte is on the way."""
+        """FLOPs that the machine computes at its peak while it sends one byte."""
         seconds = sum(leg.bytes / machine.link(leg.span).bandwidth for leg in self.transfers)
         return machine.chip.peak(self.dtype) * seconds / sum(leg.bytes for leg in self.transfers)
 
 
 class Layer(NamedTuple):
-    """The commonest layer of a model: forward FLOPs per sequence, and weights; nothing is sharded."""
+    """The most common kind of layer of a model, unsharded: forward FLOPs per sequence, and elements of weights."""
 
     flops: int
     attention_flops: int  # scores and values
@@ -61,9 +61,9 @@ class Layer(NamedTuple):
 
 @lru_cache(maxsize=64)
 def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
-    """2 FLOPs per token and active matmul weight; flash attention skips the pairs that the mask hides.
+    """The most common layer: 2 FLOPs per token and active matmul weight; flash attention skips masked pairs.
 
-    ``routed``: of those with experts, of which the model has some.
+    ``routed``: the most common one with experts; the model must have some.
     """
     kinds = [(model.slides(layer), model.is_moe(layer)) for layer in range(model.layers)]
     layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
@@ -93,7 +93,7 @@ def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def context(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Ring: one hop of K and V behind the scores of a chunk. Ulysses: q, k, v and the output behind all scores."""
+    """Ring: one hop of K and V behind the attention of a chunk. Ulysses: q, k, v and the output behind all of it."""
     n = layout.cp
     heads, kv_heads = (max(1.0, N / layout.tp) for N in (model.heads, model.heads if model.mla else model.kv_heads))
     head_bytes = _tokens(job, layout) * sum(_head_dims(model)) * activation_width(job)
@@ -110,24 +110,24 @@ def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Gather the weights once more and scatter the gradients, behind twice the FLOPs."""
+    """Gather the weights again and reduce-scatter the gradients behind a backward, twice the forward's FLOPs."""
     return _states(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
 
 
 def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Gradients are complete only in the backward of the last micro-batch: nothing else can hide their reduction."""
+    """The reduction behind the last micro-batch's backward: gradients are complete only then."""
     return _states(model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2))
 
 
 def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
-    """All that dp sends per step against all that the rank computes: below balance it takes longer than the work."""
+    """All that dp sends in a step behind all compute of the step: the most that could ever be hidden."""
     second = weight_width(job) if layout.zero else job.precision.summed_bytes
     forwards = 3 * layout.micro_batches(job)
     return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
 
 
 def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Both all-to-alls of a layer behind its routed experts. Top-k cancels."""
+    """Both all-to-alls of a layer behind its routed experts; top-k cancels."""
     return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
 
 
@@ -145,28 +145,28 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def gathered_width(job: Job) -> int:
-    """Bytes of an element on its way into a matmul: fp8 travels as fp8; what comes out of one never does."""
+    """Bytes per element of a matmul's input in a message: 1 in fp8 and fp4; outputs are always in 16 bits or more."""
     return 1 if job.precision.narrow else activation_width(job)
 
 
 def weight_width(job: Job) -> int:
-    """Bytes of an element of a matrix on its way from its shards."""
+    """Bytes per element of a weight in ZeRO's gather."""
     return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
 
 
 def row_width(job: Job) -> float:
-    """Bytes of an element of a row on its way to an expert: in fp8 with its part of a tile's scale."""
+    """Bytes per element of a row dispatched to an expert; in fp8 with its share of a tile's scale."""
     return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
 
 
 def _head_dims(model: Model) -> tuple[int, int]:
-    """Of a query or key, and of a value."""
+    """Head dims of queries and keys, and of values."""
     mla = model.mla
     return (mla.nope_dim + mla.rope_dim, mla.v_dim) if mla else (model.head_dim, model.head_dim)
 
 
 def _tokens(job: Job, layout: Layout) -> float:
-    """Of one micro-batch on one rank of cp (msl)."""
+    """Tokens of one micro-batch on one cp rank (msl)."""
     return layout.mbs * job.sequence / layout.cp
 
 
@@ -176,7 +176,7 @@ def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
 
 
 def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
-    """The FLOPs of so many forwards against one ring pass over the rank's weights at ``width`` bytes each."""
+    """FLOPs of ``forwards`` forwards of a layer, and one ring pass over its weights at ``width`` bytes per element."""
     layer, cut = commonest_layer(model, job), layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
     experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
@@ -189,6 +189,7 @@ def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int
 
 
 def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
+    """Dispatch and combine of a layer behind ``flops`` per sequence."""
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
     row = model.moe.topk * model.width * (row_width(job) + activation_width(job))

@@ -1,6 +1,7 @@
-"""The best layouts first, and why the others lost: every legal layout, pruned by bounds that cannot be wrong.
+"""Search over every legal layout: the best ones in order, and why the others lost.
 
-The answer is that of trying them all (``branch_and_bound.py``). Equal times are ranked by memory.
+Lower bounds prune the space, so the answer is the same as of estimating every layout (``branch_and_bound.py``). Equal
+times are ranked by memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
 
-MISSES = 3  # that are shown where nothing fits
+MISSES = 3  # near misses to show if nothing fits
 
 
 def search(
@@ -38,10 +39,10 @@ def search(
     report: Report | None = None,
     **narrowed: Any,
 ) -> SearchResult:
-    """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` shares of the memory.
+    """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` memory budgets.
 
-    ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; all of the machine, and by cost
-    every number that divides it. ``narrowed``: as ``Space`` takes them.
+    ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; by default all of the machine, and
+    by cost every divisor of it. ``narrowed``: arguments of ``Space``. A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
     if (reason := next(unfit(model, job), None)) is not None:
@@ -68,7 +69,7 @@ def search(
 
 
 def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
-    """Whether any layout over all ranks fits: as ``search`` would find one, but it ends with the first."""
+    """Whether any layout over all ranks fits: a ``search`` that stops at the first one."""
     space = Space(model, job, world=machine.ranks)
     solver = BranchAndBound(machine, by="memory", top=1, levels=0, any_will_do=True)
     _search_spaces(solver, [(job, space)], model=model, machine=machine)
@@ -79,7 +80,7 @@ def _search_spaces(
     solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], known: Mapping[Job, Planner] | None = None, *,
     model: Model, machine: Machine,
 ) -> dict[Job, Planner]:  # fmt: skip
-    """With a planner for each job, which takes over what those ``known`` have counted."""
+    """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
     for job, space in spaces:
         if len(space.partials.dp):
@@ -93,7 +94,7 @@ def _search_spaces(
 def _misses(
     spaces: Sequence[tuple[Job, Space]], planners: Mapping[Job, Planner], *, model: Model, machine: Machine
 ) -> Iterator[NearMiss]:
-    """The smallest layouts, as if there were memory enough."""
+    """The layouts that need the least memory, found as if memory were unlimited."""
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
     solver = BranchAndBound(endless, by="memory", top=MISSES, levels=0)
     _search_spaces(solver, spaces, planners, model=model, machine=endless)
@@ -102,7 +103,7 @@ def _misses(
 
 
 def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
-    """From the fastest to the smallest."""
+    """The Pareto front of time and memory, from the fastest layout to the smallest."""
     smallest = None
     for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
         if smallest is None or each.peak_bytes < smallest:
@@ -117,6 +118,7 @@ def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
 
 
 def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
+    """A layout's step with its GPU-hours and, if the machine has a price, dollars per step."""
     step = found.planner.step(found.estimate.layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour

@@ -1,9 +1,9 @@
-"""Lower bounds of what ``Planner.estimate`` returns, for columns of layouts: what they exclude need not be looked at.
+"""Lower bounds on the memory and time that ``Planner.estimate`` returns, for many layouts at once (numpy columns).
 
-    memory ≥ states + micro-batches alive x what a stage's layers keep + the backward of one unit
-    time   ≥ way to a rank + m · its work + way back + what nothing hides of reductions + update
+    memory ≥ states + live micro-batches x what a stage's layers keep + the backward of one unit
+    time   ≥ forward up to the rank + m · its work + backward down from it + exposed reductions + update
 
-for three ranks of each pipeline, and the greatest of them. Held against ``estimate`` in the tests.
+computed for three ranks of each pipeline, of which the maximum is taken. The tests compare with ``estimate``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fivefold.plan.search.estimates import Estimates, Floats
 from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, PipelineUnits, live_micro_batches, pipeline_units
 from fivefold.plan.search.space import CandidateLayouts, Space
 
-SAFE = 1 - 1e-9  # for sums in another order
+SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
 
 
 class Bounds:
-    """Of the layouts of one space under one planner."""
+    """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
 
     def __init__(self, planner: Planner, space: Space) -> None:
         self.planner, self.space, self.estimates = planner, space, Estimates(planner, space)
@@ -35,9 +35,9 @@ class Bounds:
         self.update_slope = _update_slope(planner)
 
     def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
-        """Bytes of the fullest rank in any order.
+        """Peak bytes of the fullest rank [n], which do not depend on the mesh order.
 
-        ``states`` in place of those of its ZeRO; ``limit`` as in ``Estimates``.
+        ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
         """
         form, m = self.forms(candidates), self.micro_batches[candidates.partial]
         kept, above, apart = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
@@ -57,13 +57,13 @@ class Bounds:
         inside = np.where(form.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
         inside = np.where(np.isfinite(inside), inside, 0.0)
         loss = np.where(form.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
-        # The last of two micro-batches: when it comes to the blocks, the head's gradients are reduced.
+        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
         gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
-        # Beside all sums a rank holds as much only if more micro-batches come after the first backward of each stage;
-        # else of one stage one fewer, of several at least one.
+        # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
+        # first backward of each stage; else one fewer with one stage, and at least one with several.
         deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * form.pp))
         fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
-        # None is reduced before all are born, but of the stages of a loop.
+        # No gradient is reduced before all sums are allocated, except with interleaved stages.
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (form.schedule != LOOP)
         sure = alone | deep | (stays & (m[:, None] > 2))
         late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
@@ -73,15 +73,15 @@ class Bounds:
         return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
 
     def without_messages(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """Seconds with every message for free, whatever the ZeRO stage and the order; ``limit`` as in ``Estimates``."""
+        """Seconds [n] without any message, for every ZeRO stage and order; ``limit`` as in ``Estimates``."""
         return self._seconds(candidates, self.estimates.kernels(candidates, limit=limit), None)[0]
 
     def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """As ``seconds``, whatever the ZeRO stage: data parallelism's messages for free."""
+        """As ``seconds``, for every ZeRO stage: without the messages of data parallelism."""
         return self._seconds(candidates, self.estimates.units(candidates), None)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """Seconds [n], and those by ``PARTS`` [n, parts] of the rank that sets them."""
+        """Seconds [n] of the slowest of three ranks, and the same by ``PARTS`` [n, parts]."""
         return self._seconds(candidates, self.estimates.units(candidates), self.estimates.parallel(candidates))
 
     def _seconds(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
@@ -103,8 +103,8 @@ class Bounds:
         said = np.stack([_over(form.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         whole = forward + backward + weight
         work, hides = _over(form.held, whole), np.array([axis in self.planner.job.stack.overlap for axis in PARTS[1:4]])
-        # Beside one another, as long as the longer of compute and messages: these halved, or alone each way. What
-        # runs beside nothing is in the work whole.
+        # With FB a micro-batch takes at least the longer of compute and messages, of which half of both directions and
+        # the smaller one are counted, to stay below. Messages of axes that do not overlap count in full.
         every = talk[:, :3][:, hides].sum(axis=1)
         least = np.minimum(fronts, every - fronts) if hides.all() else np.zeros_like(every)
         beside = said[:, :, :3][:, :, ~hides].sum(axis=2) + np.maximum(
@@ -113,7 +113,7 @@ class Bounds:
         work = np.where(dual, beside, work)
         way = _over(form.before, forward)
         own = way + share * work + ends + update
-        late = np.where(split, _over(form.held, weight), 0.0)  # may run after the way back
+        late = np.where(split, _over(form.held, weight), 0.0)  # W may run while the last backward goes to rank 0
         back = np.where(dual, 0.0, _over(form.before, backward) + np.where(split, 0.0, _over(form.before, weight)))
         there = way + share * (work - late) + back + (ends + update)[:, :1]
         total = np.maximum(own, there)
@@ -127,7 +127,7 @@ class Bounds:
         return total[at] * SAFE, parts
 
     def _gathers(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
-        """Of ZeRO-3, what nothing hides before a forward and a backward of each unit."""
+        """Exposed seconds of ZeRO-3's messages in a forward and in a backward of each unit, [n, units] each."""
         gather, reduce = parallel[:, 0], parallel[:, 1]
         twice = np.ones(gather.shape[1])
         twice[:2] = 0
@@ -139,11 +139,11 @@ class Bounds:
         return np.where(stage3, gather, 0.0), np.where(stage3, back, 0.0)
 
     def _ends(self, form: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
-        """What nothing hides of the reductions after the last backward and the gathers before the first forward."""
+        """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
         reduce = np.where(stays | (not self.estimates.each), parallel[:, 1], 0.0)
-        if self.planner.job.stack.weights == "broadcast":  # on which nothing is claimed
+        if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
         gathers, reduces = _over(form.held, gather), _over(form.held, reduce)
         if not self.planner.timeline.beside:
@@ -157,11 +157,11 @@ class Bounds:
         return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
 
     def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
-        """Bytes and seconds of every partial layout, whatever its schedule, ZeRO stage and order; seconds of what fits,
-        if they are asked for.
+        """Bytes and seconds of every partial layout, for every schedule, ZeRO stage and order; with ``timed`` seconds
+        of those that may fit, else 0.
 
-        Any rank holds the fewest blocks of any, one rank has pp micro-batches of them or as many as there are, and
-        the busiest works for a pp-th of the whole.
+        Every rank has at least the fewest blocks of any; one rank has min(m, pp) live micro-batches of them; the
+        busiest does at least 1/pp of the work.
         """
         s, m = self.partials, self.micro_batches
         number = np.arange(len(m))
@@ -186,7 +186,7 @@ class Bounds:
         return size, seconds
 
     def forms(self, candidates: CandidateLayouts) -> PipelineUnits:
-        """The pipelines, gathered by row."""
+        """The candidates' pipelines, one row per candidate."""
         every = self.every[self.partials.ac[candidates.partial]]
         _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
         found = []
@@ -200,12 +200,12 @@ class Bounds:
 
 
 def _over(counts: Floats, each: Floats) -> Floats:
-    """Sums over units: [n, 3, units] x [n, units] → [n, 3]."""
+    """Sums over units, weighted by their counts: [n, 3, units] x [n, units] → [n, 3]."""
     return np.asarray(np.einsum("npu,nu->np", counts, each))
 
 
 def _update_slope(planner: Planner) -> float:
-    """Seconds per updated element: a straight line, but on a calibrated machine, where nothing is claimed."""
+    """Seconds per updated element, as the update is linear in them; 0 (no bound) on a calibrated machine."""
     if planner.machine.calibration is not None:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)

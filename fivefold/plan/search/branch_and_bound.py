@@ -1,7 +1,7 @@
-"""The hunt through one space after another: what is known so far, and what may still beat it.
+"""Branch and bound over one space after another, with the best layouts found so far as the threshold.
 
-partial layouts, best bound first → schedules that may fit and be fast → orders → ZeRO → evaluated, best bound first,
-until the bound of the next exceeds the best known
+partial layouts, best bound first → schedules whose bounds fit and beat the threshold → orders → ZeRO → estimated by
+the planner, best bound first, until the next bound exceeds the threshold
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fivefold.plan.search.bounds import PARTS, Bounds
 from fivefold.plan.search.rejections import Rejections
 from fivefold.plan.search.space import CandidateLayouts, Ints, Space
 
-# partial layouts with schedules that are looked at in one go: few until a good one is known
+# partial layouts with a schedule per batch: few until a good layout is known
 FIRST, MOST = 1_000, 20_000
-SCOUTS = 2_000  # partial layouts
-EAGER = 4  # evaluated of each lot at once, so that the bar is low early
+SCOUTS = 2_000  # partial layouts explored before all others
+EAGER = 4  # candidates of each batch that are evaluated at once, so that the threshold falls early
 Report = Callable[[int, int], None]  # layouts done, of how many
 
 
 class EvaluatedLayout(NamedTuple):
-    """An evaluated layout that fits, in the order of the ranking."""
+    """An evaluated layout that fits; the first four fields are the key of the ranking."""
 
     score: float
     peak_bytes: int
@@ -41,9 +41,9 @@ class EvaluatedLayout(NamedTuple):
 
 
 class BranchAndBound:
-    """What is known so far: the ``top`` best, the fastest under each memory budget, and the losers by cause.
+    """State of a search: the ``top`` best, the fastest under each of ``levels`` memory budgets, the losers by cause.
 
-    ``levels=0``: the fastest are not asked for. ``any_will_do``: it ends with the first that fits.
+    ``levels=0``: no budgets. ``any_will_do``: stop at the first layout that fits.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class BranchAndBound:
         self.best: list[EvaluatedLayout] = []
         self.fitting: list[EvaluatedLayout] = []
         self.budgets = self.capacity * (1 + np.arange(max(1, levels))) / max(1, levels)
-        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # which none undercuts
+        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
         self.rejections = Rejections(self.capacity)
         self.seen: set[tuple[Layout, Job]] = set()
         self.ranks_per_node = machine.ranks_per_node
@@ -65,13 +65,13 @@ class BranchAndBound:
 
     @property
     def threshold(self) -> float:
-        """The score that a layout must not exceed."""
+        """The score that a layout must not exceed to be among the ``top``."""
         if self.any_will_do and self.best:
             return -np.inf
         return self.best[-1].score if len(self.best) == self.top else np.inf
 
     def sweep(self, bounds: Bounds) -> None:
-        """All layouts of one space."""
+        """Search all layouts of one space."""
         space, partials = bounds.space, bounds.partials
         count = space.candidates_of(partials)
         size, seconds = bounds.floor(timed=self.timed)
@@ -99,7 +99,7 @@ class BranchAndBound:
         self._evaluate_waiting(bounds)
 
     def _scout(self, bounds: Bounds, partial: Ints) -> None:
-        """Where people look first: tp and cp within a node, short bubbles. What is found lowers the bar."""
+        """Explore likely good layouts (tp·cp within a node, m ≥ 4·pp) to lower the threshold; count no losers."""
         s, m = bounds.partials.take(partial), bounds.micro_batches[partial]
         likely = partial[(s.tp * s.cp <= self.ranks_per_node) & ((s.pp == 1) | (m >= 4 * s.pp))]
         rejections, done, report = self.rejections, self.done, self.report
@@ -110,8 +110,8 @@ class BranchAndBound:
         self.rejections, self.done, self.report, self.waiting = rejections, done, report, []
 
     def _explore(self, bounds: Bounds, partial: Ints) -> None:
-        """The candidates of some partial layouts through bounds of rising price; the most promising to the planner,
-        others wait.
+        """Filter the candidates of some partial layouts by bounds, the cheapest first; evaluate the most promising and
+        queue the rest.
         """
         space, partials = bounds.space, bounds.partials
         candidates = space.expand(partials, partial)
@@ -142,7 +142,7 @@ class BranchAndBound:
             self._evaluate_waiting(bounds, most=EAGER)
 
     def _evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
-        """Evaluate what waits, best bound first: all of it, or the ``most`` promising of the last to come."""
+        """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising of the last batch."""
         if not self.waiting:
             return
         if most is None:
@@ -170,6 +170,7 @@ class BranchAndBound:
             self.waiting.append((candidates.take(rest), size[rest], seconds[rest]))
 
     def _evaluate(self, planner: Planner, layout: Layout) -> None:
+        """Estimate one layout and update the best, the budgets or the rejections."""
         if (layout, planner.job) in self.seen:
             return
         self.seen.add((layout, planner.job))
@@ -195,16 +196,17 @@ class BranchAndBound:
         return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
 
     def _can_win(self, seconds: NDArray[np.float64], size: NDArray[np.float64], space: Space) -> NDArray[np.bool_]:
-        """Which could still be among the best, or the fastest within their memory."""
+        """Which candidates could still be among the best, or the fastest within their memory budget."""
         budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
         return (self._score(seconds, size, space) <= self.threshold) | (seconds < self.fastest[budget])
 
     def _open(self, score: float, size: float, seconds: float) -> bool:
+        """``_can_win`` for one candidate."""
         budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
         return bool(score <= self.threshold or seconds < self.fastest[budget])
 
     def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
-        """How many layouts each row stands for while some of its columns are open."""
+        """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``)."""
         partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
         if "zero" in left:
             times = times * bounds.space.zeros_each(partials)
@@ -213,6 +215,7 @@ class BranchAndBound:
     def _fitting(
         self, bounds: Bounds, candidates: CandidateLayouts, size: NDArray[np.float64], *, left: str
     ) -> tuple[CandidateLayouts, NDArray[np.float64]]:  # fmt: skip
+        """Candidates whose bytes fit; the others are counted as too large."""
         large = size > self.capacity
         losers = candidates.take(large)
         times = self._times(bounds, losers, left)
@@ -224,7 +227,7 @@ class BranchAndBound:
         self, bounds: Bounds, candidates: CandidateLayouts, size: NDArray[np.float64],
         bound: tuple[NDArray[np.float64], NDArray[np.float64] | None], *, left: str,
     ) -> tuple[CandidateLayouts, NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
-        """Those whose bound does not exceed the best; the others lost by what they spend more on than it does."""
+        """Candidates that can still win; the others are counted by the part on which they exceed the best the most."""
         space, partials, (seconds, parts) = bounds.space, bounds.partials, bound
         worth = self._can_win(seconds, size, space)
         losers = candidates.take(~worth)

@@ -1,8 +1,8 @@
-"""What the planner says about many layouts at once: asked once for each distinct way to cut, place and shard a layer.
+"""The planner's figures for many layouts at once, computed once for each distinct way to cut, place and shard a unit.
 
-    columns of integers → distinct keys → ``Counts``, ``Units``, ``Timeline`` → a vector per unit → gathered by row
+    columns of integers → distinct keys → ``Counts``, ``Units``, ``Timeline`` → a vector over units → gathered by row
 
-The units are embedding, head, and each kind of block plain and recomputed; vectors follow ``runs``.
+The units are embedding, head, and each kind of block with and without recomputation, in the order of ``runs``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fivefold.plan.predict import Planner
 from fivefold.plan.search.space import CandidateLayouts, Ints, Space
 
 Floats = NDArray[np.float64]
-MANY = 2**20  # sequences
+MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 
 
 class Estimates:
-    """The answers for the layouts of one space under one planner."""
+    """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
 
     def __init__(self, planner: Planner, space: Space) -> None:
         self.planner, self.space, self.counts = planner, space, planner.counts
@@ -44,7 +44,7 @@ class Estimates:
     def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
         """[n, (kept, backward peak above it, that of a split backward), units] bytes.
 
-        ``limit``: per sequence of an endless micro-batch, which none undercuts: rows and waves round up.
+        ``limit``: scaled from a micro-batch of MANY sequences, a lower bound since rows and waves round up.
         """
 
         def make(layout: Layout) -> Floats:
@@ -60,7 +60,7 @@ class Estimates:
         return self._per_sequence("profiles", candidates, make, limit=limit)
 
     def lightest(self, candidates: CandidateLayouts) -> Floats:
-        """As ``states``, of whatever ZeRO stage and shard group."""
+        """As ``states``, the minimum over ZeRO stages and shard groups."""
         s = self.partials.take(candidates.partial)
         replicas = s.dp * s.cp
         whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
@@ -70,7 +70,9 @@ class Estimates:
         return found
 
     def states(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (at rest, sums under micro-batches, sums at the update, gathered, updated), units] bytes, elements."""
+        """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated), units]:
+        bytes, and elements of the last.
+        """
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.ep, s.etp, candidates.zero, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
 
@@ -87,7 +89,7 @@ class Estimates:
         return self._table("states", candidates, columns, make)
 
     def kernels(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """[n, (forward, backward, weight, four zeros), units] seconds of kernels alone; ``limit`` as in profiles."""
+        """[n, (forward, backward, weight, four zeros), units] seconds of kernels only; ``limit`` as in ``profiles``."""
         limit = limit and self.planner.machine.calibration is None
 
         def make(layout: Layout) -> Floats:
@@ -104,9 +106,9 @@ class Estimates:
         return self._per_sequence("kernels", candidates, make, limit=limit)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (forward, backward, weight, exposed of tp, cp, ep, of all forward), units] seconds.
+        """[n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units] seconds.
 
-        The first two hold what is exposed.
+        Forward and backward include exposed messages.
         """
         columns = self._part(candidates) + self._places(candidates, ("tp", "cp", "ep", "etp"))
 
@@ -121,7 +123,7 @@ class Estimates:
         return self._table("units", candidates, columns, make)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (gather, reduce), units] seconds of one message each."""
+        """[n, (gather, reduce), units] seconds of a unit's all-gather and of its reduction."""
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
@@ -137,7 +139,7 @@ class Estimates:
     ) -> Floats:  # fmt: skip
         if not limit:
             return self._table(name, candidates, self._part(candidates), make)
-        scale = self.partials.mbs[candidates.partial] / MANY * (1 - 1e-3)  # MANY is not endless
+        scale = self.partials.mbs[candidates.partial] / MANY * (1 - 1e-3)  # MANY is finite
         found = self._table(f"{name} of many", candidates, self._part(candidates)[1:], make)
         return np.asarray(found * scale[:, None, None])
 
@@ -145,12 +147,12 @@ class Estimates:
         return name if isinstance(name, str) else self.counts.alike[name.moe]
 
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
-        """What ``part_of`` reads."""
+        """The columns on which ``part_of`` depends."""
         s = self.partials.take(candidates.partial)
         return [s.mbs, s.cp, s.kind, s.tp, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
     def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
-        """Where groups lie, as far as the time of their messages depends on it: strides beyond a node are alike."""
+        """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""
         s = self.partials.take(candidates.partial)
         columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
         columns += [s.ep, s.etp] if self.counts.model.moe else []
@@ -170,7 +172,7 @@ class Estimates:
     def _table(
         self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout], Floats]
     ) -> Floats:
-        """``make(layout)`` of each row, called once per search for equal ``columns``."""
+        """``make(layout)`` for each row, called once per search for equal values of ``columns``."""
         known = self._tables.setdefault(name, {})
         _, first, inverse = np.unique(_code(columns), return_index=True, return_inverse=True)
         rows = []
@@ -182,7 +184,7 @@ class Estimates:
         return np.stack(rows)[inverse]
 
     def distinct(self, candidates: CandidateLayouts) -> Ints:
-        """Of candidates that differ in nothing but an order that no message notices, one."""
+        """Indices without duplicates: of candidates whose order differs but not the place of any group, one."""
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for some in axes:
@@ -191,7 +193,7 @@ class Estimates:
 
 
 def _code(columns: Sequence[Ints]) -> Ints:
-    """One integer per row, equal where all columns are."""
+    """One integer per row, equal for rows with equal columns."""
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:

@@ -1,4 +1,4 @@
-"""Why layouts lost: counts by cause with the nearest example of each, and the misses when nothing fits."""
+"""Why layouts lost: their number by cause with the nearest example of each, and near misses if nothing fits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = {
 
 
 class Rejections:
-    """Adds up."""
+    """Counts rejected layouts by cause."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -42,7 +42,7 @@ class Rejections:
         self.bound_by: dict[str, tuple[int, float, Layout]] = {}
 
     def too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
-        """Layouts, counted ``times``, of at least ``size`` bytes."""
+        """Count layouts of at least ``size`` bytes each; each row stands for ``times`` of them."""
         if not len(size):
             return
         self.large += int(times.sum())
@@ -51,12 +51,12 @@ class Rejections:
             self.nearest = float(size[near]), layout(near)
 
     def slower(self, cause: str, times: int, layout: Layout) -> None:
-        """Layouts whose bound exceeds the best."""
+        """Count layouts whose lower bound exceeds the best."""
         count, first = self.slow.get(cause, (0, layout))
         self.slow[cause] = count + times, first
 
     def beaten(self, estimate: Estimate) -> None:
-        """A layout that fits and was evaluated."""
+        """Count an evaluated layout that fits, by what bounds its step."""
         step_time = estimate.step_time
         count, seconds, layout = self.bound_by.get(step_time.bound_by, (0, np.inf, estimate.layout))
         if step_time.seconds < seconds:
@@ -64,15 +64,15 @@ class Rejections:
         self.bound_by[step_time.bound_by] = count + 1, seconds, layout
 
     def parts(self, estimate: Estimate) -> NDArray[np.float64]:
-        """The step by ``PARTS``."""
+        """Seconds of a step by ``PARTS``."""
         step_time = estimate.step_time
-        said = step_time.exposed
-        by = {**said, "ep": said.get("ep", 0.0) + said.get("etp", 0.0), "bubble": step_time.bubble,
+        exposed = step_time.exposed
+        by = {**exposed, "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0), "bubble": step_time.bubble,
               "compute": step_time.compute + step_time.optimizer}  # fmt: skip
         return np.array([by.get(part, 0.0) for part in PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None) -> tuple[Reason, ...]:
-        """Most layouts first."""
+        """All causes, that with the most layouts first."""
         found = []
         if self.nearest is not None:
             size, layout = self.nearest
@@ -94,7 +94,7 @@ class Rejections:
 
 
 def near_miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -> NearMiss:
-    """A layout that does not fit, and what would make it fit."""
+    """Record of a layout that does not fit, with changes that would make it fit."""
     fullest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
     return NearMiss(
         layout=str(estimate.layout),
@@ -106,7 +106,7 @@ def near_miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -
 
 
 def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterator[str]:
-    """What would make a layout fit, one thing at a time."""
+    """Single changes that would make a layout fit, each with the GiB that it then needs."""
     room = room_bytes(machine)
 
     def peak(changed: Job, at: Layout = layout) -> int:

@@ -1,4 +1,4 @@
-"""What three ranks of a pipeline hold: the first, the first with most layers, the last; as counts of units.
+"""Numbers of units on three ranks of a pipeline (the first, the first with most layers, the last), for the bounds.
 
 1f1b, gpipe, zb1p, zb2p   rank r: stage r          interleaved   r, r + pp, r + 2·pp ...
 zbv, dualpipev            r, 2·pp-1-r              dualpipe      r, pp-1-r, each for half of the micro-batches
@@ -16,20 +16,20 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.search.space import Ints, Shape
 
-NEVER = 0  # layers between two that are recomputed
-SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # weights' gradients apart
+NEVER = 0  # ``every`` if no layer is recomputed
+SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # with deferred weight gradients
 LOOP = SCHEDULES.index("interleaved")
-DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # forward beside backward
+DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # with FB
 
 
 class PipelineUnits(NamedTuple):
-    """Counts of units [3, units] and facts of three ranks [3]; gathered by row, [n, 3, units] and [n, 3]."""
+    """Numbers of units [3, units] and facts [3] of three ranks; for n candidates [n, 3, units] and [n, 3]."""
 
-    held: NDArray[np.float64]
-    before: NDArray[np.float64]  # on the way to the rank's first stage
-    least: NDArray[np.float64]  # of any of its stages
-    lead: NDArray[np.float64]  # of its first stage
-    start: Ints  # its first unit, by place
+    held: NDArray[np.float64]  # on the rank
+    before: NDArray[np.float64]  # in the stages before the rank's first one
+    least: NDArray[np.float64]  # minimum over its stages
+    lead: NDArray[np.float64]  # in its first stage
+    start: Ints  # index of its first unit
     rank: Ints
     chunks: Ints
     schedule: Ints
@@ -38,7 +38,7 @@ class PipelineUnits(NamedTuple):
 
 
 def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:
-    """Of one pipeline in which one of ``every`` layers is recomputed."""
+    """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
     ac = "none" if every == NEVER else f"full/{every}"
     layout = Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac)
     stages = counts.stage_work(layout)
@@ -50,7 +50,7 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
     held = [_held(shape, rank) for rank in range(shape.pp)]
     layers = [table[list(mine), 2:].sum() for mine in held]
-    last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # from whose ends it is farthest
+    last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
     rows = [table[list(held[rank])] for rank in ranks]
     starts = [stages[held[rank][0]][0][0] for rank in ranks]
@@ -78,9 +78,9 @@ def _held(shape: Shape, rank: int) -> tuple[int, ...]:
 
 
 def live_micro_batches(form: PipelineUnits, m: Ints) -> NDArray[np.float64]:
-    """Stages' worth of micro-batches that a rank holds at one moment, [n, 3]: those before its first backward ends.
+    """Most live micro-batches of a rank, times stages, [n, 3]: those whose forward ran before its first backward ends.
 
-    With dualpipe n is the distance to the nearer end; the counts are those of ``layout/schedule``.
+    The counts are those of ``layout/schedule``; ``m``: micro-batches of a step.
     """
     rank, pp, v, m = form.rank, form.pp, form.v, m[:, None]
     groups = np.maximum(1, m // pp)
@@ -93,7 +93,7 @@ def live_micro_batches(form: PipelineUnits, m: Ints) -> NDArray[np.float64]:
         "zb1p": np.minimum(m, pp - rank),
         "zb2p": np.minimum(m, 2 * (pp - rank) - 1),
         "zbv": np.minimum(m, 2 * pp - 1 - rank) + np.minimum(m, rank + 1),
-        "dualpipe": pp + 0 * m,  # 2·back forwards and 2·(n+1), with back + n + 1 = pp/2
+        "dualpipe": pp + 0 * m,  # on every rank
         "dualpipev": 2 * pp + 0 * m,
     }
     found = np.select([form.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))

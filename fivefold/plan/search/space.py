@@ -1,9 +1,9 @@
 """Every legal layout of a model, a job and a number of ranks, as columns of integers.
 
-    partial   degrees · micro-batch · kind of cp · sp · recomputation        all that a rank computes and keeps
-    candidate partial x (schedule, v) x (ZeRO stage, shard group) x order       a layout
+    partial   degrees · micro-batch · kind of cp · sp · recomputation          determines the operations of a rank
+    candidate partial x (schedule, v) x (ZeRO stage, shard group) x order      a layout
 
-A candidate becomes a ``Layout`` only when it is asked for. Legal is what ``layout.legal.refuse`` lets pass.
+A candidate becomes a ``Layout`` object only on request. Legal layouts are those that ``layout.legal.refuse`` accepts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 
 class PartialLayouts(NamedTuple):
-    """Columns of equal length; ``kind`` and ``ac`` are places in ``CP_KINDS`` and ``Space.recomputations``."""
+    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``."""
 
     dp: Ints
     tp: Ints
@@ -54,8 +54,8 @@ class PartialLayouts(NamedTuple):
 
 
 class CandidateLayouts(NamedTuple):
-    """Columns of equal length; ``partial``, ``shape`` and ``order`` are places in tables, ``shards`` is 1 under
-    zero0.
+    """Columns of equal length; ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``,
+    ``shapes`` and ``orders``; ``shards`` is 1 under zero0.
     """
 
     partial: Ints
@@ -70,7 +70,7 @@ class CandidateLayouts(NamedTuple):
 
 
 class Space:
-    """The layouts of ``world`` ranks; what is varied beside the degrees can be narrowed."""
+    """The layouts of ``world`` ranks that the job's stack can run; the arguments narrow what is varied."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Space:
 
     @cached_property
     def partials(self) -> PartialLayouts:
-        """All of them."""
+        """Every legal partial layout."""
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = divisors(world)
@@ -123,6 +123,7 @@ class Space:
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
         kinds = self.stack.cp_kinds
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
@@ -130,11 +131,11 @@ class Space:
         return np.asarray(ring | (ulysses & whole))
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
-        """Of every partial layout, in the first step."""
+        """Micro-batches per pipeline of each partial layout, in the first step."""
         return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
     def _shapes(self, pp: int) -> list[Shape]:
-        """The schedules of ``pp`` ranks; v as divides the layers of a rank, rounded up or down."""
+        """The schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
         if pp == 1:
             return [Shape("1f1b", 1, 1)]
         layers = self.model.layers
@@ -150,30 +151,28 @@ class Space:
         return found
 
     def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
-        """Whether a schedule takes so many micro-batches."""
+        """Whether a schedule can run so many micro-batches."""
         enough = micro_batches >= FEWEST_ROUNDS.get(shape.schedule, 0) * shape.pp
         if shape.pp > 1:
             enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
         return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
 
     def zeros(self, replicas: int, *, pp: int) -> list[tuple[int, int]]:
-        """ZeRO stages with their shards for dp·cp = ``replicas`` and ``pp`` pipeline ranks."""
+        """Pairs (ZeRO stage, shards) for dp·cp = ``replicas`` and ``pp`` pipeline ranks."""
         if replicas == 1:
             return [(0, 1)]
         sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
         return [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
-        """All on which ``zeros`` depends, as one number per partial."""
+        """The values on which ``zeros`` depends, as one number per partial layout."""
         return np.asarray(partials.dp * partials.cp * 2 + (partials.pp > 1))
 
     def _zeros(self, key: int) -> list[tuple[int, int]]:
         return self.zeros(key // 2, pp=1 + key % 2)
 
     def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
-        """One order for each legal way in which the axes with more than one rank can follow one another; ``spread`` and
-        ``partly`` as in ``layout.legal``.
-        """
+        """An index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
         seen: dict[tuple[str, ...], int] = {}
         in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
         for index, order in enumerate(self.orders):
@@ -183,7 +182,7 @@ class Space:
         return list(seen.values())
 
     def expand(self, partials: PartialLayouts, index: Ints) -> CandidateLayouts:
-        """The partial layouts at ``index`` with every schedule; ZeRO and order are open (0)."""
+        """The partial layouts at ``index`` with every schedule; ZeRO and order are left at 0."""
         chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
         at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
@@ -192,7 +191,7 @@ class Space:
         return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
 
     def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
-        """The candidates with every ZeRO stage and shard group."""
+        """Each candidate with every ZeRO stage and shard group."""
         keys = self._zeros_of(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
@@ -206,7 +205,7 @@ class Space:
         )
 
     def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
-        """The candidates in every order."""
+        """Each candidate in every order."""
         pattern_of = self._patterns(partials.take(candidates.partial))
         pieces = []
         for pattern in np.unique(pattern_of):
@@ -225,7 +224,7 @@ class Space:
         return _mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
-        """As bits all on which the legal orders depend: axes with more than one rank, and how experts lie over tp."""
+        """The values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
         bits = np.zeros(len(partials.dp), np.int64)
         for place, axis in enumerate(DEFAULT_ORDER):
             bits |= (getattr(partials, axis) > 1).astype(np.int64) << place
@@ -249,11 +248,11 @@ class Space:
         return found
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
-        """How many ZeRO stages and shard groups."""
+        """How many pairs of ZeRO stage and shard group each partial layout has."""
         return _mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
     def any_layout(self, partial: int) -> Layout:
-        """One candidate of a partial layout: the first schedule that runs, everything sharded."""
+        """One candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
         s = self.partials.take(np.array([partial]))
         shape = next(
             at
@@ -265,7 +264,7 @@ class Space:
         return self.layout(self.partials, row, 0)
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
-        """One candidate."""
+        """The candidate in row ``at``, as a ``Layout``."""
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac = (int(column[candidates.partial[at]]) for column in partials)
         shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
         return Layout(
@@ -278,7 +277,7 @@ class Space:
 def _cross(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
 ) -> Ints:  # fmt: skip
-    """Every row with each of ``values`` in one column, as far as that is ``legal``."""
+    """Every row with each of ``values`` in one column, without rows that are not ``legal``."""
     pieces = []
     for value in values:
         copy = rows.copy()
@@ -288,12 +287,13 @@ def _cross(
 
 
 def _split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
-    """Take ranks away from dp for another axis."""
+    """Every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
     found = _cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
     found[:, 0] //= found[:, column]
     return found
 
 
 def _mapped(column: Ints, value: Callable[[int], int]) -> Ints:
+    """``value`` of each element, called once per distinct one."""
     distinct, inverse = np.unique(column, return_inverse=True)
     return np.array([value(int(each)) for each in distinct], np.int64)[inverse]
