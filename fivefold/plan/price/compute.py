@@ -25,7 +25,7 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
-# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
+# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # one kernel together with the residual sum that follows
 # Number of PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap
 # and a sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.

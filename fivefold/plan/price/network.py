@@ -18,7 +18,7 @@ from fivefold.layout.mesh import Group
 from fivefold.machine.spec import Collective, Machine
 from fivefold.record import nearest
 
-# What each constant was set on, and what hangs on it: docs/how-a-step-costs/constants.md.
+# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
 # SimuMax@e691807 fits 22 to 26 us to start a collective on B200, and 8 to 9 us for each further rank of a ring.
 LAUNCH_SECONDS = 20e-6
 BULK_STEP_SECONDS = 8e-6

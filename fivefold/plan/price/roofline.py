@@ -15,7 +15,7 @@ from typing import Literal
 from fivefold.machine.spec import Chip
 from fivefold.units import Dtype
 
-# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
+# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
 KERNEL_SECONDS = 3e-6  # the smallest kernel; a 256 x 256 x 256 matmul takes 5 us on H100 and on B200
 FILL_SECONDS = 1e-6  # a tile's first operands arrive and its last results leave while its tensor core waits
 TILES = (  # rows, columns, split-k parts, relative speed (small tiles read operands more often)

@@ -21,7 +21,7 @@ from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 
 AXES = ("tp", "cp", "ep", "etp")
-# What each constant was fitted on, and how much it matters: docs/how-a-step-costs/constants.md.
+# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
 COMPILED_HOST = 0.18  # host time per operation under torch.compile, relative to eager
 # Exponent of the p-norm of host and device time: where both are equal, jitter makes 1.26 of them (vTrain, one node).
 EVENNESS = 3.0

@@ -129,7 +129,7 @@ def _degree(question: Question, layout: Layout, found: Exchange, machine: Machin
     return Degree(
         degree=degree,
         token=f"{field}{two if question.axis == 'tp2d' else degree}",
-        link=machine.link(max(leg.span for leg in found.transfers if leg.bytes)).name,
+        link=machine.link(max(transfer.span for transfer in found.transfers if transfer.bytes)).name,
         flops_per_byte=offered,
         balance=balance,
         hides=offered >= balance,

@@ -41,12 +41,12 @@ class Exchange(NamedTuple):
     @property
     def flops_per_byte(self) -> float:
         """FLOPs per byte sent."""
-        return self.flops / sum(leg.bytes for leg in self.transfers)
+        return self.flops / sum(transfer.bytes for transfer in self.transfers)
 
     def balance(self, machine: Machine) -> float:
         """FLOPs that the machine computes at its peak while it sends one byte."""
-        seconds = sum(leg.bytes / machine.link(leg.span).bandwidth for leg in self.transfers)
-        return machine.chip.peak(self.dtype) * seconds / sum(leg.bytes for leg in self.transfers)
+        seconds = sum(transfer.bytes / machine.link(transfer.span).bandwidth for transfer in self.transfers)
+        return machine.chip.peak(self.dtype) * seconds / sum(transfer.bytes for transfer in self.transfers)
 
 
 class Layer(NamedTuple):
@@ -193,5 +193,5 @@ def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
     row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
-    leg = _transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
-    return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (leg,), job.precision.compute)
+    transfer = _transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
+    return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (transfer,), job.precision.compute)

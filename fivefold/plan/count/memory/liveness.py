@@ -69,17 +69,17 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) ->
     the first gradients allocate, nothing if it is allocated already.
     """
     sizes, keepers, forward_peak, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
-    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
-    tape.run(kept)
-    return Profile(kept, forward_peak, tape.peak, tape.cause, tape.kept_then, tape.sums_then)
+    back = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
+    back.run(kept)
+    return Profile(kept, forward_peak, back.peak, back.cause, back.kept_then, back.sums_then)
 
 
 def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> SplitProfile:
     """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live."""
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
-    tape = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
-    tape.run(kept)
-    late, weights_peak, closing, experts, every = tape.late, 0, 0, 0, 0
+    back = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
+    back.run(kept)
+    late, weights_peak, closing, experts, every = back.late, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
         if is_put_off(op):
@@ -89,9 +89,9 @@ def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a weight and its bias the larger
             experts = closing if _is_expert(op) else experts
             every += sum(op.gradient_widths) * width
-            left -= tape.held[op.name]
+            left -= back.held[op.name]
     return SplitProfile(
-        tape.peak, tape.cause, tape.kept_then, tape.sums_then, late, weights_peak, closing, experts, every
+        back.peak, back.cause, back.kept_then, back.sums_then, late, weights_peak, closing, experts, every
     )
 
 
