@@ -1,7 +1,7 @@
-"""All parallelisms, applied in their only legal order: how rows travel inside a block, what is computed again, what is
-compiled, and last who holds which weights.
+"""Applies all parallelisms to one rank's module, in the only legal order: first the communication inside a block, then
+recomputation and torch.compile, last the sharding of weights.
 
-    tensor → context → expert → recompute (and compile) → zero       (pipeline.py plays the stages that come out)
+    tensor → context → expert → recompute (and compile) → zero       (pipeline.py then runs the stages)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fivefold.train.parallel.zero import ZeroUnit
 def apply(
     module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table
 ) -> tuple[list[ZeroUnit], WgradStore]:
-    """Spread ``module`` (on the meta device) over ``ranks``: the units of the stages that ``table`` gives to this rank,
-    whose parameters become real, still uninitialised, and where put-off gradients of weights wait.
+    """Distribute ``module`` (on the meta device) over ``ranks``. Return this rank's ZeRO units, of the stages that
+    ``table`` gives it, with parameters allocated but not initialised, and the store of deferred weight gradients.
     """
     wgrad_store = WgradStore()
     for part in module.modules():

@@ -1,9 +1,9 @@
-"""Collectives along an axis of the mesh, on dim 0, started now and waited for later.
+"""Asynchronous collectives along one axis of the mesh, on dim 0: each returns a ``Pending`` to wait for later.
 
     pending = all_gather(x, axis)  ...compute...  whole = pending.wait()
 
-An axis of one rank says nothing and returns what it was given. No autograd: the parallelisms write both directions.
-Where an axis has an ``interleaver``, whoever waits lets the other micro-batch compute until it waits in its turn.
+An axis of one rank sends nothing and returns its input. No autograd: each parallelism writes its own backward.
+If the axis has an ``interleaver``, ``wait`` first lets the other micro-batch compute until that one waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ else:
 
 
 class Pending:
-    """A tensor on its way; ``inputs`` live until it has come. ``interleaver``: what runs until then."""
+    """The result of a running collective. Keeps ``inputs`` alive until it is done; ``interleaver``: yields to it."""
 
     def __init__(
         self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None
@@ -32,11 +32,11 @@ class Pending:
 
     @property
     def arriving(self) -> Tensor:
-        """The tensor, of which nothing may be there yet."""
+        """The output buffer, whose contents are undefined before ``wait``."""
         return self._out
 
     def wait(self) -> Tensor:
-        """The tensor, once it is there."""
+        """Wait for the collective and return its output."""
         if self._works and self._interleaver is not None:
             self._interleaver.yield_turn()
         for work in self._works:
@@ -56,7 +56,7 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
-    """[n, …] on each rank → the sum's part [n / ranks, …]; a ``ValueError`` where ranks do not divide n."""
+    """[n, …] on each rank → this rank's rows [n / ranks, …] of the sum; ``ValueError`` if n % ranks != 0."""
     if axis.size == 1:
         return Pending(x)
     if x.shape[0] % axis.size:
@@ -70,7 +70,7 @@ def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pendi
 
 
 def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
-    """The sum (or what ``op`` says) over ranks, in place."""
+    """Reduce ``x`` over the ranks with ``op``, in place."""
     if axis.size == 1:
         return Pending(x)
     return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True), interleaver=axis.interleaver)
@@ -79,7 +79,7 @@ def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.Redu
 def all_to_all(
     x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
 ) -> Pending:  # fmt: skip
-    """Rows of ``x`` in order of their destination → rows in order of their origin; evenly, or so many per rank."""
+    """Rows by destination rank → rows by source rank; ``sent``, ``received``: rows per rank (None: equally many)."""
     if axis.size == 1:
         return Pending(x)
     x = x.contiguous()
@@ -93,7 +93,7 @@ def all_to_all(
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
-    """Start sending each tensor to, and receiving each from, the rank at that place of ``axis``; wait for all."""
+    """Start point-to-point messages in one batch: (tensor, peer's index in ``axis``) each. One ``Pending`` for all."""
     operations = [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
     operations += [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
     if not operations:

@@ -1,8 +1,8 @@
-"""Context parallelism: the tokens of each sequence are cut over cp; the attention core alone must see them all.
+"""Context parallelism: each rank of cp holds 1/cp of the tokens of every sequence; only attention communicates.
 
-ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward as many again of (k, v) and
-         of (dk, dv), each hop while a block is attended       (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
-ulysses  rank r holds the r-th of cp runs; all_to_all of q, k, v and out, heads against tokens, each way
+ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1
+         of (dk, dv), each beside a block of attention      (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
+ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens
          (Jacobs et al., arXiv:2309.14509)
 """
 
@@ -24,7 +24,7 @@ Kind = Literal["ring", "ulysses"]
 
 
 def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
-    """Which tokens of every sequence rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
+    """Positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
     return _held(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
 
 
@@ -36,7 +36,7 @@ def _held(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
 
 
 def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
-    """Let every attention in ``model``, known by its seam ``core``, see the keys of all of ``axis``."""
+    """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
     for attention in (module for module in model.modules() if hasattr(module, "core")):
         if kind == "ring":
             attention.core = Ring(axis, scale=attention.scale)  # type: ignore[assignment, arg-type]
@@ -45,9 +45,9 @@ def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
 
 
 class Ulysses:
-    """Heads against tokens: each rank attends whole sequences with 1/cp of the heads, by the core of one rank.
+    """DeepSpeed-Ulysses: each rank attends over whole sequences with 1/cp of the heads, by the single-rank core.
 
-    Key heads that cp does not divide are repeated as often as needed, which for fewer heads than ranks is one per rank.
+    If cp does not divide the kv heads, they are repeated until it does (fewer heads than ranks: to one per rank).
     """
 
     def __init__(self, axis: Axis) -> None:
@@ -75,7 +75,7 @@ Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
 
 
 class _Swap(torch.autograd.Function):
-    """All of the tensors at once, one message each; backward the other way round."""
+    """all_to_all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
 
     @staticmethod
     def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -102,16 +102,16 @@ def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
 
 
 class Ring:
-    """Keys and values go round; each rank attends those that are with it. Keeps q, k, v, out and lse."""
+    """Ring attention: (k, v) go from rank to rank, each attends to those it has. Saves q, k, v, out and lse."""
 
     def __init__(self, axis: Axis, *, scale: float | None = None) -> None:
         self.axis, self.scale = axis, scale
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """[B, T / cp, heads, H] each, tokens as ``positions`` says → [B, T / cp, N, H of v].
+        """q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
 
-        ``documents_BT``: an id per token of the whole sequences, best on the CPU, or None.
+        ``documents_BT``: document id of each token of the whole sequences, preferably on the CPU; None: one document.
         """
         steps = _ring_steps(self.axis, tokens=q_BTNH.shape[1], documents_BT=documents_BT)
         out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, self.axis, self.scale, steps)  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class Ring:
 
 
 class _RingStep(NamedTuple):
-    """Which of the own queries see which of the keys that are here, as tokens; ``spans`` of them under documents."""
+    """One step: which own queries attend to which of the keys here, as tokens; ``spans``: the document mask."""
 
     queries: slice
     keys: slice
@@ -128,10 +128,10 @@ class _RingStep(NamedTuple):
 
 
 def _ring_steps(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list[_RingStep]:
-    """One per step: at step i the keys of rank r − i are here.
+    """The steps of rank r, one per rank of cp: at step i the keys of rank r − i are here.
 
-    Of those of an earlier rank the first chunk lies before both of ours and the second behind both; those of a later
-    rank lie both between ours. So half of the square is seen at every step, by every rank.
+    The first chunk of a lower rank precedes both of our chunks and its second follows both; the two chunks of a higher
+    rank lie between ours. So every rank computes half of its score matrix at every step: the work is balanced.
     """
     first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
     found = [_RingStep(both, both, True, None)]
@@ -151,7 +151,7 @@ def _ring_steps(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list
 
 
 class _Hop:
-    """A buffer on its way to the next rank, and its like that comes from the rank before."""
+    """One ring hop: isend ``buffer`` to the next rank, irecv a buffer of the same shape from the previous one."""
 
     def __init__(self, buffer: Tensor, axis: Axis) -> None:
         self._sent, self._coming = buffer, torch.empty_like(buffer)
@@ -159,7 +159,7 @@ class _Hop:
         self._works = exchange([(buffer, after)], [(self._coming, before)], axis)
 
     def wait(self) -> Tensor:
-        """What has come."""
+        """Wait for both messages; return the received buffer."""
         for work in self._works:
             work.wait()
         return self._coming
@@ -192,7 +192,7 @@ class _Ring(torch.autograd.Function):
         axis: Axis = ctx.axis
         pair, gradient = _pack(k, v), gradient.contiguous()
         dq, home = torch.empty(0), torch.empty(0)
-        going: _Hop | None = None  # gradients of the keys of the step before
+        going: _Hop | None = None  # (dk, dv) summed so far, for the keys of the previous step
         for step, (queries, keys, causal, spans) in enumerate(ctx.steps):
             hop = _Hop(pair, axis) if step < axis.size - 1 else None
             ks, vs = _unpack(pair, k, v)
@@ -201,7 +201,7 @@ class _Ring(torch.autograd.Function):
                 causal=causal, scale=ctx.scale, spans=spans,
             )  # fmt: skip
             if step == 0:
-                dq, home = dq_here.to(lse.dtype), _pack(dk, dv)  # these need not travel
+                dq, home = dq_here.to(lse.dtype), _pack(dk, dv)  # gradients of this rank's own (k, v): no hop needed
             else:
                 dq[:, queries] += dq_here
                 sums = torch.zeros_like(pair) if going is None else going.wait()
@@ -215,7 +215,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _pack(k: Tensor, v: Tensor) -> Tensor:
-    """Both in one buffer: one message per hop."""
+    """Concatenate k and v into one flat buffer, so that a hop is one message."""
     return torch.cat((k.flatten(), v.flatten()))
 
 
@@ -224,7 +224,7 @@ def _unpack(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge(out: Tensor, lse: Tensor, block: Tensor, block_lse: Tensor) -> None:
-    """Attention over two sets of keys from that over each, in place: weights are exp(lse) of each over their sum."""
+    """Merge a block of attention into ``out`` and ``lse`` in place: each part weighs exp(lse) over the sum of both."""
     both = torch.logaddexp(lse, block_lse)
     out.mul_((lse - both).exp_()[..., None]).addcmul_(block, (block_lse - both).exp_()[..., None])
     lse.copy_(both)

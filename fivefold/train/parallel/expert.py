@@ -1,10 +1,10 @@
-"""Expert parallelism: experts [E, F, D] are cut between experts over ep and within each over etp (dim F).
+"""Expert parallelism: expert weights [E, F, D] are sharded over ep by expert (dim E) and over etp by dim F.
 
-    copies ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all home
-Backward the mirror. Rows and their routing weights travel alike; before them all_to_all of the counts, [E] of int64
-(etp: and all_gather of what came), the one thing that the host must wait for. Expert e is on ep rank e // (E / ep).
-``dispatches = "fp8"``: on the way to experts, forward and backward, rows are tiles of fp8, as the products cast them.
-Issued besides for balance: the sum over sp and cp of counts per sequence, in the backward (capacity: forward).
+    rows ─ all_to_all over ep ─ all_gather over etp → experts → reduce_scatter over etp ─ all_to_all back
+The backward mirrors it. Routing weights travel with the rows. Before them all_to_all of the counts, [E] of int64
+(etp: and all_gather), the only messages for which the host waits. Expert e is on ep rank e // (E / ep).
+``dispatches = "fp8"``: rows go to the experts, forward and backward, in tiled fp8, quantized as for the grouped GEMMs.
+For the balance loss: all_reduce over tp (sp) and cp of the counts per sequence, in the backward (capacity: forward).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fivefold.train.parallel.mesh import Axis, Ranks
 def attach(
     module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True, narrow: bool = False
 ) -> None:
-    """Give every mixture of experts in ``module`` its ranks; ``sp``: rows of the stream are cut over tp.
+    """Give every ``Moe`` in ``module`` its dispatcher and sequences; ``sp``: rows of the stream are sharded over tp.
 
-    ``sequence``: tokens of a whole one; ``zigzag``: its order over cp, else contiguous; ``narrow``: dispatch in fp8.
+    ``sequence``: tokens of a whole one; ``zigzag``: how cp cuts it, else contiguous; ``narrow``: dispatch in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
         if layer.load.is_meta:
             layer.load, layer.bias = (torch.zeros_like(x, device=ranks.device) for x in (layer.load, layer.bias))
         layer.experts.adds_bias = etp.rank == 0
-        layer.experts.copies = 1 if sp else tp.size  # without sp all of tp send the same rows
+        layer.experts.copies = 1 if sp else tp.size  # without sp every rank of tp dispatches the same rows
         if ep.size > 1 or etp.size > 1:
             layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, narrow=narrow)
             layer.experts.meanwhile = dispatcher.meanwhile
@@ -46,9 +46,9 @@ def attach(
 
 
 def balance(module: nn.Module, *axes: Axis) -> Tensor:
-    """Once per step: the load [layers, E] of every mixture in ``module``, summed over ``axes`` and counted anew from 0.
+    """Return the load (rows per expert) [layers, E] of every ``Moe``, summed over ``axes``; call it once per step.
 
-    Biases are moved by it. ``axes``: those whose ranks see other tokens, in one layer; one all_reduce over each.
+    Resets loads and updates routing biases. ``axes``: those whose ranks hold different tokens; one all_reduce each.
     """
     layers = [part for part in module.modules() if isinstance(part, Moe)]
     total = torch.stack([layer.load for layer in layers])
@@ -62,7 +62,7 @@ def balance(module: nn.Module, *axes: Axis) -> Tensor:
 
 
 class DispatchPlan:
-    """Where the copies of one micro-batch go in one layer."""
+    """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
 
     def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: bool) -> None:
         self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
@@ -72,11 +72,11 @@ class DispatchPlan:
         self._known = False
 
     def wait_counts(self, copies: int) -> None:
-        """Wait for the counts; afterwards it is known where the ``copies`` go, and in what order they will lie."""
+        """Wait for the counts; then rows sent and received per rank and the order by expert are known."""
         if self._known:
             return
         told = all_gather(self._told.wait(), self.etp).wait()
-        table = told.view(self.etp.size, self.ep.size, -1)  # rows by column of etp, origin and expert
+        table = told.view(self.etp.size, self.ep.size, -1)  # rows by etp rank, source ep rank and local expert
         numbers = self.read(torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())), copies)
         self.sent = numbers[: self.ep.size]
         columns = [numbers[start : start + self.ep.size] for start in range(self.ep.size, len(numbers), self.ep.size)]
@@ -89,13 +89,13 @@ class DispatchPlan:
         del self._counts, self._told
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
-        """Rows for each rank of ep, and rows by column and origin: the host waits for them. All are ``copies``."""
+        """Copy to the host: rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
         found: list[int] = numbers.tolist()
         return found
 
 
 def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
-    """Which of the arrived rows is next in order of expert, each column's padded to ``widest``; None: as they are."""
+    """Indices that sort received rows by expert, each etp rank's rows padded to ``widest``; None: already sorted."""
     total = sum(columns)
     if len(columns) == 1 and table.shape[2] == 1:
         return None
@@ -109,7 +109,7 @@ def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | No
 
 
 def _begin_out(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
-    """Rows [n, D], or a number of each, in order of expert → to the ranks that have the experts."""
+    """Start the all_to_all over ep of rows [n, D] (fp8 if narrow) or routing weights [n], sorted by expert."""
     parts: tuple[Tensor, ...] = (x,)
     if plan.narrow and x.dim() > 1:
         cast = TILES_OF_POWERS(x)
@@ -118,7 +118,7 @@ def _begin_out(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
 
 
 def _end_out(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
-    """What came → with what came to the rest of etp, in order of expert; rows in ``dtype``."""
+    """all_gather received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
     if plan.etp.size > 1:
         more = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
         pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, more, strict=True)]
@@ -132,7 +132,7 @@ def _end_out(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> l
 
 
 def _begin_home(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
-    """The way back of both; over etp each rank has made a part of a sum."""
+    """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
     rows, order = plan.widest * plan.etp.size, plan.order
     back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
     if plan.etp.size > 1:
@@ -142,41 +142,41 @@ def _begin_home(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
 
 
 class AllToAllDispatcher(TokenDispatcher):
-    """Experts are on other ranks too."""
+    """Token dispatcher for experts sharded over ep and etp; ``narrow``: rows travel to the experts in fp8."""
 
     def __init__(self, ep: Axis, etp: Axis, *, narrow: bool = False) -> None:
         self.ep, self.etp, self.narrow = ep, etp, narrow
-        self.meanwhile: list[Work] = []  # what the backward can do while the gradients of rows travel
+        self.meanwhile: list[Work] = []  # work the backward runs while the rows' gradients travel
 
     def plan(self, counts: Tensor) -> DispatchPlan:
-        """Start to tell the others how many rows will come."""
+        """Start the all_to_all of the row counts per expert, [E] int64."""
         return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
-        """Start; what is returned is empty and ties ``arrive`` to it in the backward."""
+        """Start the dispatch. Returns two empty tensors that only link ``arrive`` to it in the autograd graph."""
         rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
-        """[n', D] and [n'] of the experts here, from all ranks."""
+        """Wait for the dispatch: rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
         rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
     def offsets(self, plan: DispatchPlan) -> Tensor:
-        """Where the rows of each expert here end."""
+        """End of each local expert's rows: cumulative counts, int32 [local experts]."""
         return plan.offsets
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
-        """[n', D] → [n, D]."""
+        """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
         home: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
         return home
 
 
 class _Dispatch(torch.autograd.Function):
-    """Starts forward and waits backward; ``_Arrive`` the reverse. What lies between runs while rows travel."""
+    """Starts the forward's all_to_all and waits for the backward's; ``_Arrive`` the reverse, so that both overlap."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
@@ -222,21 +222,21 @@ class _Return(torch.autograd.Function):
 
 
 class ShardedSequences(Sequences):
-    """Sequences whose rows lie on several ranks: over cp in chunks of each, over tp (sp) in rows of all."""
+    """Sequences sharded over ranks: over cp by chunks of each, over tp (sp) by contiguous rows of them all."""
 
     def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:
         super().__init__(tokens)
         self.cp = cp
         self.tp = Axis("tp", 0, (0,), None) if tp is None else tp
-        self.chunks = 2 if zigzag and cp.size > 1 else 1  # of each sequence on this rank
+        self.chunks = 2 if zigzag and cp.size > 1 else 1  # chunks of each sequence on this rank
         self.parts = self.tp.size * cp.size * self.chunks
 
     def number(self, rows: int) -> int:
-        """Sequences of the micro-batch."""
+        """Number of sequences in the micro-batch, given this rank's rows."""
         return super().number(rows * self.tp.size * self.cp.size)
 
     def piece(self, rows: int, device: torch.device) -> Tensor:
-        """[R] sequence · parts + part, of the rows that this rank of tp has of those of its rank of cp."""
+        """Number of each own row's part, int64 [R]: sequence · parts + part; a part is one (cp chunk, tp rank)."""
         row = torch.arange(rows, device=device) + self.tp.rank * rows
         here = rows * self.tp.size // self.number(rows)  # tokens of each sequence
         half = row % here // (here // self.chunks)
@@ -245,5 +245,5 @@ class ShardedSequences(Sequences):
         return row // here * self.parts + chunk * self.tp.size + self.tp.rank
 
     def total(self, counts: Tensor) -> Tensor:
-        """Summed over tp and cp."""
+        """``counts`` summed over tp and cp: two all_reduces."""
         return all_reduce(all_reduce(counts, self.tp).wait(), self.cp).wait()

@@ -1,9 +1,9 @@
-"""What the gather of a unit sends under ``gathers = "fp8"``: matrices of blocks in fp8, all else as it computes.
+"""The all_gather of a ZeRO unit under ``gathers = "fp8"``: matrices of blocks in fp8, the rest in compute dtype.
 
-    rows here, fp32 ─> bf16 ─> fp8 · 1/scale ── all_gather, bytes ── fp8 · scale ─> bf16        scale: largest |w| / 448
+    own rows, fp32 ─> bf16 ─> fp8 · 1/scale ── all_gather, bytes ── fp8 · scale ─> bf16        scale: largest |w| / 448
 
-The largest |w| is that of all ranks' rows in bf16, so that the matmul's cast of what has come finds it again, and with
-it the same fp8: of a matrix, of each expert, or of each 128 x 128 block. One all_reduce per step tells it of all units
+The largest |w| is taken over all ranks' rows in bf16, so that the cast before the matmul finds the same scale and the
+same fp8 values. One scale per matrix, per expert, or per 128 x 128 block. One all_reduce (max) per step for all units
 (as pytorch/ao@v0.14.1:torchao/float8/fsdp_utils.py, precompute_float8_dynamic_scale_for_fsdp).
 """
 
@@ -27,20 +27,20 @@ from fivefold.units import ceil_div
 
 
 class Scales:
-    """Those of every matrix [experts or 1, R, C], over the ranks that hold its rows; [experts, 1, 1] or one per block.
+    """fp8 scales of all matrices [experts or 1, R, C] sharded over ``axis``: fp32 [experts, 1, 1], or one per block.
 
-    ``block``: rows and columns that share one; 0: all.
+    ``block``: side of the block that shares a scale; 0: the whole matrix. ``dtype``: that of the gathered weights.
     """
 
     def __init__(self, axis: Axis, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
         self.axis, self.block, self.dtype, self.device = axis, block, dtype, device
         self._shards: list[Shard] = []
         self._shapes: list[tuple[int, int, int]] = []
-        self._groups: list[Tensor] = []  # of each row of each shard, those rows of blocks to which it belongs
+        self._groups: list[Tensor] = []  # per shard: the block row of each of its rows
         self._found: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def join(self, shard: Shard) -> int:
-        """The place of a matrix."""
+        """Add a matrix; return its index for ``of`` and ``largest``."""
         *experts, rows, columns = shard.shape
         high, wide = (self.block or size for size in (rows, columns))
         down, across = ceil_div(rows, high), ceil_div(columns, wide)
@@ -51,19 +51,19 @@ class Scales:
         return len(self._shards) - 1
 
     def of(self, place: int) -> Tensor:
-        """Of a matrix."""
+        """Scales of the matrix at index ``place``, fp32 [experts or 1, blocks down, blocks across]."""
         return self._current()[place][1]
 
     def largest(self, place: int) -> Tensor:
-        """|w| of what shares a scale with each row here, [rows, 1 or blocks]."""
+        """Largest |w| among the weights that share each own row's scale: fp32 [rows, 1 or blocks across]."""
         return self._current()[place][0].index_select(0, self._groups[place])
 
     def forget(self) -> None:
-        """The weights have changed."""
+        """Drop the scales, because the weights have changed; the next use recomputes them."""
         self._found = ()
 
     def _current(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Who wants them first after an update asks all ranks."""
+        """(largest |w|, scale) of every matrix; the first call after an update runs the all_reduce."""
         if not self._found:
             self._found = tuple(self._asked())
         return self._found
@@ -83,7 +83,7 @@ class Scales:
 
 
 def _by_row(rows: Tensor, across: int) -> Tensor:
-    """|w| of each row [rows, columns] in each of so many blocks."""
+    """Largest |w| of each row of [rows, columns] within each of ``across`` column blocks: fp32 [rows, across]."""
     if over := rows.shape[1] % TILE if across > 1 else 0:
         rows = F.pad(rows, (0, TILE - over))
     found: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
@@ -91,7 +91,7 @@ def _by_row(rows: Tensor, across: int) -> Tensor:
 
 
 class Payload:
-    """The bytes of one unit, weight after weight; of each rank as many."""
+    """The uint8 message of one unit: weight after weight, padded so that every rank sends the same number of bytes."""
 
     def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
         self.shards, self.scales = shards, scales
@@ -103,7 +103,7 @@ class Payload:
         ]
 
     def pack(self) -> Tensor:
-        """This rank's."""
+        """This rank's rows as bytes: fp8 for matrices, else the scales' ``dtype``; uint8 [sum(sizes)]."""
         sent = torch.zeros(sum(self.sizes), dtype=torch.uint8, device=self.scales.device)
         for slot, shard, place in zip(sent.split(self.sizes), self.shards, self.places, strict=True):
             part = shard.weight.detach().to(self.scales.dtype)
@@ -114,7 +114,7 @@ class Payload:
         return sent
 
     def unpack(self, received: Tensor, parts: Sequence[Tensor]) -> None:
-        """Of all ranks → the gathered weights, each [ranks, rows · columns]."""
+        """Write all ranks' messages, uint8 [ranks · bytes], into the gathered weights, [ranks, rows · columns] each."""
         columns = received.view(self.scales.axis.size, -1).split(self.sizes, dim=1)
         for shard, place, column, part in zip(self.shards, self.places, columns, parts, strict=True):
             if place is None:

@@ -1,11 +1,11 @@
-"""Two pieces of work that run in turn, changing whenever one would wait for a message: each computes while the other's
-messages travel. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1).
+"""Runs two micro-batches in turn, switching whenever one would wait for a message, so that each computes while the
+other's messages travel. For DualPipe's F+BW (DeepSeek-V3, arXiv:2412.19437 §3.2.1).
 
     forward    compute  start  ·······  wait  compute  start  ·······
     backward                   compute  start  ·······  wait  compute
 
-Only one runs at a time and they change at nothing but waits, so all ranks start their messages in one order and need no
-groups of their own for it. On CUDA both launch into one stream, in that order; NCCL's messages travel beside it.
+Only one runs at a time and they switch only at waits, so all ranks start their messages in the same order and both
+can use the same process groups. On CUDA both launch into one stream; NCCL's messages overlap with it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 
 class PartnerFailed(BaseException):
-    """The other has failed. No ``Exception``, so that nobody on the way takes it for a failure of his own."""
+    """Ends one of the two when the other has raised. A BaseException, so that no ``except Exception`` catches it."""
 
 
 class Interleaver:
-    """Whoever waits for a message calls ``yield_turn`` before; outside of ``run_both`` it does nothing.
+    """Switches between two functions. Code calls ``yield_turn`` before it waits; outside ``run_both`` that is a no-op.
 
-    It may be called from any thread that works for one of the two: autograd's own, on CUDA. ``alone``: nothing runs
-    beside.
+    ``yield_turn`` may be called from any thread that works for one of the two, such as autograd's on CUDA. ``alone``:
+    at most one function is running.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Interleaver:
         self._failed = False
 
     def yield_turn(self) -> None:
-        """Let the other run until it swaps back or ends; it does not return where the other has failed."""
+        """Let the other function run until it yields or returns; raises ``PartnerFailed`` if the other has raised."""
         if not self.alone:
             mine, self._running = self._running, 1 - self._running
             self._gates[1 - mine].release()
@@ -45,7 +45,7 @@ class Interleaver:
             raise PartnerFailed
 
     def run_both(self, first: Callable[[], None], second: Callable[[], None]) -> None:
-        """Run both to their ends. What one raises is raised, and the other ends where it waits next."""
+        """Run both to completion. An exception of one is raised here; the other then stops at its next wait."""
         self._gates, self._running, self.alone = (Semaphore(0), Semaphore(0)), 0, False
         raised: list[BaseException] = []
         like_here = _copy_thread_state()
@@ -62,7 +62,7 @@ class Interleaver:
                 raised.append(error)
             self._end(1, failed=bool(raised))
 
-        thread = Thread(target=run, daemon=True)  # a message that never comes does not keep the process alive
+        thread = Thread(target=run, daemon=True)  # daemon: a lost message must not keep the process alive
         try:
             thread.start()
             first()
@@ -79,7 +79,7 @@ class Interleaver:
             raise raised[0]
 
     def _end(self, mine: int, *, failed: bool = False) -> None:
-        """The other, if it still runs, runs on alone."""
+        """One function has ended: let the other, if it is still running, continue alone."""
         self._failed = self._failed or failed
         if not self.alone:
             self.alone, self._running = True, 1 - mine
@@ -87,16 +87,16 @@ class Interleaver:
 
 
 def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
-    """A context that makes another thread like this one: all of this torch keeps by thread."""
+    """Return a context manager that gives another thread this one's thread count, CUDA stream and dispatch modes."""
     threads, modes = torch.get_num_threads(), _get_current_dispatch_mode_stack()
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     @contextmanager
     def alike() -> Iterator[None]:
-        torch.set_num_threads(threads)  # of OpenMP: matmuls would take as many as there are cores
-        with torch.cuda.stream(stream):  # and its device; None: neither
+        torch.set_num_threads(threads)  # OpenMP's number is per thread; its default is all cores
+        with torch.cuda.stream(stream):  # sets the device too; None: no CUDA
             for mode in modes:
-                _push_mode(mode)  # it is entered already: only this thread learns of it
+                _push_mode(mode)  # the mode is already entered; only make it active in this thread
             try:
                 yield
             finally:

@@ -1,8 +1,8 @@
-"""The process groups of a layout. Collectives issued here: none, but each group knows its axis.
+"""The torch process groups of a layout, one per axis of ``layout/mesh.py``. Issues no collectives itself.
 
-One group per axis of ``layout/mesh.py``, made only by those who speak in it: pp, dp, cp, tp, shard and replica (ZeRO's
-two, over dp·cp), of a model with experts ep, etp, expert_shard and expert_replica, kv (tensor ranks with copies of one
-kv head), stage (those of one pipeline rank), and world.
+Only its members create a group: pp, dp, cp, tp; shard and replica (ZeRO's sharding and replication over dp·cp); for a
+model with experts ep, etp, expert_shard and expert_replica; kv (tp ranks that hold copies of one kv head), stage (all
+ranks with one pipeline rank), and world.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from fivefold.train.parallel.interleave import Interleaver
 ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
 
-# as traffic is counted: ZeRO's groups speak for data parallelism
+# the axis to which a group's traffic is counted: ZeRO's groups count as data parallelism
 TRAFFIC_AXIS = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_replica": "dp", "stage": "dp", "kv": "tp",
           "twin": "pp"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that this process speaks with along one axis; ``rank`` is its own place among them.
+    """This process's group along one axis of the mesh; ``rank`` is its own index among ``ranks``.
 
-    ``interleaver``: what is told before anything said here is waited for.
+    ``interleaver``: yields to the other micro-batch before each wait for a message of this group.
     """
 
     name: str
     rank: int
-    ranks: tuple[int, ...]  # of the world
-    group: dist.ProcessGroup | None  # None: alone
+    ranks: tuple[int, ...]  # global ranks
+    group: dist.ProcessGroup | None  # None: this rank alone
     interleaver: Interleaver | None = None
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of ranks."""
         return len(self.ranks)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. ``interleaver``: by which two micro-batches compute in turn while messages travel,
-    if any.
+    """This process's ranks and groups along all axes. ``interleaver``: set if two micro-batches compute in turn while
+    messages travel.
 
-    ``streams``: messages travel beside what is computed, as on GPUs.
+    ``streams``: messages overlap with compute, as on GPUs.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Ranks:
         return self.axes[name]
 
     def axis(self, group_name: str) -> str:
-        """The axis over which the group of that name speaks, as traffic is counted."""
+        """The axis to which traffic of the process group ``group_name`` is counted; "world" if it is none of these."""
         for axis in self.axes.values():
             if axis.group is not None and axis.group.group_name == group_name:
                 return TRAFFIC_AXIS.get(axis.name, axis.name.partition("_")[0])
@@ -74,10 +74,10 @@ def ranks(
     layout: Layout, *, kv_heads: int, device: torch.device, experts: bool = False, pairs: bool = False,
     streams: bool | None = None,
 ) -> Ranks:  # fmt: skip
-    """Process groups of ``layout`` over the initialised world; every rank must call it.
+    """Create the process groups of ``layout`` over the initialised world; every rank must call it.
 
-    ``experts``: those of experts too, which the order of axes need not allow a dense model; each rank is alone in them.
-    ``pairs``: as ``Stack.pairs``. ``streams``: whether messages have streams of their own; ``None``: as on ``device``.
+    ``experts``: create the expert axes too; a dense model's order of axes need not allow them, so they get one rank.
+    ``pairs``: as ``Stack.pairs``. ``streams``: whether messages overlap with compute; ``None``: only on CUDA.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     spoken = {name: members(layout, name, rank=rank) for name in ALWAYS}
@@ -100,8 +100,8 @@ def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:
 
 
 def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
-    """What pipelines need besides: a group per direction and kind of what is sent, so that no send waits for another
-    kind's; ``tie`` of the two ends for a tied table, ``twin`` of the two ranks that hold the same stages.
+    """Further groups of a pipeline: one per direction and kind of message, so that no send queues behind another kind;
+    ``pp_tie``: first and last rank, for tied embeddings; ``twin``: the two ranks that hold the same stages in DualPipe.
     """
     if pp.size == 1:
         return {}
@@ -116,5 +116,5 @@ def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
 
 P2P_AXES = ("pp_onward_down", "pp_onward_up", "pp_back_down", "pp_back_up")
 
-# what a stage says while it computes; ZeRO's messages are of weights, which two micro-batches may share
+# axes whose messages belong to one micro-batch; ZeRO's carry weights, which both micro-batches share
 INTERLEAVED_AXES = ("tp", "cp", "ep", "etp", *P2P_AXES)

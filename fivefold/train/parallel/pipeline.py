@@ -1,11 +1,10 @@
-"""Pipeline parallelism: plays this rank's row of any schedule table.
+"""Pipeline parallelism: runs this rank's row of any schedule table. Layers are sharded by stages.
 
-Sharded: the layers, by stages. Issued per micro-batch and boundary between ranks: one send of the stream's rows
-[rows, D] onward and one of their gradient back, both beside compute; none where the two stages lie on one rank.
+Per micro-batch and boundary between ranks: one isend of the residual stream [rows, D] forward and one of its gradient
+backward, both overlapped with compute; no message between two stages of one rank.
 
-Each stage ends in a scalar, the loss or an ``_Exit`` through which the gradient comes in: a stage's output lives only
-until it has been taken, since its graph is enough for the backward. Zero-bubble tables put dW off in ``WgradStore``
-until W.
+Every stage ends in a scalar: the loss, or an ``_Exit`` that feeds the received gradient to autograd. So a stage's
+output is freed once it is sent, and only its graph is kept. Zero-bubble tables defer dW to W in ``WgradStore``.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from fivefold.record import Mistake
 from fivefold.train.model.linear import WgradStore, Work
 from fivefold.train.parallel.mesh import Axis, Ranks
 
-Stage = Callable[[Tensor | None, int], Tensor]  # entry rows (None: the first stage), micro-batch → rows, or the loss
+Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage), micro-batch → rows, or the loss
 
 
 class Pipeline:
-    """This rank's part of the pipeline. ``on_action`` is told of each action just before it runs, ``on_pass`` that a
-    forward, a backward or a W has ended.
+    """This rank's part of the pipeline. Calls ``on_action`` just before each action and ``on_pass`` after each forward,
+    backward or W.
 
-    ``stages`` are those that the table gives this rank; ``shape`` and ``dtype`` are of the rows that travel. Under FB
-    forward and backward alternate by ``ranks.interleaver``; where there is none, one follows the other. A ``Mistake``
-    where the table is illegal or has no turns to take, a ``ValueError`` where it is not for these ranks and stages.
+    ``stages``: those that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks. The F and B
+    of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. ``Mistake`` if the table is
+    illegal or has nothing to interleave, ``ValueError`` if it does not fit these ranks and stages.
     """
 
     def __init__(
@@ -63,18 +62,18 @@ class Pipeline:
         self._loss = torch.zeros(())
         self._receiving: dict[Part, tuple[Tensor, dist.Work]] = {}
         self._sending: dict[Part, tuple[Tensor, dist.Work]] = {}
-        self._here: dict[Part, Tensor] = {}  # from a stage of this rank to the next one
+        self._here: dict[Part, Tensor] = {}  # between two stages of this rank
         self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
         self._works: dict[tuple[int, int], list[Work]] = {}
         self._meet()
 
     def step(self) -> Tensor:
-        """All micro-batches forward and backward; the sum of the losses that arose on this rank."""
+        """Run all micro-batches forward and backward; return the sum of this rank's losses (0 if none has the head)."""
         return self._play(self.row)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: int) -> Tensor:
-        """The sum of this rank's losses of so many micro-batches, forward only, in the order of the table."""
+        """Run ``micro_batches`` forward only, in the order of the table; return the sum of this rank's losses."""
         total = torch.zeros((), device=self.ranks.device)
         for first in range(0, micro_batches, self.table.micro_batches):
             forward = _forward_only(self.table, micro_batches=micro_batches - first)
@@ -82,7 +81,7 @@ class Pipeline:
         return total
 
     def _play(self, row: Sequence[P2PStep], *, first: int = 0) -> Tensor:
-        """``first``: the micro-batch that the row calls 0."""
+        """Run the actions of ``row``; ``first``: number of the micro-batch that ``row`` calls 0. Return the loss."""
         self._loss = torch.zeros((), device=self.ranks.device)
         for action, post_receives, wait_sends in row:
             for part in post_receives:
@@ -112,7 +111,7 @@ class Pipeline:
             works = self._works.pop((stage, i))[::-1]
             with torch.no_grad():
                 while works:
-                    works.pop()()  # each lets go of what it kept
+                    works.pop()()  # popped, so that each frees its saved tensors
             self._passed()
         else:
             self._backward(stage, i, split=kind == "B")
@@ -141,7 +140,7 @@ class Pipeline:
         run_backward(end)
         self.wgrad_store.deferring = False
         if stage == self.last:
-            self._loss += end.detach()  # not before: a chunked loss is computed in its backward
+            self._loss += end.detach()  # only now: a chunked loss is computed in its backward
         if split:
             self._works[stage, i] = self.wgrad_store.take()
         if entry is not None:
@@ -155,14 +154,14 @@ class Pipeline:
             self.on_pass()
 
     def messages(self) -> list[Tensor]:
-        """What is on its way to or from other ranks."""
+        """Buffers of the messages in flight to or from other ranks."""
         return [rows for rows, _ in (*self._receiving.values(), *self._sending.values())]
 
     # Messages
 
     def _meet(self) -> None:
-        """One byte over each link in turn: NCCL's first message between two ranks holds both up until they meet, which
-        in the middle of a schedule could be for ever.
+        """Send one byte over each link in turn. NCCL's first message between two ranks blocks both to connect, which in
+        the middle of a schedule could deadlock.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
         for kind, source, target in links(self.table):
@@ -175,12 +174,12 @@ class Pipeline:
                 work.wait()
 
     def _axis(self, part: Part, *, source: int, target: int) -> Axis:
-        """Onward or back, down or up: each has a group of its own, so that no message queues behind another kind."""
+        """The process group for a message: F and B, to higher and lower ranks, have one each, so that none queues."""
         kind, way = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
         return self.ranks[f"pp_{kind}_{way}"]
 
     def _hand(self, part: Part, rows: Tensor) -> None:
-        """To the stage that waits for ``part``, here or on another rank."""
+        """Give the output of ``part`` to the next stage: keep it if that is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
             have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
             raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
@@ -194,7 +193,7 @@ class Pipeline:
         self._sending[part] = rows, work
 
     def _receive(self, part: Part) -> None:
-        """Have a buffer filled while other things run."""
+        """Start the irecv of the output of ``part``."""
         source = self.table.paths[part[2]][part[1]]
         axis = self._axis(part, source=source, target=self.rank)
         rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
@@ -213,19 +212,19 @@ class Pipeline:
 
 
 def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
-    """A scalar whose backward is that of ``rows``, whose gradient will then be in ``inbox``."""
+    """Return a scalar whose backward runs that of ``rows`` with the gradient found in ``inbox``."""
     found: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
     return found
 
 
 def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:
-    """The backward of a stage, from its scalar."""
+    """Run the backward of a stage from the scalar in which it ends."""
     end.backward(gradient)
 
 
 class _Exit(torch.autograd.Function):
-    """The end of a stage as a scalar: its backward takes the gradient out of ``inbox``, so that none but autograd
-    holds it and it dies where it is used up.
+    """The scalar end of a stage. Its backward pops the gradient from ``inbox``, so that only autograd holds it and
+    frees it after its last use.
     """
 
     @staticmethod
@@ -239,17 +238,17 @@ class _Exit(torch.autograd.Function):
 
 
 def check_pairs(table: Table) -> None:
-    """A ``Mistake`` where no two micro-batches are computed beside one another, or two on the same weights."""
+    """Raise ``Mistake`` if the table has no FB to interleave, or one whose F and B are of the same stage."""
     found = [action for row in table.rows for action in row if action.kind == "FB"]
     if not found:
         raise Mistake(f"pairs: {table.name} has no forward beside a backward; try dualpipe or dualpipev")
-    for action in found:  # each of the two gathers the weights of its stage, and lets them go
+    for action in found:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise Mistake(f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage")
 
 
 def _forward_only(table: Table, *, micro_batches: int) -> Table:
-    """The forwards of the first ``micro_batches``."""
+    """The table reduced to the forwards of its first ``micro_batches``."""
     rows = tuple(
         tuple(Action("F", action.stage, action.micro_batch) for action in row
               if action.kind in ("F", "FB") and action.micro_batch < micro_batches)

@@ -1,6 +1,6 @@
-"""Who holds which weights: the ZeRO units of one rank's stages, each attached to the module that computes with it.
+"""Which weights lie on which rank: builds the ZeRO units of one rank's stages and attaches them to their modules.
 
-stage → its embedding, blocks, head → dense weights and experts apart → pieces (tp, ep, etp) → shards (dp·cp)
+stage → embedding, blocks, head → dense and expert weights in separate units → tp, ep, etp slices → shards over dp·cp
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fivefold.train.parallel.zero import ExtraReduce, ZeroUnit, attach
 
 @dataclass(frozen=True)
 class Placement:
-    """The nouns and the ranks, and what follows from them for this rank."""
+    """Builds the ZeRO units of this rank for ``module``, under one model, layout, job and schedule table."""
 
     module: Transformer
     model: Model
@@ -38,12 +38,12 @@ class Placement:
     table: Table
 
     def units(self) -> list[ZeroUnit]:
-        """All units of this rank, in the order of its stages; their parameters become real, still uninitialised."""
+        """Build all units of this rank, in the order of its stages; allocates their parameters, not initialised."""
         held, layers = self.table.rank_stages[self.ranks["pp"].rank], stage_layers(self.model.layers, self.layout)
         last, whole, made = self.table.stages - 1, units(self.model), list[ZeroUnit]()
         backwards = self._backwards()
         both_ends = {0, last} <= set(held)
-        table: list[ZeroUnit] = []  # the tied table, where the head needs it
+        table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it here
         for stage in held:
             found = list[ZeroUnit]()
             if stage == 0:
@@ -61,7 +61,7 @@ class Placement:
                 if self.model.tied_embeddings and not both_ends:
                     table = self._made(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
-                attach(self.module.head, [*head, *table], keep=True, onward="")  # a tied table would fetch its block
+                attach(self.module.head, [*head, *table], keep=True, onward="")  # else it fetches a block
                 if table:
                     head[0].add_mate(table[0])
                 found += head
@@ -72,13 +72,13 @@ class Placement:
         return made
 
     def _backwards(self) -> list[int]:
-        """Backwards of each stage on this rank in one step."""
+        """Number of backwards of each stage on this rank per step."""
         row = self.table.rows[self.ranks["pp"].rank]
         done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
         return [done.count(stage) for stage in range(self.table.stages)]
 
     def _made(self, unit: Unit, backwards: int) -> list[ZeroUnit]:
-        """Dense weights and experts of a unit, which lie over other ranks; the experts are released with the dense."""
+        """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both."""
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
         made = [self._unit(dense, backwards, experts=False)]
@@ -108,7 +108,7 @@ class Placement:
         return made
 
     def _sums(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
-        """What is added up beside data parallelism: copies over tp, and stages or tables that two ranks hold."""
+        """Reduces beside data parallelism: weights replicated over tp or kv, DualPipe twins, tied embeddings."""
         kinds = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
         for kind in ("tp", "kv"):
             chosen = tuple(index for index, found in enumerate(kinds) if found == kind)
@@ -120,13 +120,13 @@ class Placement:
             yield ExtraReduce(self.ranks["pp_tie"], (0,), late=True)
 
     def _table_is_shared(self) -> bool:
-        """Whether the two ends of a tied model lie on two ranks, this being one of them."""
+        """Whether first and last stage of a tied model lie on two ranks, one of them this one."""
         ends = [rank for rank, held in enumerate(self.table.rank_stages) if {0, self.table.stages - 1} & set(held)]
         return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
 def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
-    """Let the matrices of all units of this rank be gathered in fp8; they ask for their scales at once."""
+    """Set up fp8 all_gathers for all units of this rank; units of one shard group share one all_reduce of scales."""
     block = SCALED_ELEMENTS.get(recipe.scaling, 0)
     found: dict[str, Scales] = {}
     for unit in units:
@@ -136,7 +136,7 @@ def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
 
 
 def _chain(units: list[ZeroUnit]) -> None:
-    """Tell each unit of a stage whose weights are wanted next, there and back; an embedding's are not wanted back."""
+    """Link each unit of a stage to the one to prefetch next, forward and backward (not the embedding's backward)."""
     for before, after in pairwise(units):
         before.neighbours["forward"] = after
         if before.shards[0].name != "embed.tokens.weight":

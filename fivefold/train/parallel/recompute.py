@@ -1,10 +1,10 @@
-"""Recomputation: what the backward reads of chosen operations is made again when it is first asked for.
+"""Activation recomputation by saved-tensor hooks: chosen operations run again when the backward first needs them.
 
-    forward    autograd is given handles (operation, n-th saved tensor) instead of the tensors of a chosen operation
-    backward   a handle is read → the operation runs again, from inputs that were kept or are made again before
+    forward    a chosen operation saves handles (operation, n-th saved tensor) instead of tensors
+    backward   autograd unpacks a handle → the operation runs again, on inputs that were kept or are recomputed first
 
-Nothing is sharded. Messages inside of an operation are issued again with it; what nobody reads is not made again.
-Which tensors stay: ``plan/count/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
+Nothing is sharded. Collectives inside an operation run again with it; an operation that no one reads does not run.
+Which tensors are kept: ``plan/count/operations/recompute.py``. Sources: arXiv:1604.06174, arXiv:2205.05198 §5.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Compile = Callable[[Function], Function]
 
 
 def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile | None = None) -> None:
-    """Make ``blocks``, by the number of their layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
+    """Make ``blocks``, keyed by layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
 
-    Handles are given outside of compiled code, so both are done here: a block of which all or nothing is recomputed is
-    compiled in whole, of another each operation by itself. The forward must be called through the module, so that
-    hooks on it fire once: it is not called again in the backward.
+    Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled whole if all or
+    nothing of it is recomputed, else operation by operation. Call the block as a module: the recomputation calls the
+    inner forward, so hooks on the module fire once.
     """
     if compiled is not None:
-        torch._dynamo.eval_frame.skip_code(direct.__code__)  # compiled within its callers, never by itself
+        torch._dynamo.eval_frame.skip_code(direct.__code__)  # compiled within its callers only
     for layer, block in blocks.items():
         wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
         if compiled is not None and wanted <= {"layer"}:
@@ -54,7 +54,7 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
 def groups(name: str) -> frozenset[str]:
     """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
-    if name == "moe.add":  # a sum of two parts, of which nothing is kept
+    if name == "moe.add":  # an addition, which saves nothing
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm"})
@@ -70,19 +70,19 @@ def groups(name: str) -> frozenset[str]:
 
 
 class _ThreadState(threading.local):
-    """What a thread records just now: the backward may run in another than the forward."""
+    """What is being recorded in this thread; the backward may run in another thread than the forward."""
 
     found: OutputsByStorage | None = None
     layer: RecomputedLayer | None = None
 
 
 class _SelectiveRecompute:
-    """Some operations of a block. ``run`` is their seam."""
+    """Recomputes some operations of a block; every operation of the block is called through ``run``."""
 
     def __init__(self, forward: Function, wanted: frozenset[str], compiled: Compile | None) -> None:
         self.inner, self.wanted, self.compiled = forward, wanted, compiled
         self.here = _ThreadState()
-        self._ready: dict[str, tuple[Function, Function]] = {}  # by name: what was compiled, and what came of it
+        self._ready: dict[str, tuple[Function, Function]] = {}  # by name: the function and its compiled form
 
     def forward(self, *inputs: Any) -> Any:
         """The block's."""
@@ -93,10 +93,10 @@ class _SelectiveRecompute:
             return self.inner(*inputs)
         finally:
             self.here.found = None
-            found.clear()  # autograd holds its hooks, and they it
+            found.clear()  # the autograd graph keeps the hooks, and they keep `found`
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
-        """One operation; those inside of it belong to it."""
+        """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
         if self.compiled is not None:
             function = self._compile(name, function)
         found, wanted = self.here.found, groups(name) & self.wanted
@@ -116,7 +116,7 @@ class _SelectiveRecompute:
 
     def _compile(self, name: str, function: Function) -> Function:
         assert self.compiled is not None
-        if function is fused_linears or isinstance(function, Linear):  # never compiled
+        if function is fused_linears or isinstance(function, Linear):  # not compiled: autograd functions of our own
             return function
         if name not in self._ready or self._ready[name][0] != function:
             self._ready[name] = function, self.compiled(function)
@@ -124,7 +124,7 @@ class _SelectiveRecompute:
 
 
 class _FullRecompute:
-    """A block as one operation, of which the input is kept. ``run`` finds where it may end the second time."""
+    """Recomputes a whole block from its input. ``run`` records after which operation the recomputation may stop."""
 
     def __init__(self, forward: Function) -> None:
         self.inner, self.here = forward, _ThreadState()
@@ -143,7 +143,7 @@ class _FullRecompute:
         return made
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
-        """Where a block ends, nothing but inputs is saved. Other operations stay inside compiled code."""
+        """Run one operation; watch those near a block's end, as they may save only inputs. Others stay compiled."""
         if name.startswith(("mlp.", "moe.")) and not name.endswith("act"):
             return self._watched(function, *inputs)
         return function(*inputs)
@@ -160,18 +160,18 @@ class _FullRecompute:
 
 
 class _StopRecompute(Exception):
-    """All that the backward reads has been made."""
+    """Ends a recomputation once every saved tensor has been recomputed."""
 
 
 class StopPoint(NamedTuple):
-    """An inner operation after which nothing is saved, and in which these of its inputs alone."""
+    """The ``call``-th watched operation, if it saves only its inputs at ``places`` and nothing is saved after it."""
 
     call: int
     places: list[int]
 
 
 class RecomputedLayer(Operation):
-    """A whole block. When it runs again it ends where nothing is left to save: before the last sum over ranks."""
+    """A whole block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
 
     def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:
         super().__init__(function, inputs, OutputsByStorage())
@@ -183,7 +183,7 @@ class RecomputedLayer(Operation):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, inputs: Sequence[Any]) -> None:
-        """An inner operation begins."""
+        """A watched operation begins. While recomputing, save its inputs and stop if it is the ``StopPoint``."""
         self.calls += 1
         if self.saved is None:
             self.entered, self.inside = inputs, StopPoint(self.calls, [])
@@ -193,12 +193,12 @@ class RecomputedLayer(Operation):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self) -> None:
-        """It ends."""
+        """The watched operation has ended."""
         self.entered, self.inside = (), None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def pack(self, tensor: Tensor) -> SavedHandle:
-        """As of any operation; and it is noted whether this could be the end."""
+        """Save a handle as any operation does, and update the candidate for the ``StopPoint``."""
         place = next((place for place, x in enumerate(self.entered) if x is tensor), None)
         if place is None:
             self.inside = None
@@ -209,7 +209,7 @@ class RecomputedLayer(Operation):
         return handle
 
     def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
-        """Nobody waits for what it makes."""
+        """Run the block up to the ``StopPoint``, filling ``saved``; its outputs are not needed."""
         self.calls, self.saved, self.here.layer = 0, saved, self
         try:
             with suppress(_StopRecompute):

@@ -1,11 +1,11 @@
-"""Operations that run a second time in the backward, and how what they save and make is found until then.
+"""Operations that run again in the backward, and the references that stand for their tensors until then.
 
-    SavedHandle    n-th saved tensor of an operation     autograd holds it; when it is read, the operation runs again
-    OutputView     a piece of what an operation made     its inputs, kept or made again before, are the only tensors
-    held KeptTensor     a tensor that stays
+    SavedHandle    n-th saved tensor of an operation; unpacking it runs the operation again
+    OutputView     a view of an operation's output, which is recomputed from that operation's inputs
+    KeptTensor     a tensor that stays in memory
 
-Nobody but autograd holds a handle: what it brought back dies when the last backward that reads it has run. An operation
-is a function of its inputs and of weights: no dropout, no state.
+Only autograd holds handles, so a recomputed tensor is freed after the last backward that reads it. An operation must be
+a function of its inputs and of weights only: no dropout, no state.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Function = Callable[..., Any]
 
 
 class KeptTensor(NamedTuple):
-    """A tensor that stays. Autograd's check that it was not changed meanwhile is ours, since it does not hold it."""
+    """A tensor kept in memory. Checks its version itself, as autograd does not see it and cannot check."""
 
     tensor: Tensor
     version: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> KeptTensor:
-        """Without its graph; a weight as it is, for its storage may be replaced."""
+        """Keep ``tensor`` detached from its graph; a weight as it is, since its storage may be resized."""
         return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
     def open(self) -> Tensor:
-        """The tensor."""
+        """Return the tensor; RuntimeError if it was changed in place."""
         if self.tensor._version != self.version:
             raise RuntimeError(f"a tensor {list(self.tensor.shape)} kept for the backward was changed in place")
         return self.tensor
 
 
 class RecomputedOutput:
-    """What a chosen operation made: let go, kept because others keep it, or made again."""
+    """An output of a recomputed operation: freed, kept because another operation saved it, or recomputed."""
 
     def __init__(self, operation: Operation, *, cheap: bool) -> None:
         self.operation, self.cheap = operation, cheap
         self.tensor: Tensor | None = None
 
     def open(self) -> Tensor:
-        """The tensor, made again if need be."""
+        """Return the tensor; run the operation again if it is not there."""
         if self.tensor is None:
             self.operation.recompute()
         assert self.tensor is not None
@@ -58,7 +58,7 @@ class RecomputedOutput:
 
 
 class OutputView(NamedTuple):
-    """How a tensor lies in the storage of an output."""
+    """A view of an operation's output: size, stride and offset in its storage."""
 
     output: RecomputedOutput
     size: torch.Size
@@ -66,30 +66,30 @@ class OutputView(NamedTuple):
     offset: int
 
     def open(self) -> Tensor:
-        """The same view of what was kept or made again."""
+        """Return the same view of the kept or recomputed output."""
         return self.output.open().as_strided(self.size, self.stride, self.offset)
 
 
 class OperationInput(NamedTuple):
-    """A tensor that an operation reads."""
+    """A tensor argument of an operation."""
 
     held: KeptTensor | OutputView
     requires_grad: bool
 
     def open(self) -> Tensor:
-        """The tensor, as one with which a graph begins."""
+        """Return the tensor as a leaf of a new graph."""
         return self.held.open().detach().requires_grad_(self.requires_grad)
 
 
 class SavedHandle:
-    """What autograd holds for the n-th tensor that an operation saved; ``instead``: where it is if none ran again."""
+    """What autograd saves for an operation's tensor; ``instead``: where the tensor is, if not to be recomputed."""
 
     def __init__(self, operation: Operation, instead: KeptTensor | OutputView | None) -> None:
         self.operation, self.instead = operation, instead
         self.tensor: Tensor | None = None
 
     def open(self) -> Tensor:
-        """The tensor; whoever needs what this operation made has asked for it already."""
+        """Return the saved tensor: from ``instead`` if there is one, else by running the operation again."""
         if self.tensor is None and self.instead is not None:
             return self.instead.open()
         if self.tensor is None:
@@ -99,16 +99,16 @@ class SavedHandle:
 
 
 def restore(packed: KeptTensor | OutputView | SavedHandle) -> Tensor:
-    """The tensor that autograd wants back."""
+    """Unpack hook for autograd: return the tensor."""
     with torch.no_grad():
         return packed.open()
 
 
 class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
-    """Outputs of chosen operations by their storage, whose address a weak reference keeps from being used again."""
+    """Outputs of recomputed operations by storage; the weak reference keeps the storage's address from being reused."""
 
     def held(self, tensor: Tensor) -> KeptTensor | OutputView:
-        """Where ``tensor`` will be found."""
+        """A reference to ``tensor``: a view if its storage is a recomputed output, else the tensor itself."""
         output = self.get(StorageWeakRef(tensor.untyped_storage()))
         if output is None:
             return KeptTensor.of(tensor)
@@ -116,7 +116,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def pack(self, tensor: Tensor) -> KeptTensor | OutputView:
-        """Of an operation that was not chosen: what it keeps stays, unless it is cheap to make."""
+        """Pack hook of an operation that is not recomputed: keeps the outputs it saves, except cheap ones."""
         held = self.held(tensor)
         if isinstance(held, OutputView) and not held.output.cheap:
             held.output.tensor = tensor.detach()
@@ -124,7 +124,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
 
 
 class Operation:
-    """A function that ran and may run again. Who no longer waits for what it saves or makes has let go of it."""
+    """A function that may run again. Refers weakly to its handles and outputs: those that died are not filled."""
 
     def __init__(self, function: Function, inputs: Sequence[Any], found: OutputsByStorage) -> None:
         self.function, self.found = function, found
@@ -135,7 +135,7 @@ class Operation:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def pack(self, tensor: Tensor) -> SavedHandle:
-        """What it saves is made again, unless it was there before: an input or a weight."""
+        """Pack hook: return a handle to recompute ``tensor``; inputs and weights are referred to instead."""
         storage = StorageWeakRef(tensor.untyped_storage())
         there = storage in self.found or storage in self.storages or isinstance(tensor, nn.Parameter)
         handle = SavedHandle(self, self.found.held(tensor) if there else None)
@@ -143,7 +143,7 @@ class Operation:
         return handle
 
     def done(self, made: Any, *, cheap: bool) -> None:
-        """It has run. A view of an input is that input."""
+        """Record the outputs ``made`` by the first run; an output that is a view of an input stays that input."""
         for tensor in _tensors(made):
             output = RecomputedOutput(self, cheap=cheap)
             self.outputs.append(weakref.ref(output))
@@ -153,7 +153,7 @@ class Operation:
         del self.found, self.storages
 
     def recompute(self) -> None:
-        """Run, and give what comes out to those who wait for it."""
+        """Run again, and hand saved tensors and outputs to the handles and outputs that still live."""
         saved: list[Tensor] = []
         inputs = [x.open() if isinstance(x, OperationInput) else x for x in self.inputs]
         with torch.enable_grad(), recomputing(), saved_tensors_hooks(_into(saved), _unread):
@@ -167,7 +167,7 @@ class Operation:
         self.inputs = []
 
     def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
-        """What the function makes; what it saves goes into ``saved``."""
+        """Run the function and return its outputs; the hooks around it append what it saves to ``saved``."""
         return self.function(*inputs)
 
 

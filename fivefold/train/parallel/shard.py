@@ -1,6 +1,6 @@
-"""One weight on one rank: which piece of the whole is computed with here, and which rows of it are updated here.
+"""One weight on one rank: the slice that this rank computes with, and the rows of it that this rank updates.
 
-whole weight ── layout/local_weight.py ──> local piece ── ZeRO, by rows ──> shard
+whole weight ── tp, ep, etp: layout/local_weight.py ──> local slice ── ZeRO, by rows ──> shard
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.train.parallel.mesh import Axis
 
 
 class LocalWeight(NamedTuple):
-    """A weight of the model, the piece of it that this rank computes with, and how many ranks update the same rows."""
+    """A weight of the model, this rank's slice of it, and ``holders``: how many ranks update the same rows."""
 
     weight: Weight
     local_slice: LocalSlice
@@ -26,7 +26,7 @@ class LocalWeight(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A part of the whole weight: where it starts, its sizes, and where it lies in the shard."""
+    """A hyper-rectangle of the whole weight: its offsets and sizes there, and its slices in the shard's rows."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -34,14 +34,14 @@ class Box(NamedTuple):
 
 
 class Shard:
-    """This rank's part of one weight: the rows that the optimizer updates, and the gradient for them.
+    """This rank's rows of one weight, which the optimizer updates, and their gradient in ``weight.grad``.
 
-    ``shape`` is that of the local piece; the rows of stacked experts [E, F, D] are E · F.
+    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows.
     """
 
     def __init__(self, held: LocalWeight, *, axis: Axis) -> None:
         self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
-        self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one
+        self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
         rows = self.shape.numel() // self.columns
         padded_rows = chunk_rows(rows, shards=axis.size)
@@ -51,18 +51,18 @@ class Shard:
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def local(self, flat: Tensor) -> Tensor:
-        """The unpadded rows of a flat padded chunk, in the shape of the weight's rows."""
+        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]."""
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
     def rows_of(self, whole: Tensor) -> Tensor:
-        """This shard's rows of a whole weight, zeros where the piece is padded."""
+        """This shard's rows of a whole weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
         local = whole.new_zeros(self.shape)
         local[local_slice.front] = whole[local_slice.slices]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
-        """The parts of the whole weight that this shard's rows are, without padding; in order."""
+        """The boxes of the whole weight that this shard's rows cover, in order and without padding."""
         local_slice = self.local_weight.local_slice
         starts = [part.start for part in local_slice.slices]
         sizes = [part.stop - part.start for part in local_slice.slices]

@@ -1,11 +1,11 @@
-"""Tensor parallelism: a column layer is cut by its outputs, a row layer by its inputs, the vocabulary by its words.
+"""Tensor parallelism: column-parallel linears shard outputs, row-parallel ones inputs, the embedding its vocabulary.
 
     column   sp: all_gather x · backward again, beside dx, then reduce_scatter dx, beside dW     else: all_reduce dx
     row      sp: reduce_scatter y · backward all_gather dy                                       else: all_reduce y
-    share    rows that all heads need: sp: all_gather · backward reduce_scatter                  else: all_reduce dx
+    gather   rows that all heads need: sp: all_gather · backward reduce_scatter                  else: all_reduce dx
     embed    as a row layer · head  as a column layer, and 3 all_reduces of one fp32 per row in the loss
 
-Under sp the stream between row outputs and column inputs is cut over tp by rows. arXiv:1909.08053, arXiv:2205.05198
+Under sp the stream between row and column linears is sharded over tp by rows. arXiv:1909.08053, arXiv:2205.05198
 """
 
 from __future__ import annotations
@@ -25,59 +25,59 @@ from fivefold.train.parallel.mesh import Axis
 
 
 class _TensorParallelHooks(LinearHooks):
-    """A linear layer cut over ``axis``; ``sp``: the stream outside it is cut by rows."""
+    """Hooks of a linear sharded over ``axis``; ``sp``: the stream outside it is sharded by rows."""
 
     def __init__(self, axis: Axis, *, sp: bool) -> None:
         self.axis, self.sp = axis, sp
 
     def summed(self, x: Tensor) -> Wait:
-        """Start the sum over ranks: this rank's rows of it, or all; ``x`` may be overwritten."""
+        """Start the sum over ranks: reduce_scatter with sp, else all_reduce in place (``x`` is overwritten)."""
         return (reduce_scatter if self.sp else all_reduce)(x, self.axis).wait
 
     def gathered(self, x: Tensor) -> Wait:
-        """Start to collect the rows of all ranks, where they are cut."""
+        """Start the all_gather of rows with sp; without it return ``x``."""
         return all_gather(x, self.axis).wait if self.sp else lambda: x
 
 
 class ColumnParallel(_TensorParallelHooks):
-    """Each rank has some of the outputs, of all rows."""
+    """Column-parallel linear: each rank computes some outputs, for all rows."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """Own rows → all rows."""
+        """All-gather the input: own rows → all rows (with sp)."""
         return self.gathered(x)()
 
     def begin_reenter(self, x: Tensor) -> Wait:
-        """The same, to travel beside dx = g W."""
+        """Start the all_gather of the input again in the backward, beside dx = g W."""
         return self.gathered(x)
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
-        """The sum over the ranks' outputs, to travel beside dW = gᵀ x."""
+        """Start the sum of dx over ranks, beside dW = gᵀ x."""
         return self.summed(gradient)
 
 
 class RowParallel(_TensorParallelHooks):
-    """Each rank has some of the inputs: the products are summed."""
+    """Row-parallel linear: each rank has some inputs; the products are summed over ranks."""
 
     partial = True
 
     def leave(self, y: Tensor) -> Tensor:
-        """Partial sums of all rows → own rows."""
+        """Sum the output over ranks: partial sums of all rows → own rows (with sp)."""
         return self.summed(y)()
 
     def leave_backward(self, gradient: Tensor) -> Tensor:
-        """Own rows → all rows."""
+        """All-gather dy: own rows → all rows (with sp)."""
         return self.gathered(gradient)()
 
 
 class GatherRows:
-    """Rows that the heads of every rank need: ``share(x)`` is all rows, and its gradient the sum over the ranks."""
+    """All-gathers rows that the heads of every rank need; the gradient is summed over ranks."""
 
     def __init__(self, axis: Axis, *, sp: bool) -> None:
         self.hooks = _TensorParallelHooks(axis, sp=sp)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, x: Tensor) -> Tensor:
-        """Own rows → all rows; without sp they are all here."""
+        """Own rows → all rows; without sp the identity."""
         whole: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
         return whole
 
@@ -95,26 +95,26 @@ class _GatherRows(torch.autograd.Function):
 
 
 class VocabParallel:
-    """Words cut over ``axis``: of a table and of logits each rank has equally many rows, padding at the end."""
+    """Vocabulary sharded over ``axis``: every rank has equally many words of embedding and logits, padding last."""
 
     def __init__(self, axis: Axis, *, sp: bool, words: int) -> None:
         self.hooks, self.words = _TensorParallelHooks(axis, sp=sp), words
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
-        """Where among the ``held`` words of this rank the ids are, and which of them are other ranks'."""
+        """Indices of ``ids`` among this rank's ``held`` words, and a mask of the ids that other ranks hold."""
         here = ids - self.hooks.axis.rank * held
         return here, (here < 0) | (here >= held)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def lookup(self, ids_R: Tensor, weight: Tensor) -> Tensor:
-        """Ids of all rows → own rows of the stream. The gradient of ``weight`` goes through autograd."""
+        """Embed ids of all rows → own rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
         return x_RD
 
     def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
-        """``kernels.nats`` of the logits of all ranks, the same on each; they are never together. Two passes."""
+        """``kernels.nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
-        logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # padding: no word has these logits
+        logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # logits of padding rows
         here, foreign = self.own(targets, held=held)
         here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, here).float().masked_fill_(~own, 0)
@@ -126,7 +126,7 @@ class VocabParallel:
                 share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
                 share.scatter_add_(1, here[rows], -own[rows].float())
                 logits[rows] = share.mul_(times)
-                del share  # before the next is made
+                del share  # before the next is allocated
         return (lse - meeting.wait()).sum()
 
 
@@ -144,7 +144,7 @@ class _Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         coming = ctx.vocabulary.hooks.gathered(gradient)
         here, foreign = ctx.vocabulary.own(ids, held=ctx.held)
-        here.masked_fill_(foreign, -1)  # which embedding's backward is told to pass over
+        here.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
         return None, torch.ops.aten.embedding_dense_backward(coming(), here, ctx.held, -1, False), None
 
 
@@ -160,7 +160,7 @@ def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
 
 
-# what is cut how, by the end of its name (model/weights.py); q_down and kv_down work on the rank's own rows
+# parallel style by the end of a weight's name (model/weights.py); q_down and kv_down are replicated, on own rows
 PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
     "attention.out": RowParallel, "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
@@ -171,7 +171,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
 
 
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
-    """Set the seams of a ``Transformer`` for weights cut over ``axis`` as ``layout/sharding.py`` says."""
+    """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     vocabulary = VocabParallel(axis, sp=sp, words=cast(Model, module.model).vocab)
     for name, part in module.named_modules():
         for ending, style in PLAN.items():

@@ -1,9 +1,9 @@
-"""Data parallelism with ZeRO: one mechanism, whose stages differ in what a unit keeps (``layout/sharding.py``).
+"""Data parallelism with ZeRO 0-3 in one mechanism; the stages differ in what a unit keeps (``layout/sharding.py``).
 
 Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
-Issued per unit: all_gather of the weights when they are stale or were let go; after the last micro-batch
-reduce_scatter of the summed gradients over the shard group, all_reduce over its replicas, and over ranks that hold
-copies of some weights (``ExtraReduce``).
+Per unit: all_gather of the weights when they are stale or were released; after the last micro-batch reduce_scatter of
+the summed gradients over the shard group, all_reduce over its replicas, and over ranks that hold copies of some
+weights (``ExtraReduce``).
 FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/decisions/001-own-zero.md``).
 """
 
@@ -26,9 +26,9 @@ from fivefold.train.parallel.shard import LocalWeight, Shard
 
 @dataclass(frozen=True)
 class ExtraReduce:
-    """Weights, by their place in the unit, whose gradients are summed over ``axis`` besides.
+    """An all_reduce over ``axis`` of the gradients of some weights, given by their index in the unit.
 
-    ``late``: when the step ends, because the others' schedule is not ours.
+    ``late``: run it at the end of the step, because those ranks follow another schedule.
     """
 
     axis: Axis
@@ -37,9 +37,9 @@ class ExtraReduce:
 
 
 class ZeroUnit:
-    """The weights of one unit: gathered for compute, summed in gradient, sharded for the optimizer.
+    """The weights of one unit, as in FSDP: gathers weights, sums and reduces gradients, keeps the optimizer's shards.
 
-    ``expected_grads``: how many gradients of each weight come in a step; ``placement.py`` knows.
+    ``expected_grads``: gradients of each weight per step, set by ``placement.py``; the last one starts the reduce.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class ZeroUnit:
         self.sizes = [each.padded_numel for each in self.shards]
         self.numel = sum(self.sizes)
         self.expected_grads = [1] * len(self.shards)
-        self.neighbours: dict[str, ZeroUnit] = {}  # forward and backward: whose weights to fetch ahead
-        self.mates: list[ZeroUnit] = []  # of the same module, released with this one and not by themselves
+        self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
+        self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
         self.follows = False
-        self.payload: Payload | None = None  # where a gather sends less than the weights themselves
+        self.payload: Payload | None = None  # set if the all_gather sends fp8
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None
-        self._columns: tuple[Tensor, ...] = ()  # of each weight in them
+        self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
         self._arrived = [0] * len(self.shards)
         self._fresh = False
         self._coming: Pending | None = None
@@ -66,15 +66,15 @@ class ZeroUnit:
         self._allocate(module)
 
     def _allocate(self, module: nn.Module) -> None:
-        """Give weights and shards their storage; a shard lies within the gathered weights where it can."""
+        """Allocate weights and shards; a shard is a view of the gathered buffer if dtype and policy allow."""
         count = self.shard.size
         self.gathered = torch.zeros(self.numel * count, dtype=self.dtypes.weights, device=self.device)
         self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
         for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=True)):
             view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
-            # .data: filling `gathered` anew must not look like a change to autograd
+            # .data: a new all_gather must not count as an in-place change for autograd
             parameter = nn.Parameter(view.data)
-            parameter.collect = self._collector(index)  # type: ignore[attr-defined]  # by linear.deliver
+            parameter.collect = self._collector(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, parameter)
@@ -88,10 +88,10 @@ class ZeroUnit:
         for shard, chunk in zip(self.shards, chunks, strict=True):
             shard.weight.data = shard.local(chunk)
 
-    # Weights: shards → whole
+    # Weights: shards → gathered
 
     def begin(self) -> None:
-        """Start to make the whole weights current, unless they are: one all_gather."""
+        """Start the all_gather of the weights, unless they are current or it is running."""
         if self._fresh or self._coming is not None:
             return
         if self.gathered.untyped_storage().size() == 0:
@@ -113,7 +113,7 @@ class ZeroUnit:
         return send
 
     def gather(self, onward: str = "forward") -> None:
-        """Wait until the whole weights are current, and fetch the next unit's meanwhile."""
+        """Wait until the gathered weights are current, and start prefetching the next unit in direction ``onward``."""
         if not self._fresh:
             self.begin()
         if self._coming is not None:
@@ -132,22 +132,22 @@ class ZeroUnit:
             self.neighbours[onward].begin()
 
     def release(self) -> None:
-        """Let the whole weights go where the policy says so; autograd keeps its view of the empty storage."""
+        """Free the gathered weights if the policy says so (ZeRO-3); autograd keeps its view of the empty storage."""
         if not self.policy.weights_stay and self._coming is None:
             resize(self.gathered, 0)
             self._fresh = False
 
     def live_tensors(self) -> list[Tensor]:
-        """What the unit holds between steps."""
+        """Tensors that the unit holds between steps."""
         return [self.gathered, self.own] if self.apart else [self.gathered]
 
     def passing(self) -> list[Tensor]:
-        """What comes and goes within a step: gathered weights, their messages, and gradients."""
+        """Tensors that live within a step: gathered weights, buffers of their messages, and gradients."""
         coming = [self._coming.arriving, self._sent] if self._coming is not None else []
         return [self.gathered, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
 
     def drop(self) -> None:
-        """Forget that the whole weights are current, and let them go where the policy says so."""
+        """Mark the gathered weights stale, and free them if the policy says so."""
         if self._coming is not None:
             self.gather("")
         self.release()
@@ -159,7 +159,7 @@ class ZeroUnit:
             self.payload.scales.forget()
 
     def updated(self) -> None:
-        """The optimizer has changed the shards: drop gradients, and gather again before the next use."""
+        """Call after the optimizer has changed the shards: drops gradients and marks the gathered weights stale."""
         assert self._coming is None, "weights that were fetched ahead were not used"
         self._sums = self.reduced = None
         self._columns = ()
@@ -168,10 +168,10 @@ class ZeroUnit:
         for shard in self.shards:
             shard.weight.grad = None
 
-    # Gradients: whole → shards
+    # Gradients: gathered → shards
 
     def add_mate(self, mate: ZeroUnit) -> None:
-        """``mate`` belongs to the same module: it lets its weights go when this one does."""
+        """Add a unit of the same module, which this one releases together with itself."""
         self.mates.append(mate)
         mate.follows = True
 
@@ -180,7 +180,7 @@ class ZeroUnit:
         def collect(gradient: Tensor) -> None:
             self._add(index, gradient)
             self._arrived[index] += 1
-            if index == 0 and not self.follows:  # first in the forward, last in the backward: no other is needed now
+            if index == 0 and not self.follows:  # used first in the forward, so last in the backward: the unit is done
                 for unit in (self, *self.mates):
                     unit.release()
             if self._arrived == self.expected_grads:
@@ -189,7 +189,7 @@ class ZeroUnit:
         return collect
 
     def _add(self, index: int, grad: Tensor) -> None:
-        """Add one weight's gradient into the buffer that is reduced as it lies: row r is rank r's chunk."""
+        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
         count = self.shard.size
         if self._sums is None:
             self._sums = torch.empty(count, self.numel, dtype=self.dtypes.summed, device=self.device)
@@ -203,7 +203,7 @@ class ZeroUnit:
             target.add_(chunk) if self._arrived[index] else target.copy_(chunk)
 
     def _reduce(self) -> None:
-        """All gradients of the step are in."""
+        """Start the reduce_scatter: all gradients of the step have arrived."""
         sums = self._sums
         assert sums is not None
         if self.policy.gradients_stay:
@@ -211,7 +211,7 @@ class ZeroUnit:
         else:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
         self._leaving = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
-        before = self if not self.ahead else self.neighbours.get("forward")  # one is underway at a time
+        before = self if not self.ahead else self.neighbours.get("forward")  # at most one runs at a time
         if before is not None and before._leaving is not None:
             before._finish_reduce()
 
@@ -230,7 +230,7 @@ class ZeroUnit:
                 self._sum(also)
 
     def finish(self) -> None:
-        """The step's backward is over: wait for what is underway, sum what waited for the others, and hand out."""
+        """End the step's backward: wait for the reduce, run ``late`` all_reduces, set the shards' ``.grad``."""
         if self._leaving is not None:
             self._finish_reduce()
         for also in self.also:
@@ -255,23 +255,23 @@ class ZeroUnit:
 
 
 def _collected(weight: nn.Parameter) -> None:
-    """Autograd calls it too where our own functions gave it nothing."""
+    """Move ``weight.grad`` to the unit's buffer. Autograd also calls this hook without a gradient."""
     gradient, weight.grad = weight.grad, None
     if gradient is not None:
         accumulate_grad(weight, gradient)
 
 
 def resize(tensor: Tensor, numel: int) -> None:
-    """Give ``tensor`` room for ``numel`` elements now, whoever else still refers to it (gloo's threads let go late)."""
+    """Resize the storage of ``tensor`` to ``numel`` elements at once, even if gloo's threads still refer to it."""
     torch.ops.inductor.resize_storage_bytes_(tensor, numel * tensor.element_size())
 
 
 def attach(
     module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, backward: bool = True, onward: str = "forward"
 ) -> None:  # fmt: skip
-    """Gather before ``module``'s forward; let go after it unless ``keep``; gather again before its ``backward``.
+    """Gather ``units`` before ``module``'s forward, release after it unless ``keep``, gather before its ``backward``.
 
-    ``onward``: whose weights to fetch ahead in the forward, as in ``neighbours``; "": nobody's.
+    ``onward``: the key in ``neighbours`` of the unit to prefetch in the forward; "": none.
     """
 
     def before(_module: nn.Module, _inputs: object) -> None:
