@@ -1,10 +1,10 @@
-"""Checkpoints beside the training: the state is copied to host memory, and a thread writes the copy.
+"""Asynchronous checkpoints: copies the state to host memory, and a thread writes the copy while training goes on.
 
     training   … step 400 │ copy │ step 401   step 402   step 403 …
     thread                       └ write, checksum, publish ┘
 
-At most one is underway: the next one, the end of the run and going back wait for it. The thread's collectives have a
-gloo group of their own, as those of two threads on one group would meet in any order.
+At most one save runs at a time: the next save, the end of the run and a rollback wait for it. The thread's collectives
+use their own gloo group, as two threads on one group could issue them in different orders on different ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fivefold.train.process import TIMEOUT
 
 
 class Saver:
-    """Saves one rank's part of a run, as a context around its training; every rank has one, and all ask alike.
+    """Saves one rank's part of a run; a context manager around training. All ranks make the same calls in order.
 
-    ``newest``: the last checkpoint that is known to be whole. ``asynchronous``: without it, ``save`` waits for the disk
-    and needs no copy.
+    ``newest``: the last checkpoint known to be complete. ``asynchronous=False``: ``save`` writes before it returns and
+    makes no copy.
     """
 
     def __init__(self, directory: Path, *, built: Built, keep: int, asynchronous: bool) -> None:
         self.directory, self.built, self.keep, self.asynchronous = directory, built, keep, asynchronous
         self.newest: Path | None = None
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if asynchronous else None
-        self._copy: State = {}  # kept from save to save: pinned memory is slow to get
+        self._copy: State = {}  # reused by every save: pinned memory is slow to allocate
         self._thread = ThreadPoolExecutor(1, "saver", initializer=self._take_device)
         self._underway: Future[Path] | None = None
 
@@ -41,18 +41,18 @@ class Saver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever ends the run, what was begun is finished: peers take part in it."""
+        """Finish a running save however the run ends, since the other ranks take part in it."""
         self._thread.shutdown()
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
     @property
     def failed(self) -> bool:
-        """Whether this rank knows that the last checkpoint could not be written; ``wait`` says why."""
+        """Whether the last save has failed, as far as this rank knows; ``wait`` raises the error."""
         return self._underway is not None and self._underway.done() and self._underway.exception() is not None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Save the state of now under what ``checkpoint`` says of it."""
+        """Save the present state with ``checkpoint`` as its manifest; waits for the previous save first."""
         self.wait()
         state = state_dict(self.built)
         if not self.asynchronous:
@@ -63,7 +63,7 @@ class Saver:
         self._underway = self._thread.submit(self._write, self._copy, checkpoint, copied)
 
     def wait(self) -> Path | None:
-        """The newest checkpoint, once none is underway; a ``Fault`` on all ranks if one could not be written."""
+        """Wait for a running save; return the newest checkpoint. Raises ``Fault`` on all ranks if the save failed."""
         if self._underway is not None:
             underway, self._underway = self._underway, None
             self.newest = underway.result()
@@ -85,7 +85,7 @@ class Saver:
 
 
 def _copied(tensor: Tensor | BoxTensor, former: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
-    """``tensor`` in host memory, in that of ``former`` where there is one; of a GPU, once its stream comes there."""
+    """Copy ``tensor`` to host memory, into ``former`` if given; from a GPU asynchronously, pinned, on its stream."""
     if isinstance(tensor, BoxTensor):
         rows = _copied(tensor.rows, former.rows if isinstance(former, BoxTensor) else None)
         return BoxTensor(tensor.size(), tensor.boxes, rows)

@@ -1,9 +1,9 @@
-"""Checkpoints: all that the next step depends on, for any later layout; every rank calls.
+"""Saves and loads checkpoints: all state that the next step depends on, loadable under any layout. Every rank calls.
 
     weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
 
-torch.distributed.checkpoint cuts and joins the tensors: each rank says which boxes of the whole its shards are.
-``checkpoint_folder.py`` sees to it that a folder is whole or not there, ``async_saver.py`` that nobody waits for it.
+torch.distributed.checkpoint (DCP) reshards: each rank says which boxes of the whole tensors its shards are.
+``checkpoint_folder.py`` makes a folder appear atomically, ``async_saver.py`` saves without stopping the training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
 
-TOKENIZER, TEXT = "tokenizer", "text"  # among the facts: fingerprints of what was read
+TOKENIZER, TEXT = "tokenizer", "text"  # keys in Progress.facts: hashes of the tokenizer and the text
 State = dict[str, Tensor | BoxTensor]
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 def save(
     directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
 ) -> Path:
-    """``write`` what ``built`` holds now, and wait for it."""
+    """Save the state of ``built`` synchronously; return the new folder."""
     checkpoint = Checkpoint(
         torch=torch.__version__, device=built.ranks.device.type, model=model, layout=layout, job=job,
         progress=progress, files=(),
@@ -56,7 +56,7 @@ def save(
 
 
 def state_dict(built: Built) -> State:
-    """All that this rank saves by name, in the memory of the run."""
+    """This rank's part of the checkpoint by name; the tensors share memory with the run."""
     optimizer.ensure_moments(built.optimizer, built.shards)
     return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
 
@@ -67,8 +67,8 @@ def write(
 ) -> Path:  # fmt: skip
     """Write ``directory/step-NNNNNNNN``, delete the oldest beyond ``keep``, and return the new folder.
 
-    Whatever stops it, a full disk or kill -9, the checkpoints that were there stay as they were. A failure on one
-    rank is the same ``Fault`` on all. ``group``: of all ranks, for use beside the training's own.
+    A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same
+    ``Fault`` on all. ``group``: a process group of all ranks for its collectives, beside the training's own.
     """
     final, room = directory / folder.named(checkpoint.progress.step), ""
     try:
@@ -91,21 +91,21 @@ def write(
 
 
 def origin(index: Index) -> dict[str, JsonValue]:
-    """What a checkpoint says of the corpus it was trained on; ``load`` holds it against the corpus of then."""
+    """Hashes of the corpus to store in ``Progress.facts``; ``load`` compares them with the corpus given then."""
     return {TOKENIZER: index.tokenizer, TEXT: index.text}
 
 
 def unsaid(path: Path, progress: Progress) -> list[str]:
-    """What is to be said of a checkpoint that is older than the fingerprint of texts."""
+    """A warning for a checkpoint from before the text's hash was stored; else empty."""
     return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
 
 
 def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
     """Restore weights, moments and random state from ``path``, whatever layout wrote it.
 
-    A ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
-    tokenizer or text than those of ``index``, or if ``job`` would read its data in another order. Random states return
-    only to as many ranks as there were, on the same kind of device.
+    Raises ``Mistake`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
+    tokenizer or text than ``index``, or if ``job`` would read its data in another order. Random states are restored
+    only if world size and device type are the same.
     """
     ranks = built.ranks
     on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
@@ -130,19 +130,19 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
 
 
 def _begin(final: Path) -> tuple[Path, int]:
-    """The folder to fill, and the bytes that are free there."""
+    """Create the temporary folder; return it and the free bytes on its disk."""
     final.parent.mkdir(parents=True, exist_ok=True)
     return folder.begin(final), shutil.disk_usage(final.parent).free
 
 
 def _written(temporary: Path, *, rank: int) -> list[File]:
-    """What this rank has written; the first also wrote the table of contents."""
+    """Name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
     return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
 
 
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
-    """Refuse what cannot be resumed; of the files, each rank reads its share."""
+    """Raise ``Mistake`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
     if found := difference(checkpoint.model, model, skip=("name", "source")):
         raise Mistake(f"{path}: is of another model, with {found}; give that model or start a new run")
@@ -164,7 +164,7 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
 
 
 def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
-    """Refuse to go on with other tokens. What an older checkpoint does not say is taken to be so (``unsaid``)."""
+    """Raise ``Mistake`` if tokenizer or text differ. A hash that an older checkpoint lacks passes (see ``unsaid``)."""
     here = {name: str(value) for name, value in origin(index).items()}
     there = {name: str(facts.get(name, value)) for name, value in here.items()}
     if there[TOKENIZER] != here[TOKENIZER]:
@@ -180,7 +180,7 @@ def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
 
 
 def _has(path: Path, names: Collection[str]) -> None:
-    """Refuse a checkpoint without what this rank needs: of its own model, that can only be moments."""
+    """Raise ``Mistake`` if a tensor in ``names`` is missing; as the model is the same, that can only be a moment."""
     there = FileSystemReader(path).read_metadata().state_dict_metadata
     if missing := sorted(name for name in names if name not in there):
         raise Mistake(
@@ -189,44 +189,44 @@ def _has(path: Path, names: Collection[str]) -> None:
         )
 
 
-# What is kept
+# State
 
 
 def _tensors(built: Built) -> State:
-    """Weights, moments and step counts by name, in the memory of the run. A rank without rows has no count."""
+    """Weights, moments, step counts and routing biases by name, sharing memory. A rank without rows has no count."""
     tensors: State = {}
     for shard in built.shards:
         tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
         for kind, part, moment in optimizer.moments(built.optimizer, shard):
             tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
     for layer, moe in built.routed.items():
-        tensors[f"bias/{layer}"] = moe.bias  # by which experts are chosen
+        tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
     return tensors
 
 
 def _boxes(part: Shard, rows: Tensor) -> BoxTensor:
-    """``rows`` as this rank's part of a whole tensor."""
+    """Wrap ``rows`` as this rank's part of the whole tensor, for DCP."""
     return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
 
 
 def _scaler(built: Built) -> dict[str, Tensor]:
-    """The scale of the loss, which all ranks share."""
+    """The state of the loss scaler, the same on all ranks; empty without one."""
     return {} if built.scaler is None else {"scaler": built.scaler.state()}
 
 
 def _generators(ranks: Ranks) -> dict[str, Tensor]:
-    """This rank's random state, which no other rank shares."""
+    """This rank's random generator states (CPU, and CUDA if used), one per rank."""
     states = {f"rng/{ranks.rank}": torch.get_rng_state()}
     if ranks.device.type == "cuda":
         states[f"rng/{ranks.rank}/cuda"] = torch.cuda.get_rng_state(ranks.device)
     return states
 
 
-# All ranks or none
+# Errors on all ranks
 
 
 def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Run ``action`` on every rank and return every result; what one rank raises, all raise, lest they wait for it."""
+    """Run ``action`` on every rank; all_gather and return the results. If one rank raises, all raise the same error."""
     result: T | None = None
     failure: Exception | None = None
     cause: Exception | None = None
@@ -245,12 +245,12 @@ def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGr
 
 
 def _on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
-    """Run ``action`` on the first rank, and return or raise on all what it returns or raises."""
+    """Run ``action`` on rank 0; return its result or raise its error on all ranks."""
     return cast(T, on_all_ranks(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in one line, out of torch's wrapping for failures on any rank."""
+    """The error in one line; unwraps torch's CheckpointException to the first rank's failure."""
     if isinstance(error, CheckpointException):
         rank, (inner, _) = min(error.failures.items())
         return f"rank {rank}: {_reason(inner)}"

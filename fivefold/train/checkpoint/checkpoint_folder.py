@@ -1,9 +1,9 @@
-"""A checkpoint as a folder on disk that is either whole or not there; what is in its tensors is none of its business.
+"""The checkpoint's folder on disk: written atomically, found, verified and pruned. Knows nothing of the tensors.
 
     DIRECTORY/step-00000100/  checkpoint.json  .metadata  __0_0.distcp  __1_0.distcp …
 
-It is written as ``step-00000100.tmp-…``, sealed by ``checkpoint.json`` and only then given its name; so at any moment,
-kill -9 and a power cut included, every folder with a checkpoint's name is complete.
+It is written as ``step-00000100.tmp-…``, completed by ``checkpoint.json`` and only then renamed; so at any moment,
+even after kill -9 or a power cut, every folder with a checkpoint's name is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 2**22
 
 
 class Progress(Record):
-    """How far a run has come. ``samples`` is the loader's position; ``facts`` is what else a resume needs."""
+    """Position of a run. ``samples``: the data loader's position; ``facts``: other state that a resume needs."""
 
     step: NonNegativeInt  # steps finished
     samples: NonNegativeInt
@@ -40,7 +40,7 @@ class Progress(Record):
 
 
 class File(Record):
-    """One file of a checkpoint as it was written."""
+    """Name, size and SHA-256 of one file of a checkpoint as it was written."""
 
     name: str
     size_bytes: NonNegativeInt
@@ -48,7 +48,7 @@ class File(Record):
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """The file at ``path`` as it is now."""
+        """Hash the file at ``path`` as it is now."""
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
@@ -58,7 +58,7 @@ class File(Record):
 
 
 class Checkpoint(Record):
-    """``checkpoint.json``: what was trained how and how far, and every other file of the folder."""
+    """The manifest ``checkpoint.json``: model, layout, job, progress, and every other file of the folder."""
 
     version: int = VERSION
     torch: str
@@ -74,12 +74,12 @@ class Checkpoint(Record):
 
 
 def named(step: int) -> str:
-    """The folder of the checkpoint after ``step`` steps."""
+    """Name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
 
 def begin(final: Path) -> Path:
-    """A new empty folder, to be filled and given to ``finish``; what dead runs left behind is removed."""
+    """Create an empty temporary folder, to be filled and passed to ``finish``; removes leftovers of dead runs."""
     remove_leftovers(final.parent)
     temporary = _aside(final)
     temporary.mkdir()
@@ -87,9 +87,9 @@ def begin(final: Path) -> Path:
 
 
 def finish(temporary: Path, final: Path, *, checkpoint: Checkpoint, keep: int) -> None:
-    """Seal the written folder, give it its name, and delete what is older than the newest ``keep``.
+    """Write the manifest, fsync, rename ``temporary`` to ``final``, and delete all but the newest ``keep`` checkpoints.
 
-    Checkpoints of later steps, which a run that went back to an earlier one has before it, are left alone.
+    Checkpoints of later steps, left from before a rollback, are neither counted nor deleted.
     """
     values = checkpoint.model_dump(mode="json")
     with (temporary / MANIFEST).open("w", encoding="utf-8") as file:
@@ -117,19 +117,19 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, its name first: half of one must not pass for one."""
+    """Delete a checkpoint: rename it first, so that a half-deleted one is never taken for a checkpoint."""
     doomed = _aside(folder)
     os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)  # what stays is a leftover, and the next save tries again
 
 
 def _aside(folder: Path) -> Path:
-    """A name beside ``folder`` that is no checkpoint's and that no dead run has used."""
+    """A new temporary name beside ``folder``, with a random suffix."""
     return folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in ``folder`` outlive a power cut, as fsync of a file does for its contents."""
+    """fsync the directory, so that renames in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,7 +151,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def _complete(directory: Path) -> list[Path]:
-    """The checkpoints in ``directory``, lowest step first; one that is being replaced lies before its replacement."""
+    """Complete checkpoints in ``directory``, lowest step first; a ``.replaced`` one comes before its replacement."""
     if not directory.is_dir():
         return []
     found = [
@@ -163,13 +163,13 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def _until(path: Path) -> list[Path]:
-    """The checkpoints beside ``path`` up to and with itself; all, if it is none."""
+    """Complete checkpoints beside ``path`` up to and including it; all if ``path`` is not one."""
     complete = _complete(path.parent)
     return complete[: complete.index(path) + 1] if path in complete else complete
 
 
 def read(path: Path) -> Checkpoint:
-    """What the checkpoint ``path`` says of itself; a ``Mistake`` if that is missing, damaged or too new to read."""
+    """Read the manifest of the checkpoint ``path``; ``Mistake`` if it is missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise Mistake(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
@@ -186,7 +186,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def verify(path: Path, files: tuple[File, ...]) -> None:
-    """Read ``files`` of the checkpoint ``path``; a ``Mistake`` if one is missing, cut short or changed."""
+    """Check size and SHA-256 of ``files`` in ``path``; ``Mistake`` if one is missing, cut short or changed."""
     for file in files:
         where, written = path / file.name, f"{file.size_bytes} bytes were written"
         if not where.is_file():
@@ -199,12 +199,12 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
 
 
 def before(path: Path) -> Path | None:
-    """The newest complete checkpoint of an earlier step than ``path``'s."""
+    """The newest complete checkpoint before ``path``, or None."""
     earlier = [other for other in _until(path) if other != path]
     return earlier[-1] if earlier else None
 
 
 def recovery_hint(path: Path) -> str:
-    """What to do about the damaged checkpoint ``path``."""
+    """What the user can do about the damaged checkpoint ``path``, for the end of a ``Mistake``."""
     earlier = before(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

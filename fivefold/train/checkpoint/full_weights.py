@@ -1,4 +1,4 @@
-"""The trained weights, whole and in one process: every rank's shards laid together on the first rank."""
+"""Full (unsharded) weights of a run: gathers every rank's shards into whole tensors on rank 0, over CPU memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fivefold.train.model.transformer import Transformer
 
 
 def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
-    """Name → whole weight on CPU, in the optimizer's precision, and the biases by which experts are chosen.
+    """Full weights by name: fp32 on CPU, cast from the optimizer's copy, with the routing biases of experts.
 
-    Every rank calls it, and the first gets them.
+    Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
     """
     found = gather_full(built, [shard.weight for shard in built.shards], model=model)
     mine = {f"blocks.{layer}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
@@ -28,7 +28,7 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
 
 
 def gather_full(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
-    """``rows`` of each shard, its weights or their gradients, as whole tensors on the first rank; elsewhere nothing."""
+    """Gather ``rows``, one tensor per shard (weights or gradients), into full fp32 tensors on rank 0; elsewhere {}."""
     mine = [
         (shard.name, box.offsets, own.detach()[box.rows].cpu().view(box.sizes))
         for shard, own in zip(built.shards, rows, strict=True)
@@ -46,13 +46,13 @@ def gather_full(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, 
 
 
 def full_module(built: Built, *, model: Model) -> Transformer | None:
-    """A plain decoder with the trained weights on the first rank; every rank calls it."""
+    """A single-process ``Transformer`` with the full weights, on rank 0; None elsewhere. Every rank calls it."""
     trained = full_weights(built, model=model)
     return decoder(trained, model=model) if trained else None
 
 
 def decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
-    """A plain decoder with ``trained`` weights, by name, for reading and not for training."""
+    """A single-process ``Transformer`` on CPU with ``trained`` weights by name, without gradients."""
     with torch.device("meta"):
         module = Transformer(model)
     for moe in (part for part in module.modules() if isinstance(part, Moe)):

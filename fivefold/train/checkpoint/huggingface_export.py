@@ -1,6 +1,6 @@
-"""A checkpoint of any layout as a Hugging Face folder: one file of it in memory at a time, and all of it or nothing.
+"""Exports a checkpoint of any layout as a Hugging Face folder, atomically, with one file's tensors in memory at a time.
 
-step-00000100/ ── the tensors of one file ──> FOLDER.tmp-…/model-00001-of-00009.safetensors, … ── renamed ──> FOLDER
+step-00000100/ ── the tensors of one file ──> FOLDER.tmp-…/model-00001-of-00009.safetensors, … ── rename ──> FOLDER
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Exported(Record):
-    """What was written."""
+    """What an export has written."""
 
     folder: str
     family: str
@@ -51,7 +51,7 @@ class Exported(Record):
 
 
 def find(source: Path) -> Path:
-    """The checkpoint that ``source`` is, or the newest of the run or folder of checkpoints that it is."""
+    """Find the checkpoint: ``source`` itself, or the newest in a run's folder or a folder of checkpoints."""
     if (source / checkpoint_folder.MANIFEST).is_file():
         return source
     for folder in (source / "checkpoints", source):
@@ -63,8 +63,8 @@ def find(source: Path) -> Path:
 def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, report: Report) -> Exported:
     """Write the weights of ``checkpoint`` to the new ``folder``, in files of up to ``file_bytes`` each.
 
-    ``dtype``: bf16 or fp32; the biases by which experts are chosen stay fp32, as published. Raises ``Mistake`` for a
-    folder that exists, a damaged checkpoint or a model of no family, and ``Fault`` if it cannot be written.
+    ``dtype``: bf16 or fp32; routing biases of experts stay fp32, as published. Raises ``Mistake`` if the folder exists,
+    the checkpoint is damaged or no family has this model, and ``Fault`` if writing fails.
     """
     if folder.exists():
         raise Mistake(f"{folder}: is there already; remove it or give another folder")
@@ -107,7 +107,7 @@ def _bytes(part: Part, dtype: torch.dtype) -> int:
 
 
 def _files(wanted: list[Part], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Part]]:
-    """In order, as many tensors to a file as it holds, and at least one."""
+    """Split ``wanted`` in order into files of at most ``file_bytes``, each with at least one tensor."""
     file: list[Part] = []
     size = 0
     for part in wanted:
@@ -144,7 +144,7 @@ def _write(
 
 
 def _load(checkpoint: Path, file: list[Part], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of one file by their names there, read from whichever ranks' files they lie in."""
+    """Read the tensors of one output file, by their Hugging Face names, from any ranks' files (DCP, no_dist)."""
     shapes = {weight.name: weight.shape for weight in weights(model)}
     targets: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
@@ -156,13 +156,13 @@ def _load(checkpoint: Path, file: list[Part], *, model: Model, dtype: torch.dtyp
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several), rows)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it is not distributed
+        warnings.simplefilter("ignore")  # torch warns that no process group is initialised
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
     return {part.name: _in_order(part, found[part.name]) for part in file}
 
 
 def _boxes(several: list[Part]) -> Iterator[Box]:
-    """A whole weight, or some of its experts, whose rows follow one another."""
+    """Boxes of a whole weight, or of some of its experts, stacked along dim 0."""
     for number, part in enumerate(several):
         size = part.shape
         here = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
@@ -173,5 +173,5 @@ def _boxes(several: list[Part]) -> Iterator[Box]:
 
 
 def _in_order(part: Part, ours: Tensor) -> Tensor:
-    """``ours`` with its rows where theirs are."""
+    """Permute rows from our order to that of Hugging Face (rotary pairs)."""
     return ours if part.head is None else torch.empty_like(ours).index_copy_(0, torch.tensor(part.order()), ours)

@@ -1,8 +1,8 @@
-"""Weights of a Hugging Face folder, read where they are needed: each rank maps the files and copies only its rows.
+"""Starts a run from a Hugging Face folder: each rank memory-maps the files and copies only its own rows.
 
     FOLDER/  config.json  model.safetensors | model.safetensors.index.json  model-00001-of-00002.safetensors …
 
-All names and shapes are checked when the folder is opened, before anything is read.
+All names, shapes and dtypes are checked when the folder is opened, before any weight is read.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fivefold.train.build import Built
 from fivefold.train.checkpoint.checkpoint import on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of what can be read without scales
+DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 
 
 @dataclass(frozen=True)
 class Folder:
-    """An opened folder: the model of its config, and of each of our weights the tensors that hold it."""
+    """An opened folder: the model of its config, and for each of our weights the tensors that hold it."""
 
     path: Path
     family: str
     model: Model
     parts: dict[str, list[Part]]
-    tensors: dict[str, Any]  # safetensors' slices, of which only what is indexed is read
-    ignored: tuple[str, ...]  # tensors that are none of the model's weights, and need not be
+    tensors: dict[str, Any]  # lazy safetensors slices: reads only what is indexed
+    ignored: tuple[str, ...]  # tensors that the model does not use
 
     @classmethod
     def open(cls, path: Path, *, model: Model | None = None) -> Self:
-        """Map the files of ``path``; a ``Mistake`` if it is of another ``model``, or lacks or mistakes a tensor."""
+        """Map the files of ``path``; ``Mistake`` if it holds another ``model``, or a tensor is missing or misshapen."""
         config = _config(path)
         there = from_config(config, name=path.resolve().name, source=str(path))
         if (family := model_type(config, name=str(path))) not in NAMES:
@@ -60,7 +60,7 @@ class Folder:
         return cls(path, family, there, ours, tensors, ignored)
 
     def dtypes(self) -> dict[str, int]:
-        """How many elements are stored in each dtype."""
+        """Number of elements stored in each dtype."""
         found: dict[str, int] = {}
         for part in {part.name: part for several in self.parts.values() for part in several}.values():
             dtype = self.tensors[part.name].get_dtype()
@@ -68,7 +68,7 @@ class Folder:
         return found
 
     def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        """A box of our weight ``ours``, in the stored dtype; of stacked experts [E, ., .] it is of one expert."""
+        """Read a box of our weight ``ours`` in its stored dtype; of stacked experts [E, ., .] a box of one expert."""
         several = self.parts[ours]
         if several[0].expert is not None:
             (expert,) = range(offsets[0], offsets[0] + sizes[0])
@@ -84,7 +84,7 @@ class Folder:
         try:
             if part.head is None:
                 found: Tensor = self.tensors[part.name][place]
-            else:  # its rows lie in another order: all are read
+            else:  # its rows are in another order: read them all
                 rows = torch.tensor(part.order()[place[0]])
                 found = self.tensors[part.name][:].index_select(0, rows)[(slice(None), *place[1:])]
         except SafetensorError as error:
@@ -93,7 +93,7 @@ class Folder:
 
 
 def start(path: Path, *, built: Built, model: Model) -> None:
-    """Give this rank's shards the weights of the folder ``path``; every rank calls it, and a ``Mistake`` is on all."""
+    """Load this rank's shards from the folder ``path``. Every rank calls it; a ``Mistake`` is raised on all."""
     on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
@@ -111,7 +111,7 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
 
 
-# What the folder says of itself
+# Reading and checking the folder
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The safetensors files of the folder, all there."""
+    """The safetensors files of the folder; ``Mistake`` if one is missing."""
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
@@ -146,12 +146,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             opened: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise Mistake(f"{file}: is damaged or cut short: {error}; fetch it again") from None
-        for name in opened.keys():  # noqa: SIM118  it is no dictionary
+        for name in opened.keys():  # noqa: SIM118  not a dictionary
             yield name, opened.get_slice(name)
 
 
 def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model) -> tuple[str, ...]:
-    """The tensors that are left over and may be; a ``Mistake`` for any other, a missing or a misshapen one."""
+    """Check names, shapes and dtypes; return the unused tensors that are allowed. ``Mistake`` for any other."""
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
         raise Mistake(
@@ -173,7 +173,7 @@ def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Mo
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
-    """A head that is tied, frequencies (old files), and modules after the last layer that predict further tokens."""
+    """Whether a tensor may be unused: a tied head, rotary frequencies (old files), multi-token prediction layers."""
     if name == "lm_head.weight":
         return model.tied_embeddings
     layer = name.removeprefix("model.layers.").partition(".")[0]

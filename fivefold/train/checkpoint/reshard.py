@@ -1,6 +1,6 @@
-"""A shard as torch.distributed.checkpoint sees it: boxes of a whole tensor, written and read where they lie.
+"""A shard for torch.distributed.checkpoint: boxes of a whole tensor, so that any layout can load what another saved.
 
-Implements its protocol ``_Checkpointable``, by which DTensor is saved too (torch/distributed/_checkpointable.py).
+Implements the protocol ``_Checkpointable``, which DTensor uses too (torch/distributed/_checkpointable.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fivefold.train.parallel.shard import Box
 
 
 class BoxTensor(Tensor):
-    """``rows`` hold the ``boxes`` of a whole of ``shape``. A tensor in shape and type only."""
+    """Describes ``rows`` as ``boxes`` of a whole tensor of ``shape``. A wrapper without storage of that shape."""
 
     boxes: list[Box]
     rows: Tensor
@@ -25,16 +25,16 @@ class BoxTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: tuple[int, ...], boxes: Iterable[Box], rows: Tensor) -> BoxTensor:
-        """Each box says where it lies in ``rows``."""
+        """Wrap ``rows``; each box gives its offsets in the whole tensor and its slices in ``rows``."""
         size = torch.Size(shape)
         whole: BoxTensor = torch.Tensor._make_wrapper_subclass(cls, size, dtype=rows.dtype, device=rows.device)
         whole.boxes, whole.rows = list(boxes), rows.detach()
-        whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # an expert has its index too
+        whole.parts = [whole.rows[box.rows].view(box.sizes) for box in whole.boxes]  # experts: [1, …]
         return whole
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Nothing is computed with it."""
+        """Refuse all torch operations: it only describes data."""
         raise NotImplementedError(f"{func} on boxes of a tensor")
 
     def __create_write_items__(self, fqn: str, _object: object) -> list[WriteItem]:

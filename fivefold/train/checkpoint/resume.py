@@ -1,6 +1,6 @@
-"""A checkpoint that was cut short or changed, or from which losses leap again and again, is set aside by a name.
+"""Renames a checkpoint that is damaged, or after which the loss keeps spiking, so that the run resumes before it.
 
-step-00000012  →  step-00000012.damaged-1, .doubted-1      and the run goes on from step-00000008
+step-00000012  →  step-00000012.damaged-1 or .doubted-1      and the run resumes from step-00000008
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fivefold.train.parallel.mesh import Ranks
 
 
 def set_aside(path: Path, *, ranks: Ranks) -> str | None:
-    """What is wrong with the files of ``path``, which then no longer counts; every rank calls it.
+    """Verify the files of ``path``; if damaged, rename it and return the reason in one line. Every rank calls it.
 
-    ``None`` if nothing is, if a newer version wrote it, or if there is none before it: that is for the user to decide.
+    ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
     """
     found = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
     before = folder.before(path)
-    on_all_ranks(lambda: None, ranks=ranks)  # all have looked before the first renames
+    on_all_ranks(lambda: None, ranks=ranks)  # barrier: all have looked before rank 0 renames
     if not found or before is None:
         return None
     _rename(path, "damaged", ranks=ranks)
@@ -29,7 +29,7 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
 
 
 def _damage(path: Path, ranks: Ranks) -> str:
-    """What this rank sees in its share of the files."""
+    """Verify this rank's share of the files; the error in one line, or empty."""
     try:
         folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
     except Mistake as error:
@@ -38,9 +38,9 @@ def _damage(path: Path, ranks: Ranks) -> str:
 
 
 def step_past(path: Path, *, ranks: Ranks) -> Path | None:
-    """The checkpoint before ``path``, which then no longer counts, though it is whole; every rank calls it.
+    """Rename the intact checkpoint ``path`` and return the one before it; every rank calls it.
 
-    ``None`` if there is none before it.
+    ``None``, and no rename, if there is none before it.
     """
     before = on_all_ranks(lambda: folder.before(path), ranks=ranks)[0]
     if before is not None:
