@@ -1,7 +1,7 @@
-"""How a process ends, and how before its time: by a signal, or because its launcher died. No torch here.
+"""How a process ends: signals, the death of its launcher, error files, exit codes. Does not import torch.
 
-A process on its own raises ``StopSignal`` wherever it is. One of several, which may wait for another deep in a library,
-simply dies; its launcher says why. Only the training loop does better: it finishes the step and saves.
+A single process raises ``StopSignal`` wherever it is. One of several may be blocked inside a library, so it exits at
+once and its launcher reports why. Only the training loop catches signals, to finish the step and save.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import NoReturn
 
 from fivefold.record import Fault, Mistake
 
-LAUNCHER = "FIVEFOLD_LAUNCHER"  # in the environment of a process that ``process.launch`` started: the launcher's id
-TIME = "timestamp"  # of a line that was told, in seconds; the name is torch's
+LAUNCHER = "FIVEFOLD_LAUNCHER"  # environment variable set by ``process.launch``: the launcher's pid
+TIME = "timestamp"  # key in the error file, seconds since the epoch; torchelastic's name
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXIT_RETRY = 75  # a process ends with it where the same command may succeed; EX_TEMPFAIL of sysexits.h
+EXIT_RETRY = 75  # exit code if the same command may succeed when run again; EX_TEMPFAIL of sysexits.h
 
 
 @contextmanager
 def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
-    """Turn signals into a wish, by the signal's name; SIGUSR1 is what Slurm sends before the time is up."""
+    """Call ``note`` with the name of each SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) instead of ending."""
 
     def take(number: int, _frame: object) -> None:
         note(signal.Signals(number).name)
@@ -42,11 +42,11 @@ def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
 
 
 class StopSignal(BaseException):
-    """A signal, by its name, asked for the end. Not an ``Exception``, lest someone on the way swallow it."""
+    """Raised by SIGINT and SIGTERM, with the signal's name. A BaseException, so that ``except Exception`` misses it."""
 
 
 def install_signal_handlers(*, launcher: int | None) -> None:
-    """Let SIGINT and SIGTERM end this process as told above; signals that are ignored, as under nohup, stay so."""
+    """Make SIGINT and SIGTERM end this process as described above; ignored signals (nohup) stay ignored."""
 
     def stop(number: int, _frame: object) -> None:
         raise StopSignal(signal.Signals(number).name)
@@ -60,17 +60,17 @@ def install_signal_handlers(*, launcher: int | None) -> None:
 
 
 def _exit_with_launcher(launcher: int) -> None:
-    """A launcher that is killed can tell nobody; whoever trains on would meet the next run in the same folder."""
+    """Exit once the launcher is dead, so that no orphan trains on beside the next run in the same folder."""
     while os.getppid() == launcher:
         time.sleep(0.1)
     os._exit(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, which has been one of a process group, when all is said and saved.
+    """Exit with ``code`` after flushing stdout and stderr, without finalising the interpreter.
 
-    Not by way of the interpreter's own end: threads of gloo outlive their group, and one that lets go of a tensor of
-    the last collective while the interpreter is taken down aborts the process (pytorch/pytorch#38228, #179291).
+    Threads of gloo outlive their process group; one that frees a tensor of the last collective while the interpreter
+    shuts down aborts the process (pytorch/pytorch#38228, #179291).
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -79,9 +79,9 @@ def leave(code: int) -> NoReturn:
 
 
 def write_error_file(line: str, *, to: Path) -> bool:
-    """Leave ``line`` for the launcher, in the form and the file that torch's elastic library reads.
+    """Write ``line`` for the launcher in the format of torchelastic's error file, atomically.
 
-    False if that cannot be, as when the disk is full: then it must be said here.
+    Returns False if the file cannot be written (disk full); the caller must then report the line itself.
     """
     unfinished = to.with_suffix(".partial")
     try:
@@ -93,9 +93,9 @@ def write_error_file(line: str, *, to: Path) -> bool:
 
 
 def resume_hint(folder: Path) -> str:
-    """What to do after the run in ``folder`` has died."""
+    """What the user can do after the run in ``folder`` has died, for the end of an error line."""
     from fivefold.train.checkpoint.checkpoint_folder import (
-        latest,  # not before: until signals are heeded, every import counts
+        latest,  # imported late: every import delays the signal handlers
     )
 
     return f"the same command goes on from {latest(folder / 'checkpoints') or 'the beginning'}"
@@ -103,10 +103,10 @@ def resume_hint(folder: Path) -> str:
 
 @contextmanager
 def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
-    """Of what nobody foresaw, one line remains, and the rest goes into a file of the run's ``folder``.
+    """Reduce an unexpected error to a one-line ``Fault``; traceback and library noise go to a file in ``folder``.
 
-    ``answer``: the file in which a launcher expects it, with ``EXIT_RETRY``, as what nobody foresaw may pass. Without
-    one, only the first rank says what all know.
+    ``answer``: the error file that a launcher reads; the process then exits with ``EXIT_RETRY``, as the error may be
+    transient. Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
@@ -126,13 +126,13 @@ def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """As ``threading`` would, but below Python's stderr: the main thread will say what matters."""
+    """Write a thread's traceback to file descriptor 2, which ``_library_noise`` redirects, not to sys.stderr."""
     os.write(2, "".join(traceback.format_exception(failed.exc_value)).encode())
 
 
 @contextmanager
 def _library_noise(path: Path) -> Iterator[None]:
-    """Let what libraries and their threads write to stderr go to ``path``, which is gone again if that is nothing."""
+    """Redirect file descriptor 2 to ``path`` for C libraries; sys.stderr still prints. Deletes an empty ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     former = sys.stderr
     former.flush()

@@ -1,10 +1,10 @@
-"""Losses that are not numbers, losses that leap, and what is done about the data they came from.
+"""Detects NaN losses and loss spikes, and decides what to do: stop, skip the update, or roll back to a checkpoint.
 
-    leap:  loss > median + k · 1.4826 · MAD   of the last n good losses
+    spike:  loss > median + k · 1.4826 · MAD   of the last n good losses
 
-1.4826 · MAD is the standard deviation, if the losses are normal; unlike it, no single loss moves it.
-Data that was read is never read again: ``skip`` leaves out the update, ``rollback`` takes the weights back, and both
-go on with the samples that come next. So such a run is to the bit one that had left those samples out from its start.
+1.4826 · MAD estimates the standard deviation of normal losses, but no single loss moves it much.
+Data is never read twice: ``skip`` drops the update, ``rollback`` restores the weights, and both continue with the next
+samples. So the run is bitwise equal to one that had left those samples out from the start.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 from fivefold.record import Fault, Record
 
 NORMAL = 1.4826  # 1 / Φ⁻¹(3/4)
-FLAT = 1e-3  # of the median: losses that hardly move have a MAD near 0, and every one of them would be a leap
+FLAT = 1e-3  # floor of MAD, as a share of the median: a flat loss has a MAD near 0, and every loss would be a spike
 
 
 class Faults(Record):
-    """What a run does about what goes wrong. ``skip`` makes no update, ``rollback`` goes back to a checkpoint."""
+    """Fault tolerance of a run. ``skip`` drops the update, ``rollback`` restores the last checkpoint."""
 
-    watchdog_seconds: PositiveFloat = 300.0  # without a step, an evaluation or a save that ends: a rank hangs
-    max_restarts: NonNegativeInt = 3  # of local processes, in a row without a new checkpoint
+    watchdog_seconds: PositiveFloat = 300.0  # if no step, evaluation or save ends for so long, a rank hangs
+    max_restarts: NonNegativeInt = 3  # of local processes, in a row, without a new checkpoint between
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     on_spike: Literal["ignore", "skip", "rollback"] = "ignore"
     spike_deviations: PositiveFloat = 8.0  # k
     spike_window: int = Field(64, ge=8)  # n
-    max_rollbacks: NonNegativeInt = 10  # skips among them, over the whole run
+    max_rollbacks: NonNegativeInt = 10  # over the whole run, skips included
 
     @property
     def goes_back(self) -> bool:
-        """Whether a bad loss leads to a checkpoint."""
+        """Whether a bad loss can cause a rollback."""
         return "rollback" in (self.on_nan, self.on_spike)
 
     @property
     def judges_first(self) -> bool:
-        """Whether a loss is judged before the update; the host then waits for it there and not after."""
+        """Whether the loss is checked before the update; the host then waits for the device there, not after."""
         return "skip" in (self.on_nan, self.on_spike)
 
 
 class BadLoss(NamedTuple):
-    """What is wrong with a loss, and what the run file says to do about it."""
+    """What is wrong with a loss, and the configured action."""
 
     action: Literal["stop", "skip", "rollback"]
     what: str
 
 
 class LossGuard:
-    """Judges every loss; what it remembers is in each checkpoint, so that a resumed run judges alike."""
+    """Checks every loss. Its state is saved in each checkpoint, so that a resumed run decides the same."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -60,7 +60,7 @@ class LossGuard:
         self.rollbacks = 0
 
     def judge(self, loss: float, norm: float) -> BadLoss | None:
-        """What is wrong; if nothing is, the loss is one of those that later ones are measured by."""
+        """Return what is wrong with a loss or gradient norm; if nothing, add the loss to the window, return None."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return BadLoss(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
         if self.faults.on_spike == "ignore":
@@ -73,7 +73,7 @@ class LossGuard:
         return None
 
     def _usual(self) -> tuple[float, float]:
-        """Median and limit; without enough losses there is none."""
+        """Median and limit of the window; the limit is infinite until the window is full."""
         if len(self.recent) < self.faults.spike_window:
             return 0.0, math.inf
         usual = statistics.median(self.recent)
@@ -81,7 +81,7 @@ class LossGuard:
         return usual, usual + self.faults.spike_deviations * max(spread, FLAT * abs(usual))
 
     def count(self, bad_loss: BadLoss, *, step: int) -> None:
-        """One more step is passed over; a ``Fault`` if that was done too often."""
+        """Count one skip or rollback; raises ``Fault`` beyond ``max_rollbacks``."""
         if self.rollbacks >= self.faults.max_rollbacks:
             raise Fault(
                 f"step {step}: {bad_loss.what}, after {self.rollbacks} rollbacks, and "
@@ -89,15 +89,15 @@ class LossGuard:
             )
         self.rollbacks += 1
 
-    # What a checkpoint holds
+    # State in a checkpoint
 
     def facts(self) -> dict[str, Any]:
-        """All that is remembered; nothing where nothing is."""
+        """State for a checkpoint: rollbacks and recent losses; empty values are left out."""
         known = {"rollbacks": self.rollbacks, "losses": list(self.recent)}
         return {key: value for key, value in known.items() if value}
 
     def restore(self, facts: dict[str, Any], *, going_back: bool) -> None:
-        """Go on from a checkpoint; ``going_back``: still knowing how often."""
+        """Restore from a checkpoint; ``going_back`` (a rollback): keep the present count of rollbacks."""
         self.recent = deque(facts.get("losses", []), maxlen=self.faults.spike_window)
         if not going_back:
             self.rollbacks = facts.get("rollbacks", 0)

@@ -1,11 +1,11 @@
-"""Finds the rank that hangs and the rank that lags, from a thread of each process, by way of the processes' store.
+"""Finds hanging and slow ranks, from a thread in each process, through torch.distributed's key-value store.
 
-    no step ends for SECONDS on any rank → alarm → every rank writes its stacks and says where it is
-    → who says nothing, or else who is behind, or else who waits for nobody, did not come → all processes end
-    who is cut off from the store, and so hears no alarm, ends by itself
+    no step ends for SECONDS on some rank → alarm → every rank writes its stacks and its status
+    → blamed: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
+    a rank that is cut off from the store, and so sees no alarm, exits by itself
 
-A stopped process is woken by its neighbours, lest its stacks be missing. Own time is the share of looks at the main
-thread that do not find it waiting for peers (on GPUs the host waits for the device, and all seem alike).
+Other ranks of the host send SIGCONT to a stopped process, so that it writes its stacks. A rank's own time is the share
+of samples of its main thread that are not waits for peers (on GPUs the host waits for the device: all look alike).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from torch.distributed import distributed_c10d
 from fivefold.train.faults.signals import EXIT_RETRY, StopSignal
 from fivefold.train.parallel import collectives
 
-STACKS = signal.SIGUSR2  # asks a process for its stacks, at any time
+STACKS = signal.SIGUSR2  # makes a process write its stacks, at any time
 LOOKS_PER_SECOND = 20
-GRACE_SECONDS = 3.0  # to answer an alarm, and to end after it
-ALARM_SECONDS = 8 * GRACE_SECONDS  # from an alarm to the end, at most, and some more
-LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # own time over the ranks' median, so many windows in a row
+GRACE_SECONDS = 3.0  # to answer an alarm, and again to exit after it
+ALARM_SECONDS = 8 * GRACE_SECONDS  # upper bound from an alarm to the exit, with a margin
+LAG, WINDOWS, WINDOW_SECONDS = 1.5, 3, 10.0  # slow: own time > LAG · median of the others in so many windows in a row
 
 
 class RankStatus(NamedTuple):
-    """Where a rank's main thread is: after ``step`` steps, at ``line``, waiting for its peers or not."""
+    """Where a rank's main thread is: steps done, what it is doing, source line, and whether it waits for peers."""
 
     step: int
     doing: str
@@ -50,7 +50,7 @@ class RankStatus(NamedTuple):
 
 
 class Watchdog:
-    """One rank's watch, as a context around its training. ``report``: takes one line for the log, of the first rank."""
+    """The watchdog of one rank; a context manager around its training. ``report``: writes one line to the log."""
 
     def __init__(
         self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[str], None]
@@ -67,7 +67,7 @@ class Watchdog:
         self._file = self._path.open("w")
         faulthandler.register(STACKS, file=self._file, all_threads=True, chain=False)
         store: Any = distributed_c10d._get_default_store()
-        self._store = PrefixStore("watchdog", store.clone())  # a connection of its own: the other may be in use
+        self._store = PrefixStore("watchdog", store.clone())  # own connection: the other may be blocked
         self._store.set(f"process/{self.rank}", f"{socket.gethostname()} {os.getpid()}")
         self._since = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -76,10 +76,10 @@ class Watchdog:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is not None and self._alarmed:  # it fails because others have ended; the thread ends it as well
+        if error is not None and self._alarmed:  # failed because others have exited; let the thread end this one
             try:
                 self._thread.join(ALARM_SECONDS)
-            except StopSignal:  # torchrun ends those who are left
+            except StopSignal:  # torchrun ends the remaining processes
                 os._exit(EXIT_RETRY)
         self._over.set()
         self._thread.join(GRACE_SECONDS)
@@ -89,7 +89,7 @@ class Watchdog:
             self._path.unlink()
 
     def at(self, step: int, doing: str) -> None:
-        """The main thread begins something new."""
+        """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer."""
         self._step, self._doing, self._since = step, doing, time.monotonic()
 
     # In the thread
@@ -114,7 +114,7 @@ class Watchdog:
                     self._end(f"the store of the processes does not answer: {next(iter(str(error).splitlines()), '')}")
 
     def _outlast(self) -> None:
-        """End this process where the thread above waits for a store that is cut off: no answer ever says so."""
+        """Exit if ``_watch`` itself is blocked on a store that has become unreachable and so never answers."""
         while not self._over.wait(1.0):
             if time.monotonic() - self._since > self.seconds + ALARM_SECONDS:
                 faulthandler.dump_traceback(self._file, all_threads=True)
@@ -137,7 +137,7 @@ class Watchdog:
         return RankStatus(self._step, self._doing, line, waits)
 
     def _alarm(self) -> None:
-        """Write the stacks, say where this rank is, and end with what the first that answered makes of it all."""
+        """Write stacks and status, then exit with the verdict of the lowest rank that answered."""
         self._alarmed = True
         self._store.set("alarm", "1")
         faulthandler.dump_traceback(self._file, all_threads=True)
@@ -155,13 +155,13 @@ class Watchdog:
         self._end(self._store.get("verdict").decode(), speak=self.rank == min(places))
 
     def _answers(self, kind: str) -> dict[int, Any]:
-        """What each rank left under ``kind``; nothing of those that did not."""
+        """Values that ranks have set under ``kind``, by rank; ranks without a value are left out."""
         there = [rank for rank in range(self.world) if self._store.check([f"{kind}/{rank}"])]
         return {rank: self._store.get(f"{kind}/{rank}").decode() for rank in there}
 
     def _wake(self, silent: list[int]) -> None:
-        """Let silent ranks of this host go on, so that they hear the alarm; ask those for their stacks who cannot."""
-        for number in (signal.SIGCONT, STACKS):  # apart, lest two accounts be written into one another
+        """Wake silent ranks of this host (SIGCONT), so that they see the alarm; ask those still silent for stacks."""
+        for number in (signal.SIGCONT, STACKS):  # one after the other, so that two dumps do not interleave
             for rank, process in self._answers("process").items():
                 host, _, pid = process.rpartition(" ")
                 if rank in silent and rank not in self._answers("place") and host == socket.gethostname():
@@ -174,11 +174,11 @@ class Watchdog:
             with suppress(OSError):
                 self.report(line)
             print(f"fivefold: {line}", file=sys.stderr, flush=True)
-        time.sleep(GRACE_SECONDS)  # no rank ends before all have written: the peers of one that ended may be ended too
+        time.sleep(GRACE_SECONDS)  # all write before one exits: its launcher may then end the others
         os._exit(EXIT_RETRY)
 
     def _compare(self, number: int, *, steps: int, seconds: float) -> None:
-        """Rank 0 lays the ranks' own time per step side by side and names who lags ``WINDOWS`` times in a row."""
+        """Publish this rank's own seconds per step; rank 0 reports ranks that lag ``WINDOWS`` times in a row."""
         share, self._looks, self._busy = self._busy / max(1, self._looks), 0, 0
         if steps:
             self._store.set(f"own/{self.rank}", json.dumps([number, share * seconds / steps]))
@@ -197,7 +197,7 @@ class Watchdog:
 
 
 def _verdict(places: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
-    """Who did not come, in words."""
+    """The verdict in words: which ranks did not come, and where they are."""
     if silent:
         return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"
     least = min(place.step for place in places.values())
