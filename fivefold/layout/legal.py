@@ -1,6 +1,6 @@
-"""What a model, a job or a machine cannot take of a layout: one line per reason, with numbers and the nearest mends.
+"""Whether a layout fits a model, job, machine and stack: one line per reason, with numbers and the nearest fixes.
 
-Planner and engine both call ``refuse``, which raises the first of these; ``plan/search/space.py`` leaves out the same.
+Planner and engine both call ``refuse``, which raises the first reason; ``plan/search/space.py`` excludes the same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fivefold.units import ceil_div
 
 
 def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
-    """Raise a ``Mistake`` of one line if this model, job or machine cannot take the layout."""
+    """Raise a one-line ``Mistake`` if the layout does not fit this model, job or machine."""
     reason = next(reasons(layout, model=model, job=job, machine=machine), None)
     if reason is not None:
         raise Mistake(f"layout {str(layout)!r}: {reason}")
 
 
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
-    """All of them."""
+    """Every reason why the layout does not fit, one line each."""
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or take {world}"
@@ -44,17 +44,17 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
 
 
 def unfit(model: Model, job: Job) -> Iterator[str]:
-    """What no layout mends."""
+    """Reasons why model and job do not fit each other, whatever the layout."""
     if model.position == "learned" and job.sequence > model.positions:
         most = model.positions
         yield f"sequence {job.sequence} is longer than the {most} learned positions of {model.name}; try seq {most}"
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
-    """Whether ``order``, of the axes with more than one rank, lets ranks be grouped as data and experts want them.
+    """Whether axes that share a process group are adjacent in ``order``, which lists the axes with more than one rank.
 
-    dp and cp are one group; of experts that are ``spread`` over tp, tp with them, and nearest if they are cut
-    ``partly``, over a part of tp.
+    dp and cp share ZeRO's group. If experts are ``spread`` over tp, tp must be adjacent to both, and nearest if experts
+    are sharded ``partly``, over a part of tp.
     """
     states = [place for place, axis in enumerate(order) if axis in ("dp", "cp")]
     experts = [place for place, axis in enumerate(order) if axis in ("tp", "dp", "cp")] if spread else []
@@ -63,7 +63,7 @@ def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool
 
 
 def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
-    """What the software cannot run."""
+    """Reasons why the stack (the training software) cannot run the layout."""
     runs = stack.runs
     for axis in (axis for axis in get_args(Axis) if axis not in runs.axes and getattr(layout, axis) > 1):
         yield f"{stack.name} has no {axis}; take {axis}1 or another stack"
@@ -123,7 +123,7 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
 
 
 def takes_tp(model: Model, tp: int) -> bool:
-    """Whether heads, key heads and the feed-forward can be cut."""
+    """Whether tp divides heads, ffn and shared experts, and one of tp and kv heads divides the other."""
     small, large = sorted((model.kv_heads, tp))
     return not (model.heads % tp or model.ffn % tp or _shared_ffn(model) % tp or large % small)
 
@@ -146,7 +146,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 
 def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
-    """Under sequence parallelism tensor ranks share the rows of a micro-batch."""
+    """Reasons why sequence parallelism cannot divide the rows of a micro-batch over tp."""
     rows = layout.mbs * job.sequence // layout.cp
     if not layout.sp or rows % layout.tp == 0:
         return
@@ -199,14 +199,14 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 
 def playable(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
-    """Whether a schedule is short enough, or has a period that is; of one number of micro-batches or an array."""
+    """Whether a schedule, or its period, is short enough to play; ``micro_batches``: an int or an array."""
     most = PLAYED // (pp * v)
     period = 4 * pp <= most and schedule != "gpipe"
     return (micro_batches <= most) | (period & (micro_batches % pp == 0 if schedule == "interleaved" else True))
 
 
 def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
-    """Every batch on the way to the whole one must be as legal."""
+    """Reasons why a batch size of the ramp-up does not fit."""
     ramp, whole, chunk = job.ramp, job.global_batch, layout.dp * layout.mbs
     if ramp is None:
         return
@@ -224,14 +224,14 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 
 def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
-    """A larger batch, or smaller micro-batches, of which as many as are ``legal``."""
+    """Fixes for too few micro-batches: a larger batch, or micro-batches so small that their number is ``legal``."""
     each = job.global_batch // layout.dp
     smaller = [f"mbs{n}" for n in divisors(each)[::-1] if n < layout.mbs and legal(each // n)][:1]
     return f"try {' or '.join([f'gbs {gbs}', *smaller])}"
 
 
 def _near(axis: str, degree: int, legal: Callable[[int], bool], *, most: int) -> str:
-    """The nearest legal degrees below and above."""
+    """The fix "try …": the nearest legal degrees below and above."""
     below = next(n for n in range(min(degree, most), 0, -1) if n == 1 or legal(n))
     above = next((n for n in range(degree + 1, most + 1) if legal(n)), None)
     return f"try {' or '.join(f'{axis}{n}' for n in (below, above) if n is not None)}"

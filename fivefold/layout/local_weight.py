@@ -1,4 +1,4 @@
-"""Which part of a whole weight one rank holds, before ZeRO cuts it; shapes are those of ``sharding.local_weight``.
+"""Which slice of a weight one rank holds under tp, ep and etp, before ZeRO; shapes as in ``sharding.local_weight``.
 
 whole [V, D] over tp 2:  rank 0 holds rows 0..V/2, rank 1 the rest, and zeros where the vocabulary is padded
 """
@@ -16,7 +16,7 @@ from fivefold.units import ceil_div
 
 
 class RankCoordinate(NamedTuple):
-    """Where a rank stands on the axes that cut weights."""
+    """A rank's coordinates on the axes that shard weights."""
 
     tp: int = 0
     ep: int = 0
@@ -24,9 +24,9 @@ class RankCoordinate(NamedTuple):
 
 
 class LocalSlice(NamedTuple):
-    """``slices`` of the whole weight lie at the front of a local tensor of ``shape``; what is over is padding.
+    """``slices`` of the whole weight fill the front of a local tensor of ``shape``; the rest is padding.
 
-    ``holders``: ranks of one tensor-parallel group (experts: 1) that hold this same piece.
+    ``holders``: how many ranks of one tp group hold this same slice (experts: 1).
     """
 
     shape: tuple[int, ...]
@@ -35,12 +35,12 @@ class LocalSlice(NamedTuple):
 
     @property
     def front(self) -> tuple[slice, ...]:
-        """Where the slices lie in the local tensor."""
+        """Slices of the local tensor that hold data, without padding."""
         return tuple(slice(0, part.stop - part.start) for part in self.slices)
 
 
 def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: RankCoordinate) -> LocalSlice:
-    """The piece of ``weight`` on the rank at ``place``; ``vocab`` is padded."""
+    """The slice of ``weight`` on the rank at ``place``; ``vocab``: padded size."""
     local = local_weight(weight, model=model, layout=layout, vocab=vocab).shape
     expert = weight.kind.startswith("expert")
     slices, pieces = [], 1
@@ -48,7 +48,7 @@ def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, pla
         index = 0
         if part < whole and expert:
             index = place.ep if dim == 0 else place.etp
-        elif part < whole:  # fewer pieces than ranks: neighbours hold the same one; a vocabulary is padded, not copied
+        elif part < whole:  # fewer slices than ranks: neighbours hold copies; a vocabulary is padded instead
             pieces = layout.tp if whole == model.vocab and part * layout.tp == vocab else whole // part
             index = place.tp * pieces // layout.tp
         start = min(index * part, whole)
@@ -57,6 +57,6 @@ def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, pla
 
 
 def padded_vocab(model: Model, job: Job, *, tp: int) -> int:
-    """The vocabulary, padded so that tp divides it."""
+    """Vocabulary size padded to a multiple of ``stack.vocab_multiple`` · tp."""
     multiple = job.stack.vocab_multiple * tp
     return ceil_div(model.vocab, multiple) * multiple

@@ -1,8 +1,8 @@
-"""Where the ranks lie: the order of the mesh axes, and so who speaks with whom and how far away.
+"""Rank placement: the order of the mesh axes, from which the ranks of every process group follow.
 
-Nearest to outermost: tp, cp, dp, pp (``order=`` in the layout changes it). Tensor parallelism speaks most and sits
-nearest. ZeRO shards over dp·cp; experts lie inside dp·cp·tp, their tensor parts (etp) nearest. An axis of one rank
-lies nowhere: where ``order=`` puts it changes no group.
+Nearest to outermost: tp, cp, dp, pp (``order=`` in the layout changes it). Tensor parallelism communicates most and is
+nearest. ZeRO shards over dp·cp; experts are sharded inside dp·cp·tp, with etp nearest. The place of an axis with one
+rank in ``order=`` changes no group.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ AXES = ("pp", "dp", "cp", "tp")  # outermost first, as in torch's DeviceMesh
 
 
 class Group(NamedTuple):
-    """``ranks`` that speak together, ``stride`` apart in the order of ranks."""
+    """A process group's size, and the ``stride`` between its consecutive global ranks."""
 
     ranks: int
     stride: int
 
     def place(self, rank: int) -> int:
-        """Of a rank of the world among those of its group."""
+        """Index of a global rank within its group."""
         return rank // self.stride % self.ranks
 
     def members(self, rank: int) -> tuple[int, ...]:
-        """All of the group of ``rank``, nearest first."""
+        """Global ranks of the group that contains ``rank``, ascending."""
         first = rank - self.place(rank) * self.stride
         return tuple(first + place * self.stride for place in range(self.ranks))
 
 
 def group(layout: Layout, axis: str) -> Group:
-    """The ranks of one group of ``axis``, as far as ``layout.legal`` lets them lie one stride apart.
+    """Size and stride of the groups of ``axis``; ``layout.legal`` ensures that one stride describes them.
 
-    Beside the axes of the mesh: ``world``, ``stage`` (all of one pipeline rank; in a line, but where pp lies among
-    them: ``members`` knows who they are), ``shard`` and ``replica`` (ZeRO's two, over dp·cp), ``ep``, ``etp``, and
-    ``expert_shard`` and ``expert_replica`` (ZeRO's two for experts, over what ep and etp leave of dp·cp·tp).
+    Beside the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; they have no single stride if
+    pp is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
+    ``expert_shard`` and ``expert_replica`` (ZeRO's groups for experts, over the rest of dp·cp·tp after ep and etp).
     """
     if axis == "world":
         return Group(layout.world, 1)
@@ -58,7 +58,7 @@ def group(layout: Layout, axis: str) -> Group:
         return Group(replicas // layout.shards, near * layout.shards)
     if axis == "etp":
         return Group(layout.etp, strides["tp"])
-    # without etp, or cut over a part of tp alone, experts spread over tp too
+    # experts are sharded over tp too, unless etp covers all of it
     inner = nearest("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else near
     if axis == "ep":
         return Group(layout.ep, inner)
@@ -71,8 +71,8 @@ def group(layout: Layout, axis: str) -> Group:
 
 
 def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
-    """The ranks of the group of ``axis`` in which ``rank`` speaks, in the order of their places."""
-    if axis == "stage":  # pp may lie among them
+    """Global ranks of the group of ``axis`` that contains ``rank``, ascending."""
+    if axis == "stage":  # pp may be a middle axis
         pp = group(layout, "pp")
         return tuple(other for other in range(layout.world) if pp.place(other) == pp.place(rank))
     return group(layout, axis).members(rank)

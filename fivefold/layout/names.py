@@ -1,4 +1,4 @@
-"""The words of a layout: axes of the mesh and pipeline schedules. Imports nothing, so that any record may name them."""
+"""Names of mesh axes, pipeline schedules and kinds of cp. Imports nothing, so that any record may use them."""
 
 from __future__ import annotations
 

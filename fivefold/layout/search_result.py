@@ -1,6 +1,6 @@
-"""What a search found: the best layouts as steps, the front of memory against time, and why the others lost.
+"""Results of a search as records: the best layouts, the Pareto front of time over memory, why others were rejected.
 
-Plain records, so that whoever shows them needs no planner.
+Plain records, so that ``show`` can print them without importing the planner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ By = Literal["time", "cost", "memory"]
 
 
 class Ranked(Record):
-    """A step with what it costs: all its ranks for as long as it takes."""
+    """A predicted step with its cost: all ranks for the duration of one step."""
 
     step: Step
     gpu_hours: NonNegativeFloat
@@ -24,7 +24,7 @@ class Ranked(Record):
 
 
 class Point(Record):
-    """A layout than which no other that was looked at is both smaller and faster."""
+    """A point of the Pareto front: no evaluated layout is both smaller and faster."""
 
     layout: str
     precision: str
@@ -34,7 +34,7 @@ class Point(Record):
 
 
 class Reason(Record):
-    """Why so many layouts lost, and the one of them that came nearest."""
+    """A cause of rejection, how many layouts it rejected, and the nearest of them."""
 
     cause: str
     layouts: PositiveInt
@@ -43,7 +43,7 @@ class Reason(Record):
 
 
 class NearMiss(Record):
-    """A layout that almost fits, and what would make it fit."""
+    """A layout that almost fits in memory, and changes that would make it fit."""
 
     layout: str
     needs_bytes: NonNegativeInt
@@ -53,20 +53,20 @@ class NearMiss(Record):
 
 
 class SearchResult(Record):
-    """The answer of ``plan.search``. ``tried`` = ``evaluated`` + those that bounds excluded."""
+    """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds."""
 
     by: By
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
-    misses: tuple[NearMiss, ...] = ()  # where nothing fits
+    misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
 
 
 class Answer(Record):
-    """One question and its number; ``layout`` is the one with which it holds."""
+    """The answer to one question as a number; ``layout``: the layout for which it holds."""
 
     question: str
     line: str
@@ -77,21 +77,21 @@ class Answer(Record):
 
 
 class Change(Record):
-    """One thing done otherwise, and what it does to a step."""
+    """One change of a job or layout, and its effect on memory and time of a step."""
 
     change: str
     layout: str
     fits: bool
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat
-    faster: float  # times as fast as before
+    faster: float  # speedup: old over new step time
     saved_bytes: int
 
 
 class Batch(Record):
-    """A global batch within the range of recent runs, over the data-parallel ranks of a layout."""
+    """A global batch size in the range of recent runs, with its micro-batches under a layout."""
 
     global_batch: PositiveInt
     tokens: PositiveInt
-    micro_batches: PositiveInt  # gradient accumulation of each pipeline
-    steps: PositiveInt  # for the whole budget
+    micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
+    steps: PositiveInt  # for the whole token budget

@@ -1,7 +1,7 @@
-"""What lies where: which weights travel together, how ZeRO cuts them, and what each ZeRO stage keeps.
+"""Sharding rules: how tp, ep and etp shard each weight, how ZeRO shards the rest, and what each ZeRO stage keeps.
 
-ZeRO cuts every weight along dim 0 into as many equal chunks of rows as there are shards; the last may be short or
-empty and are padded in messages. Weights travel in *units*: the embedding, each block, the head with its norm.
+ZeRO splits every weight along dim 0 into equal chunks of rows, one per shard; the last may be short or empty and are
+padded in messages. Weights are gathered in *units*: the embedding, each block, the head with its norm.
 Source: ZeRO, arXiv:1910.02054. The planner counts bytes from here and the engine places tensors by it.
 """
 
@@ -16,7 +16,7 @@ from fivefold.units import ceil_div
 
 
 class Unit(NamedTuple):
-    """Weights that are gathered and reduced in one message. ``weights`` carry their full names."""
+    """Weights gathered and reduced in one message, as in FSDP. ``weights`` have their full names."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -33,32 +33,32 @@ def units(model: Model) -> list[Unit]:
 
 
 class Policy(NamedTuple):
-    """A ZeRO stage as data: what one unit keeps between its uses."""
+    """A ZeRO stage as data: what a unit keeps between its uses."""
 
-    weights_stay: bool  # gathered weights outlive the unit's forward and backward
-    gradients_stay: bool  # whole gradients outlive their reduction, up to the update
+    weights_stay: bool  # gathered weights are kept after the unit's forward and backward
+    gradients_stay: bool  # unreduced gradients are kept after the reduce, until the update
 
 
-# stage: weights whole from step to step, or only while their unit computes; gradients whole until the update, or
-# only until their unit is reduced. From stage 1 on the optimizer's states are cut.
+# by stage: weights stay gathered from step to step, or only while their unit computes; full gradients stay until the
+# update, or only until their unit is reduced. From stage 1 on the optimizer's states are sharded.
 POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
 
 
 def policy(layout: Layout) -> Policy:
-    """The policy of the layout's ZeRO stage; one shard alone has nothing to let go of."""
+    """The policy of the layout's ZeRO stage; with one shard, that of stage 0."""
     return POLICIES[layout.zero if layout.shards > 1 else 0]
 
 
 def chunk_rows(rows: int, *, shards: int) -> int:
-    """Rows of one shard of dim 0, padding included."""
+    """Rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)
 
 
 def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
-    """The part of a weight that one rank of tp, ep and etp holds, before ZeRO cuts it. ``vocab``: padded.
+    """The shape of a weight on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
 
-    column and vocabulary: rows over tp (kv heads fewer than tp: copies) · row: columns over tp · experts over ep, their
-    feed-forward over etp · norms, router, latent down-projections and the biases of row layers: whole everywhere
+    column and vocabulary: rows over tp (fewer kv heads than tp: copies) · row: columns over tp · experts over ep, their
+    ffn dim over etp · norms, router, latent down-projections and the biases of row layers: replicated
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
     if weight.kind.startswith("expert"):
@@ -89,10 +89,10 @@ WHOLE = (
 
 
 def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv"]:
-    """Whose gradients of a weight must be added up beside data parallelism's, since each has seen a part of its use.
+    """The axis over which gradients of a replicated weight must be all_reduced beside data parallelism; "": none.
 
-    tp: all tensor ranks hold the weight, but under sequence parallelism each sees only its rows, and of norms over
-    single heads always only its heads · kv: as many tensor ranks as hold the same key head, each with other queries
+    tp: every tp rank holds the weight, but sees only its own rows (under sp) or, for norms of single heads, its own
+    heads · kv: the tp ranks that hold the same kv head see different queries
     """
     if layout.tp == 1 or weight.kind.startswith("expert"):
         return ""
@@ -111,19 +111,19 @@ HEAD_NORMS = tuple(f"attention.{part}_norm.{each}" for part in "qk" for each in 
 
 
 def shard_numel(weight: Weight, *, shards: int) -> int:
-    """Elements of the first rank's shard, which is the largest; with padding, of every rank's.
+    """Elements of one ZeRO shard, with padding: those of the first rank, the largest.
 
-    Experts are cut along their rows too, not between experts alone.
+    Stacked experts are split by rows, also within one expert.
     """
     rows = weight.shape[0] * (weight.shape[1] if len(weight.shape) == 3 else 1)
     return chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
 def multiplies(weight: Weight) -> bool:
-    """Whether rows are multiplied by it in a block, in whatever the recipe computes: no router, no bias."""
+    """Whether the weight is the matrix of a GEMM in a block, which recipes may run in fp8: no router, no bias."""
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
 
 
 def padded_numel(unit: Unit, *, shards: int) -> int:
-    """Elements of a unit as it travels: ``shards`` equal chunks of every weight."""
+    """Elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards

@@ -1,9 +1,9 @@
-"""A step laid out in time, as data: what each pipeline rank does when (spans), what lives on it meanwhile (levels).
+"""A step's timeline as data: what each pipeline rank runs when (spans), and its live bytes meanwhile (levels).
 
     rank 0   F0.0  F0.1         BW0.0  BW0.1  reduce  update
     rank 1         F1.0  BW1.0  F1.1   BW1.1  reduce  update
 
-Made by the planner or by a trace of a real run; drawn by ``show``.
+Made by the planner or from a trace of a real run; drawn by ``show``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ SpanKind = Literal["F", "B", "W", "BW", "FB", "reduce", "update"]
 
 
 class Span(NamedTuple):
-    """What a pipeline rank does from ``start`` to ``end``, in seconds from the start of the step.
+    """What a pipeline rank runs from ``start`` to ``end``, in seconds from the start of the step.
 
-    The last ``messages`` seconds are communication over ``axes`` that nothing hides; in truth it lies scattered
-    between the operations of the span. Under ``FB`` the last two fields are the backward's, else -1.
+    The last ``messages`` seconds are exposed communication over ``axes``; in truth it is spread over the operations of
+    the span. The last two fields are the backward of an ``FB``, else -1.
     """
 
     kind: SpanKind
@@ -33,18 +33,18 @@ class Span(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Bytes that live on a rank at ``seconds``; between two levels they grow or shrink evenly."""
+    """Live bytes of a rank at ``seconds``; interpolate linearly between two levels."""
 
     seconds: float
     states_bytes: int  # weights and optimizer
     gradients_bytes: int
-    activations_bytes: int  # kept for a backward, of all micro-batches in flight
-    gathers_bytes: int  # weights that come and go, with the buffers in which they travel
+    activations_bytes: int  # saved for the backward, of all live micro-batches
+    gathers_bytes: int  # gathered weights that are released again, with their message buffers
     logits_bytes: int
     temporary_bytes: int
     cause: str = ""
 
     @property
     def live_bytes(self) -> int:
-        """All of them."""
+        """Sum of all kinds."""
         return sum(self[1:7])

@@ -1,8 +1,8 @@
-"""The layout: how one training step is spread over ranks, as one line of text.
+"""The layout: how a training step is distributed over ranks, as one line of text.
 
     dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective
 
-It parses in any order, prints in one, and refuses in one line what cannot be (rule, numbers, mend).
+Tokens parse in any order and print in one; an illegal layout raises a one-line ``Mistake`` (rule, numbers, fix).
 World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 """
 
@@ -21,16 +21,16 @@ from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, CpKind, Me
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RANKS, Degree, Layers, Sequences
 
-# What can be computed again in the backward, by name of operation: the part before the dot, or the whole name.
+# Groups of operations that can be recomputed in the backward, by name: the part before the dot, or the whole name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
-CHEAP = frozenset({"norm", "act", "rope", "up"})  # their output is worth less than its bytes
+CHEAP = frozenset({"norm", "act", "rope", "up"})  # outputs that are recomputed even if another operation saves them
 
 
 FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv": 1, "dualpipe": 2, "dualpipev": 2}
 
 
 class Layout(Record):
-    """Degrees and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
+    """Degrees of parallelism and policies; ``Layout.parse`` reads the text form and ``str`` prints it."""
 
     dp: Degree = 1
     tp: Degree = 1
@@ -106,7 +106,7 @@ class Layout(Record):
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
-        """Groups of operations that run again in the backward of a layer; under full all of them, ``{"layer"}``."""
+        """Groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
         if self.ac == "none":
             return frozenset()
         if self.ac.startswith("full"):
@@ -115,7 +115,7 @@ class Layout(Record):
 
     @cached_property
     def recompute_every(self) -> int:
-        """Of how many layers one is recomputed."""
+        """n if every n-th layer is recomputed."""
         return int(self.ac[5:]) if self.ac.startswith("full/") else 1
 
     @classmethod
@@ -158,29 +158,29 @@ class Layout(Record):
 
     @cached_property
     def world(self) -> int:
-        """Ranks that the layout uses."""
+        """Number of ranks: dp·cp·tp·pp."""
         return self.dp * self.cp * self.tp * self.pp
 
     @cached_property
     def shards(self) -> int:
-        """Ranks over which ZeRO divides a dense state: the shard group, or 1 under zero0."""
+        """Ranks over which ZeRO shards dense weights: the shard group (default dp·cp), or 1 under zero0."""
         return 1 if self.zero == 0 else (self.shard_group or self.dp * self.cp)
 
     @cached_property
     def expert_replicas(self) -> int:
-        """Ranks that hold copies of the same experts, within one pipeline stage."""
+        """Ranks of one pipeline stage that hold the same experts: dp·cp·tp / (ep·etp)."""
         return self.dp * self.cp * self.tp // (self.ep * self.etp)
 
     @cached_property
     def expert_shards(self) -> int:
-        """Ranks over which ZeRO divides an expert's state: as many of the shard group as hold the same experts, or
-        fewer, that groups be equal.
+        """Ranks over which ZeRO shards expert weights: as many of the shard group as hold the same experts, rounded
+        down to a divisor of ``expert_replicas``.
         """
         most = self.expert_replicas * self.shards // (self.dp * self.cp)
         return divisor_below(self.expert_replicas, max(1, most))
 
     def micro_batches(self, job: Job) -> int:
-        """Micro-batches that each pipeline runs per optimizer step (m)."""
+        """Micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""
         return job.global_batch // (self.dp * self.mbs)
 
 
@@ -230,6 +230,6 @@ def divisor_below(number: int, limit: int) -> int:
 
 
 def divisors(number: int) -> list[int]:
-    """From 1 to the number itself."""
+    """All divisors of ``number``, ascending."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

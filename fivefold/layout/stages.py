@@ -1,9 +1,9 @@
-"""Which layers lie on which pipeline stage.
+"""Which layers each pipeline stage holds.
 
     stage 0: embedding + layers   stage 1: layers   ...   last stage: layers + head
 
-Evenly; where the stages do not divide the layers, the middle ones take one more each, and the ends, which hold
-embedding and head besides, come last.
+Split evenly; if the stages do not divide the layers, middle stages take one more each before the two ends do, which
+also hold embedding and head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: ``schedule("1f1b", pp=4, v=1, micro_batches=8)`` is a table of actions per rank.
 
-``play`` gives it times and memory, ``check`` judges it, ``read_table`` reads one from a CSV.
-A new schedule is one generator, entered in ``GENERATORS`` and in ``layout.spec.ScheduleName``.
+``play.py`` computes times and memory, ``table.check`` validates, ``csv_file.read_table`` reads a CSV.
+To add a schedule, write a generator and enter it in ``GENERATORS`` and in ``layout.spec.ScheduleName``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ GENERATORS: Mapping[ScheduleName, Callable[..., Table]] = MappingProxyType(
 
 
 def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Table:
-    """The table for ``pp`` ranks of ``v`` stages (the layout's pp and v); a ``Mistake`` where there is none.
+    """The table for ``pp`` ranks with ``v`` stages each; ``Mistake`` if the schedule does not exist for these numbers.
 
-    Tables are cached: the same arguments give the same object, with its order of play already found.
+    Tables are cached: equal arguments return the same object, so its ``order`` is computed once.
     """
     return _generated(name, pp, v, micro_batches)
 
@@ -49,7 +49,7 @@ def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table
 
 
 def _reason(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> str:
-    """Why there is no such table, or nothing."""
+    """Why the schedule does not exist for these numbers; empty if it does."""
     stages = 2 if name in V_SHAPED else 1
     if min(pp, v, micro_batches) < 1:
         return f"needs one of each or more, not pp={pp} v={v} and {micro_batches} micro-batches"

@@ -1,6 +1,6 @@
-"""What a pipeline rank does next: F forward, B gradient of the input, W gradient of the weights.
+"""The actions of a pipeline rank: F forward, B gradient of the input (dx), W gradient of the weights (dW).
 
-``BW`` is the whole backward at once; ``FB`` the forward of one micro-batch while the whole backward of another runs.
+``BW`` is a full backward; ``FB`` a forward overlapped with the full backward of another micro-batch.
 As text ``F0.3`` is stage 0, micro-batch 3, and an overlap is ``F0.3+BW1.2``.
 """
 
@@ -14,11 +14,11 @@ from fivefold.record import Mistake
 Kind = Literal["F", "B", "W", "BW", "FB"]
 
 
-Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch): what is done exactly once
+Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch): runs exactly once per step
 
 
 class Action(NamedTuple):
-    """One cell of a schedule; the last two fields are the backward under an ``FB`` and -1 otherwise."""
+    """One cell of a schedule table; the last two fields are the backward of an ``FB``, else -1."""
 
     kind: Kind
     stage: int
@@ -33,13 +33,13 @@ class Action(NamedTuple):
 
 
 def named(part: Part) -> str:
-    """``F0.3``, as an action prints."""
+    """A part as text, such as ``F0.3``."""
     kind, stage, micro_batch = part
     return f"{kind}{stage}.{micro_batch}"
 
 
 def parts(action: Action) -> tuple[Part, ...]:
-    """What it does, in legal order."""
+    """The parts of an action, in the order in which they run."""
     kind, stage, micro_batch, backward_stage, backward_micro_batch = action
     if kind == "BW":
         return ("B", stage, micro_batch), ("W", stage, micro_batch)
@@ -50,9 +50,9 @@ def parts(action: Action) -> tuple[Part, ...]:
 
 
 def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
-    """What must be done before it starts.
+    """The parts that must have run before an action starts.
 
-    F waits for F of the stage before, B for its own F and for B of the stage after, W for its own B.
+    F needs F of the previous stage, B its own F and B of the next stage, W its own B.
     """
     kind, stage, micro_batch, backward_stage, backward_micro_batch = action
     if kind == "F":
@@ -70,7 +70,7 @@ _TEXT = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,6})|F(\d{1,6})\.(\d{1,6})\+BW(\d
 
 
 def parse(text: str) -> Action:
-    """The action that prints as ``text``; a ``Mistake`` shows the forms there are."""
+    """Parse an action as ``str`` prints it; a ``Mistake`` shows the valid forms."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise Mistake(f"{text!r} is no action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2")

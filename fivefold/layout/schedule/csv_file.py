@@ -1,10 +1,10 @@
-"""A table as CSV: one row per rank, one cell per action in order, no header; empty cells are only spacing.
+"""Reads and writes a schedule table as CSV: a row per rank, a cell per action, no header; empty cells are ignored.
 
     F0.0, F0.1,       BW0.0, F0.2, BW0.1, BW0.2
         , F1.0, BW1.0, F1.1, BW1.1, F1.2, BW1.2
 
 ``F0.1`` is the forward of stage 0 for micro-batch 1; also B, W, BW and ``F1.3+BW1.2`` (see ``action.py``).
-Where a stage lies is where its forward runs.
+The rank that runs a stage's forward holds the stage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fivefold.record import Fault, Mistake
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write the table so that ``read_table`` gives it back; a ``Fault`` if the disk does not take it."""
+    """Write the table for ``read_table``; ``Fault`` if the file cannot be written."""
     try:
         path.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
     except OSError as error:
@@ -28,7 +28,7 @@ def write_table(table: Table, path: Path) -> None:
 
 
 def read_table(path: Path) -> Table:
-    """A checked table with the name of the file; a ``Mistake`` says which row and cell is wrong, and why."""
+    """Read and check a table, named after the file; a ``Mistake`` gives row, cell and reason."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def _row(cells: list[str], number: int) -> Row:
 
 
 def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
-    """The rank of each forward, by micro-batch and stage."""
+    """The rank of each stage by micro-batch, from where the forwards run; ``Mistake`` if one is missing."""
     homes = {part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"}
     if not homes:
         raise Mistake("no row has a forward; write F0.0 for stage 0, micro-batch 0")

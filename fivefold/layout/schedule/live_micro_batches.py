@@ -1,7 +1,7 @@
-"""How many activations are alive on a rank while each of its actions runs: known from the table alone.
+"""Counts the micro-batches whose activations are live on a rank during each action, from the table alone.
 
-A forward keeps them until B ends; what the weight gradient needs is kept on until W ends.
-A count is a vector: micro-batches between F and B for each stage held, then those between B and W for each.
+Activations live from F until the end of B; those that the weight gradient needs live on until the end of W.
+A count is a vector: micro-batches between F and B of each stage on the rank, then those between B and W of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Count = tuple[int, ...]
 
 
 def live_micro_batches(row: Sequence[Action], *, held: Sequence[int]) -> tuple[Count, ...]:
-    """The count during each action of a rank that holds the stages ``held``; length 2 · stages held."""
+    """The count during each action of a rank that holds the stages ``held``; each has 2 · len(held) entries."""
     place = {stage: i for i, stage in enumerate(held)}
     later = len(held)
     now = [0] * (2 * later)
@@ -35,7 +35,7 @@ def live_micro_batches(row: Sequence[Action], *, held: Sequence[int]) -> tuple[C
 
 
 def highest(counts: Sequence[Count]) -> tuple[Count, ...]:
-    """Those that no other exceeds in every place: one of them is the peak, whatever a micro-batch weighs."""
+    """The counts that no other dominates in all entries; one of them is the peak, whatever bytes a micro-batch has."""
     distinct = set(counts)
     return tuple(
         one

@@ -1,6 +1,6 @@
-"""GPipe, 1F1B and interleaved 1F1B: whole backwards; rank r holds stages r, r + pp, r + 2·pp, ...
+"""GPipe, 1F1B and interleaved 1F1B, with full backwards (BW); rank r holds stages r, r + pp, r + 2·pp, ...
 
-Bubble (pp-1)(F+B)/v for equal stages and B the whole backward. In flight on rank r: GPipe m, 1F1B min(m, pp-r),
+Bubble (pp-1)(F+B)/v for equal stages and B the full backward. Live micro-batches on rank r: GPipe m, 1F1B min(m, pp-r),
 interleaved min(v·m, (v-1)·pp + 2(pp-r) - 1) chunks of 1/v.
 Sources: GPipe, arXiv:1811.06965; PipeDream-Flush and interleaving, Narayanan et al., arXiv:2104.04473 §2.2.
 """
@@ -19,14 +19,14 @@ def gpipe(*, pp: int, micro_batches: int) -> Table:
 
 
 def one_f_one_b(*, pp: int, micro_batches: int) -> Table:
-    """One forward less of warm-up on each further rank, then one forward, one backward."""
+    """pp - rank - 1 warm-up forwards, then one forward and one backward in turn."""
     visits = [(0, i) for i in range(micro_batches)]
     rows = (_alternate(visits, rank=rank, pp=pp, v=1, ahead=pp - rank - 1) for rank in range(pp))
     return Table("1f1b", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
 def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
-    """1F1B over v chunks per rank, visited by groups of pp micro-batches, or more where pp does not divide them."""
+    """1F1B over v chunks per rank, in groups of pp micro-batches, or more if pp does not divide their number."""
     groups = max(1, micro_batches // pp)
     sizes = [micro_batches // groups + (group < micro_batches % groups) for group in range(groups)]
     visits = [
@@ -42,9 +42,9 @@ def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
 
 
 def _alternate(visits: list[tuple[int, int]], *, rank: int, pp: int, v: int, ahead: int) -> tuple[Action, ...]:
-    """``ahead`` forwards, then forward and backward in turn, then the backwards that are left.
+    """``ahead`` warm-up forwards, then forward and backward in turn, then the remaining backwards.
 
-    ``visits`` are (chunk, micro-batch) as the forwards go; the backwards go through the chunks from the last.
+    ``visits``: (chunk, micro-batch) in the order of the forwards; backwards take the chunks in reverse.
     """
     forwards = [Action("F", chunk * pp + rank, i) for chunk, i in visits]
     backwards = [Action("BW", (v - 1 - chunk) * pp + rank, i) for chunk, i in visits]

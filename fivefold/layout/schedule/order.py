@@ -1,6 +1,6 @@
-"""An order of play: all actions of all ranks in one line, in which none waits for a later one.
+"""Topological order of a table: all actions of all ranks in one list, in which none depends on a later one.
 
-Found once per table, so that playing it with other durations is one pass over six integers per action.
+Computed once per table, so that ``play`` with any durations is one pass over six integers per action.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = tuple[Action, ...]
 
 
 class Task(NamedTuple):
-    """What the duration of an action may depend on; ``backward_stage`` is -1 except under ``FB``."""
+    """A kind of action with one duration; ``backward_stage`` is -1 except for ``FB``."""
 
     kind: Kind
     stage: int
@@ -24,7 +24,7 @@ class Task(NamedTuple):
 
 
 class OrderedAction(NamedTuple):
-    """One action. ``first`` and ``second`` are turns of other ranks that it waits for, or -1; the rest are indices."""
+    """One action. ``first``, ``second``: indices of actions on other ranks that it waits for, or -1, and their hops."""
 
     rank: int
     task: int
@@ -35,7 +35,7 @@ class OrderedAction(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The turns, and what they index: distinct tasks and distinct hops (from rank, to rank)."""
+    """The actions in order, with the distinct tasks and hops (from rank, to rank) that they index."""
 
     tasks: tuple[Task, ...]
     hops: tuple[tuple[int, int], ...]
@@ -43,9 +43,9 @@ class Order(NamedTuple):
 
 
 def order(rows: Sequence[Row], *, stages: int) -> Order:
-    """Run each rank until it must wait, and wake it when that is done; a ``Mistake`` if ranks wait for ever."""
-    done: dict[Part, int] = {}  # part → its turn
-    waiting: dict[Part, list[int]] = {}  # part → the ranks that stand before an action that needs it
+    """Run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
+    done: dict[Part, int] = {}  # part → index of its action
+    waiting: dict[Part, list[int]] = {}  # part → ranks blocked on it
     tasks: dict[Task, int] = {}
     hops: dict[tuple[int, int], int] = {}
     actions: list[OrderedAction] = []

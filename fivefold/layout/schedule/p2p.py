@@ -1,9 +1,10 @@
-"""The messages of a rank: what it waits for, from whom and in which order, and when its own have surely been taken.
+"""The point-to-point schedule of a rank: when to post each receive, and when to wait for each send.
 
-A message is named by the part that makes it: F of a stage goes on to the rank of the next one, B back to that before.
-    receives   posted one action ahead, those from one rank in the order in which it sends
-    sends      waited for before the first action that, were all parts equally long, begins after the taker's has ended
-Nobody waits for what lies later in that one play, so ranks never wait for one another in a circle.
+A message is named by the part that makes it: F of a stage goes to the rank of the next stage, B to the previous one.
+    receives   posted one action ahead; those from one rank in the order in which it sends
+    sends      waited for before the first action that starts after the receiver's action has ended, if F, B and W
+               all take one unit of time
+All waits agree with this one timeline, so ranks cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fivefold.layout.schedule.table import Table
 
 
 class P2PStep(NamedTuple):
-    """An action, and what comes before it: receives to post, and own sends to wait for."""
+    """An action, with the receives to post and the own sends to wait for before it."""
 
     action: Action
     post_receives: tuple[Part, ...]
@@ -27,7 +28,7 @@ class P2PStep(NamedTuple):
 
 
 def receiver(part: Part, *, path: Sequence[int]) -> int | None:
-    """The rank that the message of ``part`` goes to; None where it stays on its rank or is none."""
+    """The rank to which the output of ``part`` is sent; None if it stays on its rank or is not sent."""
     kind, stage, _ = part
     to = {"F": stage + 1, "B": stage - 1}.get(kind, -1)
     if not 0 <= to < len(path) or path[to] == path[stage]:
@@ -36,7 +37,7 @@ def receiver(part: Part, *, path: Sequence[int]) -> int | None:
 
 
 def links(table: Table) -> tuple[tuple[str, int, int], ...]:
-    """Who sends what to whom: F onward or B back, from rank, to rank; each once, in one order for all."""
+    """All distinct (kind F or B, source rank, target rank) of a table, in the same order on every rank."""
     found = {
         (kind, path[stage], target)
         for i, path in enumerate(table.paths)
@@ -48,14 +49,14 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
 
 
 def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
-    """The row of ``rank`` with its messages; a ``Mistake`` where ranks wait for ever."""
+    """The actions of ``rank`` with its messages; ``Mistake`` if the table deadlocks."""
     row = table.rows[rank]
     return tuple(map(P2PStep, row, _posts(table, rank=rank), _settles(table, rank=rank)))
 
 
 def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
-    """Before each action the receives of the next one; an earlier message of a sender is received earlier."""
-    lines: dict[tuple[str, int], list[Part]] = defaultdict(list)  # what comes from each rank, in its order
+    """Per action, the receives to post before it: those of the next action, and earlier ones of the same sender."""
+    lines: dict[tuple[str, int], list[Part]] = defaultdict(list)  # messages from each rank, in sending order
     for source, row in enumerate(table.rows):
         for part in (part for action in row for part in parts(action)):
             if receiver(part, path=table.paths[part[2]]) == rank:
@@ -71,7 +72,7 @@ def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
 
 
 def _settles(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
-    """Before each action the own sends whose takers have done with them, if F, B and W take one unit each."""
+    """Per action, the own sends to wait for before it: those whose receivers are done, in unit time."""
     spans = play(table, seconds=_units).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
     under_way: list[tuple[float, Part]] = []

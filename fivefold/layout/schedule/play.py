@@ -1,7 +1,7 @@
-"""Play a table: what runs when, given how long each action takes; and how much memory is alive meanwhile.
+"""Plays a table: computes start and end of every action from given durations, and the live bytes meanwhile.
 
-A rank runs its actions in order, each as soon as what it waits for has ended and come across: max(free, end + hop).
-A hop delays who waits for it and occupies nobody; a send that blocks belongs into the durations.
+A rank runs its actions in order, each as soon as its inputs have arrived: start = max(rank free, end + hop).
+A hop delays the receiver but occupies no rank; a blocking send must be part of the durations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.layout.schedule.table import Table
 
 
 class Span(NamedTuple):
-    """An action and when it ran, in the unit of the durations, from the start of the first rank."""
+    """An action with its start and end, in the unit of the durations, from the start of the first rank."""
 
     action: Action
     start: float
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """A table with times: ``ends`` of the turns and ``durations`` of the tasks of ``table.order``; when ranks end."""
+    """A played table: ``ends`` by action and ``durations`` by task of ``table.order``, and the end of each rank."""
 
     table: Table
     ends: tuple[float, ...]
@@ -36,12 +36,12 @@ class Played:
 
     @property
     def seconds(self) -> float:
-        """From the start of the first rank to the end of the last."""
+        """Duration of the whole table: from the start of the first rank to the end of the last."""
         return max(self.ends)
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """What each rank did when, beside ``table.rows``."""
+        """Spans of each rank, in the order of ``table.rows``."""
         rows: list[list[Span]] = [[] for _ in self.table.rows]
         for turn, end in zip(self.table.order.actions, self.ends, strict=True):
             row = rows[turn.rank]
@@ -50,7 +50,7 @@ class Played:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Seconds that each rank works; ``seconds`` less these is its bubble."""
+        """Seconds that each rank computes; ``seconds`` minus these is its bubble."""
         sums = [0.0] * self.table.pp
         for turn in self.table.order.actions:
             sums[turn.rank] += self.durations[turn.task]
@@ -58,7 +58,7 @@ class Played:
 
     @property
     def longest(self) -> float:
-        """Of the slowest rank, first start to last end: the time of a step if none waits for all between steps."""
+        """The longest time of one rank from its first start to its last end: the step time without a barrier."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
         for turn, end in zip(self.table.order.actions, self.ends, strict=True):
@@ -70,9 +70,9 @@ class Played:
 def play(
     table: Table, *, seconds: Callable[[Task], float], hop_seconds: Callable[[int, int], float] = lambda *_: 0.0
 ) -> Played:
-    """Ask ``seconds`` once per distinct task and ``hop_seconds`` once per pair of ranks (from, to), then play.
+    """Play ``table``. Calls ``seconds`` once per distinct task and ``hop_seconds`` once per pair of ranks (from, to).
 
-    About 0.2 µs per action after the first call, which finds ``table.order``.
+    About 0.2 µs per action after the first call, which computes ``table.order``.
     """
     tasks, hops, actions = table.order
     durations = tuple(map(seconds, tasks))
@@ -96,16 +96,16 @@ def play(
 
 
 def levels(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Bytes alive per rank while each of its actions runs.
+    """Live bytes of each rank during each of its actions.
 
-    Of each stage, one micro-batch keeps ``until_backward`` bytes from its F until its B (or BW) ends,
-    and ``until_weight`` from then until its W ends.
+    Per stage, one micro-batch keeps ``until_backward`` bytes from its F to the end of its B (or BW),
+    and ``until_weight`` bytes from then to the end of its W.
     """
     return _weigh(table, table.live_micro_batches, until_backward, until_weight)
 
 
 def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[int, ...]:
-    """The highest of ``levels`` per rank, without walking the table again."""
+    """The maximum of ``levels`` per rank, from ``table.highest`` only, so that it is fast."""
     return tuple(map(max, _weigh(table, table.highest, until_backward, until_weight)))
 
 

@@ -1,9 +1,9 @@
-"""A pipeline schedule is a table: rank → its actions in order, and the ranks that each micro-batch goes through.
+"""A pipeline schedule as a table: the actions of each rank in order, and the ranks that each micro-batch visits.
 
     rank 0   F0.0  F0.1         BW0.0  F0.2  BW0.1 ...
     rank 1         F1.0  BW1.0  F1.1  BW1.1 ...
 
-Data only: the planner plays it with durations, the engine with tensors.
+Data only: the planner plays it with durations, the engine runs it on tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Path = tuple[int, ...]
 class Table:
     """``rows[rank]`` are its actions; ``paths[micro_batch][stage]`` is the rank that runs the stage for it.
 
-    The paths are the placement: a line, a loop, a V, or DualPipe's two directions through the same ranks.
+    The paths place stages on ranks: a line, a loop, a V, or DualPipe's two directions over the same ranks.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Table:
 
     @property
     def pp(self) -> int:
-        """Pipeline ranks."""
+        """Number of pipeline ranks."""
         return len(self.rows)
 
     @property
     def stages(self) -> int:
-        """Parts into which the layers of the model are cut."""
+        """Number of stages, over all ranks."""
         return len(self.paths[0])
 
     @property
@@ -47,28 +47,28 @@ class Table:
 
     @cached_property
     def rank_stages(self) -> tuple[tuple[int, ...], ...]:
-        """The stages whose weights each rank holds; under DualPipe every stage is held twice."""
+        """The stages whose weights each rank holds; in DualPipe two ranks hold each stage."""
         places = {(rank, stage) for path in set(self.paths) for stage, rank in enumerate(path)}
         return tuple(tuple(sorted(stage for at, stage in places if at == rank)) for rank in range(self.pp))
 
     @cached_property
     def order(self) -> Order:
-        """The order of play; a ``Mistake`` names the ranks that wait for one another for ever."""
+        """Topological order of all actions; on deadlock a ``Mistake`` names the ranks that wait for one another."""
         return order(self.rows, stages=self.stages)
 
     @cached_property
     def live_micro_batches(self) -> tuple[tuple[Count, ...], ...]:
-        """Micro-batches alive per rank and action, per stage held (see ``live_micro_batches.py``)."""
+        """Live micro-batches per rank and action, by stage on the rank (see ``live_micro_batches.py``)."""
         return tuple(live_micro_batches(row, held=held) for row, held in zip(self.rows, self.rank_stages, strict=True))
 
     @cached_property
     def highest(self) -> tuple[tuple[Count, ...], ...]:
-        """Of ``live_micro_batches``, the counts per rank among which the peak of its memory is."""
+        """Per rank, the counts of ``live_micro_batches`` among which its memory peak must be."""
         return tuple(map(highest, self.live_micro_batches))
 
 
 def check(table: Table) -> None:
-    """Raise a ``Mistake`` unless each F, B and W runs once, on its rank, in legal order and without deadlock."""
+    """Raise ``Mistake`` unless each F, B and W runs once, on the rank of its stage, without deadlock."""
     runs: dict[Part, int] = {}
     for rank, row in enumerate(table.rows):
         for part in (part for action in row for part in parts(action)):

@@ -1,9 +1,9 @@
-"""Two stages per rank, one near the beginning of the model and one near its end: ZB-V, DualPipe and DualPipeV.
+"""ZB-V, DualPipe and DualPipeV: two stages per rank, one near the beginning of the model and one near its end.
 
-    ZB-V, DualPipeV   rank r holds stages r and 2·pp-1-r: a micro-batch goes down the ranks and comes back
-    DualPipe          rank r holds stages r and pp-1-r, and micro-batches enter from both ends: weights twice
-Bubble: ZB-V 0 for F = B = W, with memory of 1F1B; DualPipe (pp/2-1)(FB+B-2W), DualPipeV (pp-1)(FB+B-2W) of the
-least busy rank for F = B, with 2·n+1 stages alive, n = ranks from one end to where the ways meet.
+    ZB-V, DualPipeV   rank r holds stages r and 2·pp-1-r: a micro-batch goes down the ranks and back up
+    DualPipe          rank r holds stages r and pp-1-r; micro-batches enter at both ends; every weight exists twice
+Bubble: ZB-V 0 for F = B = W, with the memory of 1F1B; DualPipe (pp/2-1)(FB+B-2W), DualPipeV (pp-1)(FB+B-2W) of the
+least busy rank for F = B, with 2·n+1 live stage activations, n = ranks from one end to where the directions meet.
 Sources: Qi et al., arXiv:2401.10241 §6; DeepSeek-V3, arXiv:2412.19437 §3.2.1 and deepseek-ai/DualPipe.
 """
 
@@ -16,14 +16,14 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Row
 from fivefold.layout.schedule.table import Table
 
-Pair = tuple[int, int]  # of the two stages: 0 is the near one, 1 the far one
+Pair = tuple[int, int]  # one value per stage of a rank: 0 is the near stage, 1 the far one
 
 
 def zbv(*, pp: int, micro_batches: int) -> Table:
-    """F, B and W of the far stage, then of the near one, in turn; at the end B before W."""
+    """ZB-V: warm-up, then F, B, W of near and far stage in turn; at the end B before W."""
     rows = []
     for rank in range(pp):
-        back = pp - rank  # ranks from here to the turn of the V
+        back = pp - rank  # ranks from here to the bottom of the V
         turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
@@ -32,7 +32,7 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
 
 
 def dualpipev(*, pp: int, micro_batches: int) -> Table:
-    """DualPipe folded in the middle: half the ranks for the same stages."""
+    """DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
         _number(
             _dual(rank, ranks=pp, each=micro_batches),
@@ -46,7 +46,7 @@ def dualpipev(*, pp: int, micro_batches: int) -> Table:
 
 
 def dualpipe(*, pp: int, micro_batches: int) -> Table:
-    """The first half of the micro-batches enters at rank 0, the second at the last rank."""
+    """DualPipe: the first half of the micro-batches enters at rank 0, the second half at the last rank."""
     each = micro_batches // 2
     rows = []
     for rank in range(pp):
@@ -63,12 +63,12 @@ def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _dual(near: int, *, ranks: int, each: int) -> list[str]:
-    """The eight phases of DualPipe on the rank ``near`` the end of ``ranks``; ``each`` is 2·ranks or more."""
+    """The eight phases of DualPipe, ``near`` ranks from the end of ``ranks``; ``each``: micro-batches, >= 2·ranks."""
     back = ranks - 1 - near
     turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
     middle = ["F0+BW1", "F1+BW0"] * (each - 2 * ranks + near + 1)
     if back == 0:
-        middle[:1] = ["F0", "BW1"]  # where the two ways meet nothing waits to be overlapped yet
+        middle[:1] = ["F0", "BW1"]  # where the directions meet there is nothing to overlap yet
     turns += middle + ["BW1", "F1+BW0"] * back
     tail = ["BW1", "BW0"] * (near + 1)
     split = [turn.replace("BW", "B") for turn in tail[near + 1 :]]
@@ -79,9 +79,9 @@ def _dual(near: int, *, ranks: int, each: int) -> list[str]:
 
 
 def _number(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> Row:
-    """Give the turns their stages and micro-batches, from ``first`` on; those beyond ``each`` are left out.
+    """Number the turns ("F0": F of the near stage) as actions, from micro-batch ``first``; drop those beyond ``each``.
 
-    F and B count up; W takes the oldest micro-batch whose B was apart.
+    F and B count up; W takes the oldest micro-batch whose B has run without W.
     """
     forward, backward = list(first), list(first)
     owed: tuple[deque[int], deque[int]] = (deque(), deque())
