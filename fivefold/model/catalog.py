@@ -1,7 +1,7 @@
-"""Named models: each entry holds what its publisher's ``config.json`` says, read by the mapping of its family.
+"""Catalog of models: each entry holds its publisher's ``config.json`` keys, read by the mapping of its family.
 
-A model is built when it is asked for, so that importing the catalog costs nothing. A source of the form
-``owner/model`` is the Hugging Face repository whose ``config.json`` holds the figures.
+Models are built on demand, so that importing the catalog is cheap. A source of the form ``owner/model`` is the
+Hugging Face repository with that ``config.json``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fivefold.record import Mistake, Remark, nearest, read_file
 
 
 class Entry(NamedTuple):
-    """A model as published: where, and the keys that its file sets."""
+    """A published model: its source, and the keys that its ``config.json`` sets."""
 
     source: str
     config: dict[str, Any]
 
 
 def names() -> list[str]:
-    """All catalog names, in the catalog's order."""
+    """Names of the catalog's models, in its order."""
     return list(CATALOG)
 
 
 def named(name: str) -> Model:
-    """The catalog's model of that name; a ``Mistake`` with the nearest names otherwise."""
+    """Build the catalog model ``name``; a ``Mistake`` suggests the nearest names."""
     if name not in CATALOG:
         raise nearest(name, names(), kind="model")
     entry = CATALOG[name]
@@ -37,11 +37,11 @@ def named(name: str) -> Model:
 
 
 def resolve(text: str) -> Model:
-    """The model that a user means: a catalog name, or a file.
+    """Build the model that ``text`` names: a catalog name or a file.
 
-    A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: the ``config.json`` in
-    it), any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns of keys that
-    look as if they changed the model, and that its family does not read.
+    A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any
+    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns (``Remark``) of keys that may
+    change the model but that its family does not read.
     """
     if text in CATALOG:
         return named(text)
@@ -90,7 +90,7 @@ def _llama3(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
 
 
 def _llama3_stretch(factor: float) -> dict[str, Any]:
-    """From Llama 3.1 on: ``factor`` times slower low frequencies, for 131 072 positions."""
+    """Rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
 

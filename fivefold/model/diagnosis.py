@@ -1,4 +1,4 @@
-"""What the doctor finds of a training step of any module, as records: memory at its peak, FLOPs by module, advice.
+"""Results of ``fivefold doctor`` on any module's training step: peak memory by category, FLOPs by module, advice.
 
     parameters + buffers + gradients + optimizer + inputs + activations + temporary = peak
 
@@ -17,35 +17,35 @@ CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "acti
 
 
 def like(path: str) -> str:
-    """What like modules share: ``layers.3.mlp`` is a ``layers.*.mlp``."""
+    """The pattern that repeated modules share: ``layers.3.mlp`` → ``layers.*.mlp``."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 class Holding(Record):
-    """Tensors of one size from one line that live at the peak, in like modules (``layers.*.mlp``)."""
+    """Tensors live at the peak, of one size, from one source line, in repeated modules (``layers.*.mlp``)."""
 
     bytes: PositiveInt  # of each
     number: PositiveInt
     category: str
-    name: str  # of parameters and what belongs to them the parameter, else the module; "" outside of all
+    name: str  # of a parameter, its gradient and state: the parameter; else the module; "" outside
     line: str  # file:line function
     operation: str  # such as aten::mm
 
     @property
     def all_bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all these tensors."""
         return self.bytes * self.number
 
 
 class Fullest(Record):
-    """The fullest moment of one step, by category, and what caused it."""
+    """Live bytes at the memory peak of one step, by category, and where the peak occurs."""
 
     parameters_bytes: NonNegativeInt = 0
     buffers_bytes: NonNegativeInt = 0
     gradients_bytes: NonNegativeInt = 0
     optimizer_bytes: NonNegativeInt = 0
-    inputs_bytes: NonNegativeInt = 0  # and all that is no state but lives from step to step
-    activations_bytes: NonNegativeInt = 0  # made by a forward, let go later
+    inputs_bytes: NonNegativeInt = 0  # and other tensors that live from step to step
+    activations_bytes: NonNegativeInt = 0  # allocated in a forward, freed after it
     temporary_bytes: NonNegativeInt = 0
     phase: str  # forward, backward, recompute, update
     module: str
@@ -55,47 +55,47 @@ class Fullest(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """All that lives at once."""
+        """Sum of all categories."""
         return sum(getattr(self, f"{category}_bytes") for category in CATEGORIES)
 
 
 class Part(Record):
-    """What one module does and keeps in one step, with all that is inside of it."""
+    """FLOPs and saved activations of one module in one step, its submodules included."""
 
-    module: str  # as in named_modules; "" is the whole
-    kind: str  # its class
+    module: str  # name as in named_modules; "": the whole model
+    kind: str  # class name
     parameters: NonNegativeInt
     forward_flops: NonNegativeInt
     backward_flops: NonNegativeInt
     recomputed_flops: NonNegativeInt
-    kept_bytes: NonNegativeInt  # activations, made in it and kept for the backward, of one micro-batch
+    kept_bytes: NonNegativeInt  # activations saved in it for the backward, of one micro-batch
 
 
 class Advice(Record):
-    """Which modules to recompute so that the step fits the budget, with the least extra work."""
+    """The modules to recompute so that the step fits the budget with the fewest extra FLOPs."""
 
     budget_bytes: PositiveInt
     fits: bool
-    modules: tuple[str, ...]  # to wrap in torch.utils.checkpoint; none: as it is
-    predicted_peak_bytes: NonNegativeInt  # from the tape of the step as it is
-    peak_bytes: NonNegativeInt  # of the step examined again with these modules wrapped
+    modules: tuple[str, ...]  # to wrap in torch.utils.checkpoint; may be empty
+    predicted_peak_bytes: NonNegativeInt  # from the recorded allocations of the unchanged step
+    peak_bytes: NonNegativeInt  # measured again with these modules wrapped
     extra_flops: NonNegativeInt
-    extra_share: float  # of the FLOPs of the step as it is
-    refused: tuple[str, ...] = ()  # modules that cannot be run twice, and why
-    reason: str = ""  # why not less, where it does not fit
+    extra_share: float  # of the FLOPs of the unchanged step
+    refused: tuple[str, ...] = ()  # modules that cannot be recomputed, and why
+    reason: str = ""  # if it does not fit: what keeps the peak up
 
 
 class Diagnosis(Record):
-    """Two steps of one's own module: the first, in which the optimizer makes its states, and every later one."""
+    """Two steps of a user's module: the first, in which the optimizer allocates its states, and a later one."""
 
-    model: str  # class
+    model: str  # class name
     optimizer: str
     parameters: NonNegativeInt
     trainable: NonNegativeInt
-    parameters_bytes: NonNegativeInt  # of all of a kind, whenever it lives
+    parameters_bytes: NonNegativeInt  # total of all parameters (below: gradients, states), whenever live
     gradients_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt
-    kept_bytes: NonNegativeInt  # activations, at the end of a forward
+    kept_bytes: NonNegativeInt  # activations at the end of a forward
     first: Fullest
     steady: Fullest
     forward_flops: NonNegativeInt
@@ -107,5 +107,5 @@ class Diagnosis(Record):
 
     @property
     def peak_bytes(self) -> int:
-        """Of the fuller of the two steps."""
+        """The higher peak of the two steps."""
         return max(self.first.peak_bytes, self.steady.peak_bytes)

@@ -1,4 +1,4 @@
-"""What a recipe of few bits loses against fp32, tensor by tensor, as a record.
+"""Errors of a low-precision recipe against fp32, tensor by tensor, as a record.
 
 ``check/numerics.py`` fills it, ``show/numerics.py`` prints it; docs/numerics.md explains it.
 """
@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fivefold.record import Record
 
-# operand: what a matmul in eight bits reads, against what it was cast from; all others against the same in fp32
+# operand: an 8-bit matmul input against the tensor it was cast from; all others against the same tensor in fp32
 Kind = Literal["activation", "gradient", "weight", "operand"]
 KINDS: dict[Kind, str] = {
     "activation": "results of operations",
@@ -23,28 +23,28 @@ Share = Field(ge=0, le=1)
 
 
 class Compared(Record):
-    """The tensors of one ``name`` in one layer, or outside of all."""
+    """Errors of the tensors called ``name`` in one layer; ``layer`` None: outside the blocks."""
 
     kind: Kind
     layer: NonNegativeInt | None
     name: str
     elements: NonNegativeInt
-    underflow: float = Share  # share that is 0, and in fp32 is more than 2^-20 of the tensor's largest
-    overflow: float = Share  # share at or above the largest number of the format, or none at all
-    error: NonNegativeFloat  # ‖a − b‖ / ‖b‖ of what is finite
+    underflow: float = Share  # share of elements that are 0, but in fp32 exceed 2^-20 of the largest
+    overflow: float = Share  # share at or above the format's largest number, or NaN
+    error: NonNegativeFloat  # ‖a − b‖ / ‖b‖ over finite elements
     cosine: float
-    largest: NonNegativeFloat  # of what is finite
+    largest: NonNegativeFloat  # largest finite |a|
 
 
 class Numerics(Record):
-    """One batch through a recipe and through fp32, with the same weights and the same choice of experts."""
+    """One batch run with a recipe and in fp32, with the same weights and the same routing to experts."""
 
     model: str
     recipe: str
-    weights: str  # where they come from
+    weights: str  # source of the weights
     tokens: NonNegativeInt
-    loss: float | None  # None: not finite
+    loss: float | None  # None if not finite
     reference_loss: float
-    loss_scale: PositiveFloat  # by which gradients were multiplied
-    rerouted: float | None = None  # share of choices of experts that would have been others
+    loss_scale: PositiveFloat  # factor on the gradients
+    rerouted: float | None = None  # share of routing choices in which the recipe would differ
     rows: tuple[Compared, ...]

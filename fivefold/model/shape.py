@@ -1,4 +1,4 @@
-"""The model as a record: every fact about its shape that planning or training needs, and nothing else.
+"""The model's shape as a record: every fact that planning or training needs, and nothing else.
 
 Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads``, K ``kv_heads``,
 H ``head_dim``, V ``vocab``, E ``moe.experts``.
@@ -28,7 +28,7 @@ from fivefold.sizes import (
 
 
 class MLA(Record):
-    """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key/value latent."""
+    """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key-value latent."""
 
     q_rank: Latent | None
     kv_rank: Latent
@@ -39,18 +39,18 @@ class MLA(Record):
 
 
 class MoE(Record):
-    """A mixture of experts in place of the MLP, from layer ``dense_layers`` on."""
+    """A mixture of experts that replaces the MLP from layer ``dense_layers`` on."""
 
     experts: Experts
     topk: Experts
     ffn: Ffn
     shared_experts: int = Field(0, ge=0, le=2**10)
-    shared_ffn: Ffn | None = None  # of one shared expert; None: as a routed one
+    shared_ffn: Ffn | None = None  # of one shared expert; None: equal to ``ffn``
     dense_layers: int = Field(0, ge=0, le=2**12)
     score: Literal["softmax", "sigmoid"] = "softmax"
     balance: Literal["none", "aux", "free"] = "aux"
     aux_coefficient: float = Field(0.01, ge=0, le=1e30)
-    capacity: Positive | None = None  # tokens per expert over the even share; None: dropless
+    capacity: Positive | None = None  # capacity factor: tokens per expert over the even share; None: dropless
     normalized: bool = True  # top-k weights rescaled to sum to one
     scaling: Scalar = 1.0
     groups: Experts = 1  # ranked by their best expert (softmax) or their two best (sigmoid)
@@ -72,7 +72,7 @@ class MoE(Record):
 
 
 class RopeScaling(Record):
-    """How rotary frequencies are stretched beyond the length of pre-training."""
+    """Scaling of rotary frequencies for sequences longer than in pre-training."""
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: Positive = 1.0
@@ -100,11 +100,11 @@ class ModelShape(Record):
     head_dim: HeadDim
     ffn: Ffn
     vocab: Vocab
-    positions: Tokens = 4096  # the longest sequence it was made for
+    positions: Tokens = 4096  # longest supported sequence, in tokens
 
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: Positive = 1e-5
-    norm_plus_one: bool = False  # the weight is stored less one (Gemma)
+    norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     block: Literal["pre", "post", "sandwich", "parallel"] = "pre"
     mlp: Literal["gated", "plain"] = "gated"
     activation: Literal["silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
@@ -112,8 +112,8 @@ class ModelShape(Record):
 
     position: Literal["rope", "learned", "none"] = "rope"
     rope_theta: Positive = 10_000.0
-    rope_theta_sliding: Positive | None = None  # of the sliding-window layers, which then have no rope_scaling
-    rope_fraction: float = Field(1.0, gt=0, le=1)  # of the head dim that is rotated
+    rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
+    rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
     rope_scaling: RopeScaling | None = None
 
     qkv_bias: bool = False
@@ -153,7 +153,7 @@ class ModelShape(Record):
         return self
 
     def _about(self) -> int:
-        """Parameters, without the small ones and without counting them one by one."""
+        """Approximate number of parameters, without norms and biases; fast for absurd sizes."""
         mla, moe = self.mla, self.moe
         heads = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
@@ -161,11 +161,11 @@ class ModelShape(Record):
 
     @property
     def rope_dim(self) -> int:
-        """How many of the head's dims are rotated."""
+        """Number of rotated dims per head."""
         return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
 
     def slides(self, layer: int) -> bool:
-        """Whether ``layer`` sees only the last ``window`` tokens."""
+        """Whether ``layer`` attends only to the last ``window`` tokens."""
         if self.window is None:
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True

@@ -9,14 +9,14 @@ from fivefold.model.weights import count
 
 
 class Model(ModelShape):
-    """One transformer language model."""
+    """A decoder-only transformer with its parameter counts."""
 
     @cached_property
     def parameters(self) -> int:
-        """Trainable parameters of the whole model."""
+        """Number of trainable parameters of the whole model."""
         return count(self)
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through: of the experts, only the top-k and the shared."""
+        """Number of parameters used per token: of the experts, only the top-k and the shared ones."""
         return count(self, active=True)

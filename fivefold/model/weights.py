@@ -1,7 +1,7 @@
-"""Every weight of a model by name and shape: the one list that counting, sharding and training share.
+"""Lists every weight of a model by name and shape; counting, sharding and training all use this list.
 
 Linear weights are ``(out, in)`` as in ``torch.nn.Linear``; the weights of all experts of a layer are one tensor
-with the experts in front. Names follow the module tree of ``train/model/transformer.py``.
+with the expert dim first. Names follow the module tree of ``train/model/transformer.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Kind = Literal["embedding", "norm", "column", "row", "router", "expert_column", 
 
 
 class Weight(NamedTuple):
-    """One trainable tensor. ``kind`` is what sharding and weight decay ask for."""
+    """One trainable tensor. ``kind`` decides sharding and weight decay."""
 
     name: str
     shape: tuple[int, ...]
@@ -24,22 +24,22 @@ class Weight(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Elements of the whole tensor."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def is_vector(self) -> bool:
-        """Norms and biases, those of all experts too."""
+        """Whether it is a norm or a bias, also one of experts."""
         return self.kind in ("norm", "bias", "vector") or self.name.endswith("bias")
 
     @property
     def is_hidden(self) -> bool:
-        """A matrix, or the matrices of experts, between hidden states."""
+        """Whether it is a matrix (or stacked matrices of experts) inside a block."""
         return not self.is_vector and self.kind in ("column", "row", "router", "expert_column", "expert_row")
 
 
 def weights(model: ModelShape) -> Iterator[Weight]:
-    """All weights in module order: embedding, blocks, last norm, head."""
+    """All weights in module order: embedding, blocks, final norm, head."""
     yield from embedding_weights(model)
     for layer in range(model.layers):
         for weight in block_weights(model, layer):
@@ -48,14 +48,14 @@ def weights(model: ModelShape) -> Iterator[Weight]:
 
 
 def embedding_weights(model: ModelShape) -> Iterator[Weight]:
-    """Token embedding, and position embedding where positions are learned."""
+    """Token embedding, and position embedding if positions are learned."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
         yield Weight("embed.positions.weight", (model.positions, model.width), "embedding")
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
-    """Last norm and, unless tied to the embedding, the head."""
+    """Final norm and, unless tied to the embedding, the head."""
     yield from _norm(model, "head.norm", model.width)
     if not model.tied_embeddings:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
@@ -64,7 +64,7 @@ def head_weights(model: ModelShape) -> Iterator[Weight]:
 
 
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
-    """One block's weights, named within the block."""
+    """Weights of one block, with names relative to the block."""
     yield from _norm(model, "norm1", model.width)
     yield from _mla(model) if model.mla else _attention(model)
     if model.block == "sandwich":
@@ -143,7 +143,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
 
 
 def count(model: ModelShape, *, active: bool = False) -> int:
-    """Parameters of the whole model; ``active``: only what one token passes through."""
+    """Number of parameters of the whole model; ``active``: only those used per token."""
     return sum(
         weight.numel * model.moe.topk // model.moe.experts
         if active and model.moe and weight.kind.startswith("expert")

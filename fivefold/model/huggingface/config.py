@@ -1,6 +1,6 @@
-"""A Hugging Face ``config.json`` read into one checked record, and what several families read from it alike.
+"""``Config``: a Hugging Face ``config.json`` as one checked record, and the mappings that several families share.
 
-Keys that mean the same under several names are one field; which family reads which is in ``keys.py``.
+Keys with one meaning under several names are one field; ``keys.py`` says which family reads which key.
 Source: configuration and modelling code of transformers 5.23.
 """
 
@@ -32,7 +32,7 @@ IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Config(Record):
-    """The keys of all families under one name each; a key that a family lacks keeps the neutral value below."""
+    """The keys of all families, one field per meaning; a key that a family lacks keeps its neutral default."""
 
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
@@ -59,7 +59,7 @@ class Config(Record):
     rope_theta: Positive = 10_000.0
     rope_local_base_freq: Positive | None = None
     partial_rotary_factor: Scalar = 1.0
-    unread_rotary_factor: Scalar = 1.0  # as given to a family that rotates the whole head
+    unread_rotary_factor: Scalar = 1.0  # partial_rotary_factor in a family that ignores it
     rope_interleave: bool | None = True
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -95,20 +95,20 @@ class Config(Record):
     v_head_dim: HeadDim = 1
 
     def mistake(self, what: str) -> Mistake:
-        """The one line for a feature or value that cannot be represented."""
+        """Make the one-line ``Mistake`` for a feature or value that ``Model`` cannot represent."""
         return Mistake(f"{self.name}: {what}")
 
 
 def read_config(values: dict[str, Any], *, family: str, name: str) -> Config:
-    """What the ``family`` reads of ``values``, over its defaults; a ``Mistake`` names the key that we cannot hold."""
+    """Read the keys that ``family`` uses, over its defaults; a ``Mistake`` names a key that is not supported."""
     found = fields(values, family=family, name=name)
-    if found.get("rope_parameters", {}) is None:  # none given: the family's own
+    if found.get("rope_parameters", {}) is None:  # null: use the family's default
         del found["rope_parameters"]
     return Config.read({**DEFAULTS[family], **found, "name": name}, origin=name)
 
 
 def activation(config: Config) -> str:
-    """Our name of the activation function."""
+    """The activation function under our name."""
     if config.hidden_act not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise config.mistake(f"activation {config.hidden_act!r} is not supported; supported: {known}")
@@ -116,7 +116,7 @@ def activation(config: Config) -> str:
 
 
 def head_dim(config: Config) -> int:
-    """As given, or the width over the heads."""
+    """The head dim as given, else hidden_size / num_attention_heads."""
     if config.head_dim is not None:
         return config.head_dim
     if config.hidden_size % config.num_attention_heads:
@@ -128,7 +128,7 @@ def head_dim(config: Config) -> int:
 
 
 def dropout(config: Config) -> float:
-    """The one rate of attention, residual and embedding dropout."""
+    """The common rate of attention, residual and embedding dropout; ``Mistake`` if they differ."""
     rates = {"attention": config.attention_dropout, "residual": config.hidden_dropout}
     if config.embedding_dropout is not None:
         rates["embedding"] = config.embedding_dropout
@@ -139,7 +139,7 @@ def dropout(config: Config) -> float:
 
 
 def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
-    """``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
+    """Fields ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
     slides = default if config.layer_types is None else _slides(config.layer_types, config)
     if config.sliding_window is None or not config.use_sliding_window:
         if any(slides):
@@ -153,7 +153,7 @@ def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]
 
 
 def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
-    known = {"sliding_attention": True, "full_attention": False, "attention": False}  # the last is an old name
+    known = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
     if unknown := sorted(set(layer_types) - set(known)):
         raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: sliding and full attention")
     if len(layer_types) != config.num_hidden_layers:
@@ -169,12 +169,12 @@ def _period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def attention_bias(config: Config) -> dict[str, bool]:
-    """Of queries, keys and values, and of the way out, under one key."""
+    """Fields ``qkv_bias`` and ``out_bias``, which one key sets."""
     return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
 
 
 def model(config: Config, **of_family: Any) -> Model:
-    """What all families share, with the fields ``of_family`` over it."""
+    """Build the ``Model`` from the fields that all families share, overridden by ``of_family``."""
     shared = {
         "name": config.name,
         "layers": config.num_hidden_layers,

@@ -1,6 +1,6 @@
-"""What a missing key of a Hugging Face ``config.json`` means, per family.
+"""Default values of missing keys of a Hugging Face ``config.json``, per family.
 
-Source: the configuration classes of transformers 5.23, under the names of ``huggingface_config.Config``.
+Source: the configuration classes of transformers 5.23. Names are the fields of ``config.Config``.
 """
 
 from __future__ import annotations

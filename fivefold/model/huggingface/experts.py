@@ -1,4 +1,4 @@
-"""The families of experts: ``config.json`` -> ``Model``, as in ``families.py``.
+"""``config.json`` -> ``Model`` for the families with experts, as in ``families.py``.
 
 Source: configuration and modelling code of transformers 5.23.
 """
@@ -13,8 +13,8 @@ from fivefold.model.spec import Model
 
 
 def mixtral(config: Config) -> Model:
-    """Experts in every layer, as wide as its MLP would be."""
-    # The softmax over the chosen logits is the softmax over all of them, rescaled to sum to one.
+    """Mixtral: experts in every layer, with ffn = intermediate_size."""
+    # A softmax over the top-k logits equals the softmax over all logits, rescaled to sum to one.
     moe = {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,
@@ -25,7 +25,7 @@ def mixtral(config: Config) -> Model:
 
 
 def qwen3_moe(config: Config) -> Model:
-    """Experts after the first layers, norms on queries and keys."""
+    """Qwen3-MoE: experts after the first dense layers, norms on queries and keys."""
     dense = sorted(config.mlp_only_layers or ())
     if dense != list(range(len(dense))):
         raise config.mistake(f"mlp_only_layers={dense} needs dense layers after experts, which is not supported")
@@ -80,7 +80,7 @@ def _deepseek(config: Config, *, score: str, method: tuple[str, ...], moe: dict[
 
 
 def deepseek_v2(config: Config) -> Model:
-    """Latent attention, experts chosen by softmax, perhaps within groups."""
+    """DeepSeek-V2: latent attention; softmax routing, optionally limited to groups of experts."""
     if config.norm_topk_prob:
         raise config.mistake("norm_topk_prob=true differs between codes of DeepSeek-V2 and is not supported")
     grouped = config.topk_method == "group_limited_greedy"
@@ -94,10 +94,10 @@ def deepseek_v2(config: Config) -> Model:
 
 
 def deepseek_v3(config: Config) -> Model:
-    """Latent attention, experts chosen by sigmoid and a bias, within groups."""
-    # The balancing bias e_score_correction_bias is no weight: a buffer in transformers 5.23, moved by the load and
-    # not by gradients. We do not count it, nor the multi-token-prediction module, which the reference leaves out.
-    # Rotary dims interleave in the file and are halves with us: an order of rows, not another operation.
+    """DeepSeek-V3: latent attention; sigmoid routing with a balancing bias, limited to groups of experts."""
+    # The balancing bias e_score_correction_bias is not a weight: transformers 5.23 has it as a buffer, updated from the
+    # load without gradients. It is not counted, nor is the multi-token-prediction module, which the reference omits.
+    # Rotary pairs are interleaved in the file and half-split here: a permutation of rows, not another operation.
     if config.head_dim not in (None, config.qk_rope_head_dim):
         raise config.mistake(
             f"head_dim={config.head_dim} is not qk_rope_head_dim={config.qk_rope_head_dim}: the family's code would "
@@ -114,7 +114,7 @@ def deepseek_v3(config: Config) -> Model:
 
 
 def gpt_oss(config: Config) -> Model:
-    """Experts with biases, attention sinks, every other layer slides."""
+    """gpt-oss: experts with biases, attention sinks, a sliding window in every other layer."""
     moe = {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,

@@ -1,6 +1,6 @@
-"""``Model`` -> Hugging Face ``config.json``: the way back of ``families.py``, which must read the same model again.
+"""``Model`` -> Hugging Face ``config.json``: the inverse of ``families.py``, which must read back the same model.
 
-Keys are those that transformers 4 and 5 both read. A model that no family holds is refused with the first field.
+Uses keys that transformers 4 and 5 both read. If no family can represent the model, a ``Mistake`` names a field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fivefold.record import Mistake, difference
 
 
 def to_config(model: Model) -> dict[str, Any]:
-    """The ``config.json`` of ``model`` in the family that computes what it computes; a ``Mistake`` if none does."""
+    """The ``config.json`` of ``model`` in a family with the same computation; ``Mistake`` if there is none."""
     family = _family(model)
     config = {
         "architectures": [FAMILIES[family].architecture],
@@ -28,7 +28,7 @@ def to_config(model: Model) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "vocab_size": model.vocab,
         "max_position_embeddings": model.positions,
-        "hidden_act": "silu",  # of all these families
+        "hidden_act": "silu",  # in all these families
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "tie_word_embeddings": model.tied_embeddings,
@@ -46,7 +46,7 @@ def to_config(model: Model) -> dict[str, Any]:
 def differs(there: Model, here: Model) -> str | None:
     """The first field in which two models compute differently, with both values.
 
-    What only training knows (auxiliary loss, capacity, dropout) does not count, nor do names and the longest text.
+    Ignores what only training uses (auxiliary loss, capacity, dropout), names and the maximal sequence length.
     """
     there, here = _computed(there), _computed(here)
     if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
@@ -55,11 +55,11 @@ def differs(there: Model, here: Model) -> str | None:
 
 
 def _computed(model: Model) -> Model:
-    """``model`` with neutral values where they change no logits."""
+    """``model`` with neutral values in fields that do not change the logits."""
     plain = model.head_dim**-0.5
     if model.mla is not None:
         plain = (model.mla.nope_dim + model.mla.rope_dim) ** -0.5
-        model = model.replace(kv_heads=1, head_dim=1)  # of latent attention neither is used
+        model = model.replace(kv_heads=1, head_dim=1)  # latent attention uses neither
     scale = model.attention_scale
     moe = model.moe and model.moe.replace(
         aux_coefficient=0.0, capacity=None, shared_ffn=model.moe.shared_ffn or model.moe.ffn
@@ -71,7 +71,7 @@ def _computed(model: Model) -> Model:
 
 
 def _family(model: Model) -> str:
-    """The one of those that we train whose operations are the model's, if any is."""
+    """The family whose operations could be the model's, among those with known weight names."""
     if model.mla is not None:
         return "deepseek_v2" if model.moe and model.moe.score == "softmax" else "deepseek_v3"
     if model.moe is not None:
@@ -90,7 +90,7 @@ def _scaling(scaling: RopeScaling) -> dict[str, Any]:
     if scaling.kind == "yarn":
         values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
         weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}
-        if scaling.mscale and scaling.mscale_all_dims:  # which fix the factor
+        if scaling.mscale and scaling.mscale_all_dims:  # they determine attention_factor
             return values | weights
         given = {name: weight for name, weight in weights.items() if weight is not None}
         return values | given | {"attention_factor": scaling.attention_factor}
@@ -128,6 +128,6 @@ def _latent(model: Model) -> dict[str, Any]:
         "qk_rope_head_dim": model.mla.rope_dim,
         "v_head_dim": model.mla.v_dim,
         "num_key_value_heads": model.heads,
-        "head_dim": model.mla.rope_dim,  # as transformers has it; others do not read it
+        "head_dim": model.mla.rope_dim,  # transformers' convention; others ignore it
         "rope_interleave": True,
     }

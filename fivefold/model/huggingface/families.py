@@ -1,7 +1,7 @@
-"""Hugging Face ``config.json`` -> ``Model``: one small mapping per family, defaults of missing keys as data.
+"""Hugging Face ``config.json`` -> ``Model``: one small mapping per family; defaults of missing keys are data.
 
-A family with a feature that ``Model`` cannot hold is refused with the missing operation; nothing is guessed.
-Source: configuration and modelling code of transformers 5.23, against which the tests count every family.
+A config with a feature that ``Model`` cannot represent raises ``Mistake``; nothing is guessed.
+Source: configuration and modelling code of transformers 5.23, against which the tests check every family.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fivefold.record import Mistake
 
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
-    """The model that a ``config.json`` describes.
+    """Build the model that a ``config.json`` describes.
 
-    ``config`` is the file's dictionary, of any transformers version; ``name`` the model's name in messages.
-    Raises ``Mistake`` for an unknown architecture and for what cannot be represented.
+    ``config``: the file's dictionary, of any transformers version; ``name``: the model's name in messages.
+    Raises ``Mistake`` for an unknown architecture or an unsupported feature.
     """
     kind, values = _of_text(config, name=name)
     family = FAMILIES[kind]
@@ -33,7 +33,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
-    """One line on the keys that look as if they changed the model, and that the family's code does not read."""
+    """One line that lists keys which may change the model but which the family's code ignores; None without any."""
     kind, values = _of_text(config, name=name)
     if not (keys := list(unread(values, family=kind))):
         return None
@@ -42,13 +42,13 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
 
 
 def interleaves(config: dict[str, Any], *, name: str) -> bool:
-    """Whether the rotary pairs of latent attention lie side by side in the file, as in every published one."""
+    """Whether the rotary pairs of latent attention are interleaved in the file, as in every published one."""
     kind, values = _of_text(config, name=name)
     return bool(read_config(values, family=kind, name=name).rope_interleave)
 
 
 def model_type(config: dict[str, Any], *, name: str) -> str:
-    """The family, by ``architectures`` where given (remote code may carry a ``model_type`` of its own)."""
+    """The family, from ``architectures`` if given, as remote code may have its own ``model_type``, else from that."""
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         wanted, known = str(architectures[0]), {family.architecture: kind for kind, family in FAMILIES.items()}
@@ -60,27 +60,27 @@ def model_type(config: dict[str, Any], *, name: str) -> str:
             f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
     said = FAMILIES.get(str(config.get("model_type")), FAMILIES[known[wanted]])
-    if said.architecture != FAMILIES[known[wanted]].architecture:  # transformers builds what model_type says
+    if said.architecture != FAMILIES[known[wanted]].architecture:  # transformers follows model_type
         raise Mistake(f"{name}: model_type {config['model_type']!r} is not that of {wanted}; correct one of them")
     return known[wanted]
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:
-    """The known name most like ``wanted`` in what tells families apart."""
+    """The known name most similar to ``wanted``, ignoring suffixes such as ForCausalLM."""
     told = {re.sub("For[A-Z].*|LMHead.*", "", name).lower(): name for name in known}
     word = re.sub("For[A-Z].*|LMHead.*", "", wanted).lower()
     return told[max(told, key=lambda name: SequenceMatcher(None, word, name).ratio())]
 
 
 def _of_text(config: dict[str, Any], *, name: str) -> tuple[str, dict[str, Any]]:
-    """The family and the keys of the model of text, which a multimodal config has in a table."""
+    """The family and the keys of the text model, which a multimodal config has under ``text_config``."""
     kind = model_type(config, name=name)
     if not FAMILIES[kind].wrapper:
         return kind, config
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise Mistake(f"{name}: a multimodal config without a text_config table")
-    return kind, {**text, "tie_word_embeddings": config.get("tie_word_embeddings", True)}  # theirs alone is read
+    return kind, {**text, "tie_word_embeddings": config.get("tie_word_embeddings", True)}  # only the outer key is read
 
 
 def _llama(config: Config) -> Model:
@@ -92,7 +92,7 @@ def _mistral(config: Config) -> Model:
 
 
 def _late_windows(config: Config) -> dict[str, Any]:
-    """Qwen: where windows are used, the layers from ``max_window_layers`` on slide."""
+    """Qwen: if windows are used, layers from ``max_window_layers`` on have a sliding window."""
     used = config.use_sliding_window and config.sliding_window is not None
     layers = range(config.num_hidden_layers)
     return windows(config, default=tuple(used and layer >= config.max_window_layers for layer in layers))
@@ -132,7 +132,7 @@ def _gemma3(config: Config) -> Model:
 
 
 def _phi3(config: Config) -> Model:
-    # The file holds q, k, v and gate, up as two fused matrices: the same weights. "yarn" was an early name of longrope.
+    # The file fuses q, k, v and gate, up into two matrices: the same weights. "yarn" was an early name of longrope.
     kinds = dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     return model(config, **rope(config, partly=True, kinds=kinds), **windows(config))
 
@@ -178,7 +178,7 @@ class Family(NamedTuple):
 
     architecture: str
     mapping: Callable[[Config], Model]
-    wrapper: bool = False  # a multimodal model, of which we take ``text_config``
+    wrapper: bool = False  # a multimodal model, of which only ``text_config`` is read
 
 
 FAMILIES = {

@@ -1,11 +1,10 @@
-"""Which keys of a Hugging Face ``config.json`` a family reads, under which names, and what becomes of the others.
+"""The keys of a Hugging Face ``config.json`` that each family reads, and what happens to all others.
 
-    read by the family's code and by us     its field of ``Config``        KEYS
-    read by it, and not held by ``Model``   refused by name                REFUSED
-    not read by it                          left out, and said in one line unless known to change no model   HARMLESS
+    KEYS       read by the family's code and by us: becomes a field of ``Config``
+    REFUSED    read by the family's code, but ``Model`` cannot represent it: ``Mistake`` unless it has a neutral value
+    HARMLESS   not read by the family's code and changes no logits: ignored; other unread keys give one remark
 
-Source: configuration and modelling code of transformers 5.23, against which ``tests/model/test_families.py`` holds
-every key of every family.
+Source: transformers 5.23, against which ``tests/model/test_families.py`` checks every key of every family.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SIZES = _same(
     "tie_word_embeddings attention_dropout"
 )
 _ROTARY = _same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
-# Kept with the rotary parameters of every family, and applied by those that rotate a part of the head.
+# Stored with every family's rotary parameters, but applied only by families that rotate a part of the head.
 _UNREAD = "unread_rotary_factor"
 _WHOLE = {"partial_rotary_factor": _UNREAD}
 _GROUPED = _SIZES | _ROTARY | _WHOLE | _same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
@@ -47,7 +46,7 @@ _DEEPSEEK = _DECODER | _same(
 )
 _DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
 
-# family: {its key: the field of ``Config``}; keys of one field are one key under several names
+# family: {config key: field of ``Config``}; keys of one field are aliases
 KEYS: dict[str, dict[str, str]] = {
     "llama": _DECODER | _same("attention_bias mlp_bias"),
     "mistral": _DECODER | _same("sliding_window"),
@@ -91,7 +90,7 @@ KEYS: dict[str, dict[str, str]] = {
 
 
 class Only(NamedTuple):
-    """The values of a key that we hold, and what any other would need."""
+    """The supported values of a key, and the operation that any other value would need."""
 
     values: tuple[Any, ...]
     operation: str
@@ -99,8 +98,8 @@ class Only(NamedTuple):
 
 _LAYER_FREQUENCY = Only((1,), "experts in every n-th layer only")
 _GEMMA_REFUSED = {"use_bidirectional_attention": Only((False, None), "attention that is not causal")}
-_DEEPSEEK_REFUSED = {"moe_layer_freq": _LAYER_FREQUENCY}  # which the published code of the family reads
-# family, or "" for all: {key: what is held}
+_DEEPSEEK_REFUSED = {"moe_layer_freq": _LAYER_FREQUENCY}  # read by the family's published code
+# family, or "" for all: {key: supported values}
 REFUSED: dict[str, dict[str, Only]] = {
     "": {
         "is_causal": Only((True,), "attention that is not causal"),
@@ -124,9 +123,9 @@ REFUSED: dict[str, dict[str, Only]] = {
     },
 }
 
-# Keys of published files that change no logits: what a file says of itself and of others' software, tokens,
-# generation, heads for classes, initial weights (ours are drawn by our own rule), storage, modules that are left out
-# (multi-token prediction), and what a file says twice.
+# Keys of published files that change no logits: metadata, other software, tokens, generation, classification heads,
+# initial weights (ours have their own rule), storage, modules that are not built (multi-token prediction), and
+# duplicates of other keys.
 HARMLESS = _same(
     "architectures model_type transformers_version auto_map tokenizer_class name torch_dtype dtype torchscript "
     "use_bfloat16 quantization_config attn_implementation cache_implementation use_cache gradient_checkpointing "
@@ -142,7 +141,7 @@ _STARTS = ("_", "summary_", "unsloth_")
 
 
 def fields(values: dict[str, Any], *, family: str, name: str) -> dict[str, Any]:
-    """``values`` under the names of ``Config``, without what the family does not read; a ``Mistake`` for REFUSED."""
+    """The keys that the family reads, renamed to fields of ``Config``; ``Mistake`` for a refused value."""
     for key, only in (REFUSED[""] | REFUSED.get(family, {})).items():
         if key in values and not any(values[key] == held for held in only.values):
             raise Mistake(
@@ -163,9 +162,9 @@ def fields(values: dict[str, Any], *, family: str, name: str) -> dict[str, Any]:
 
 
 def unread(values: dict[str, Any], *, family: str) -> Iterator[str]:
-    """The keys that look as if they changed the model, and that the family's code does not read.
+    """The keys that may change the model, but that the family's code ignores.
 
-    A value that says no (none, false, 0, 1, empty), or says again what the family takes anyhow, is none of them.
+    Leaves out neutral values (none, false, 0, 1, empty) and values that the family uses anyway.
     """
     read = KEYS[family] | {key: key for key in REFUSED[""] | REFUSED.get(family, {})}
     meant = {name: field for keys in KEYS.values() for name, field in keys.items()}

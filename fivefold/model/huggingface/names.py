@@ -1,4 +1,4 @@
-"""Our weights as the tensors of a Hugging Face folder: names, shapes, experts, and the order of rotary rows.
+"""Maps our weights to the tensors of a Hugging Face folder: names, shapes, experts, and order of rotary rows.
 
     blocks.3.moe.experts.gate [E, F, D] = E times model.layers.3.mlp.experts.0.gate_proj.weight [F, D]
                                 or the upper half of model.layers.3.mlp.experts.gate_up_proj [E, 2F, D] (stacked)
@@ -18,22 +18,22 @@ from fivefold.record import nearest
 
 
 class Part(NamedTuple):
-    """A tensor of the folder that is ``ours``, one of our weights, or an expert of it, or holds it beside another."""
+    """A tensor of the folder that holds our weight ``ours``: alone, one expert of it, or fused with another."""
 
     name: str
     shape: tuple[int, ...]
     ours: str
-    expert: int | None = None  # the one of ours that it is
-    first: int = 0  # where ours begins in its last dim but one
-    head: tuple[int, int] | None = None  # rows of each head, and how many of them, the last, turn as interleaved pairs
+    expert: int | None = None  # index of the expert
+    first: int = 0  # first row of ours in dim -2 of a fused tensor
+    head: tuple[int, int] | None = None  # (rows per head, last rows of them that are interleaved rotary pairs)
 
     @property
     def numel(self) -> int:
-        """Elements of the whole tensor."""
+        """Number of elements of the whole tensor."""
         return prod(self.shape)
 
     def order(self) -> list[int]:
-        """Which of its rows each of ours is: a pair lies side by side there, and half the rotary dim apart with us."""
+        """Index of the folder's row for each of our rows: rotary pairs are interleaved there and half-split here."""
         if self.head is None:
             return list(range(self.shape[0]))
         size, turned = self.head
@@ -82,7 +82,7 @@ DEEPSEEK = EXPERTS | {
     "moe.shared.down": "mlp.shared_experts.down_proj",
 }
 FREE = DEEPSEEK | {"moe.bias": "mlp.gate.e_score_correction_bias"}
-# All experts of a layer in one tensor, as transformers 5 has them in memory, whatever the family's names on disk.
+# All experts of a layer in one tensor, as transformers 5 has them in memory, for any family's names on disk.
 STACKED = {
     "moe.router": "mlp.gate",
     "moe.experts.gate": "mlp.experts.gate_up_proj",
@@ -105,10 +105,10 @@ NAMES: dict[str, Mapping[str, str]] = {
 
 
 def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool = True) -> Iterator[Part]:
-    """The tensors of a folder of ``family``, in module order; also the biases by which experts are chosen.
+    """The tensors of a folder of ``family``, in module order, with the routing biases of experts.
 
-    ``stacked``: experts in one tensor per layer. ``interleaved``: pairs of latent attention lie side by side, as in
-    every published file (the config's ``rope_interleave``). Raises ``Mistake`` for a family whose names are not known.
+    ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
+    in every published file (``rope_interleave``). Raises ``Mistake`` for a family whose names are unknown.
     """
     if family not in NAMES:
         raise nearest(family, list(NAMES), kind="family of weights")
@@ -122,7 +122,7 @@ def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool
 
 
 def bias_name(layer: int) -> str:
-    """Our name of the bias by which the experts of ``layer`` are chosen, which is no weight."""
+    """Our name of the routing bias of ``layer``, a buffer that is not listed as a weight."""
     return f"blocks.{layer}.moe.bias"
 
 
@@ -148,7 +148,7 @@ def _of(weight: Weight, model: Model, names: Mapping[str, str], *, interleaved: 
 
 
 def _head(stem: str, model: Model) -> tuple[int, int] | None:
-    """Rows of a head and of its rotary part, where the rows of latent attention have one."""
+    """(Rows per head, rotary rows of them) if a weight of latent attention has rotary rows; else None."""
     if model.mla is None:
         return None
     turned = model.mla.rope_dim

@@ -1,6 +1,6 @@
-"""What a Hugging Face ``config.json`` says of rotary positions: base, part of the head, and scaling.
+"""Rotary position settings of a Hugging Face ``config.json``: base, rotated part of the head, and scaling.
 
-Both the old keys (``rope_theta``, ``rope_scaling``) and those of transformers 5 (``rope_parameters``) are read.
+Reads both the old keys (``rope_theta``, ``rope_scaling``) and those of transformers 5 (``rope_parameters``).
 Source: ``modeling_rope_utils.py`` of transformers 5.23.
 """
 
@@ -20,7 +20,7 @@ LAYERS = ("full_attention", "sliding_attention")
 
 
 class Rotary(Record):
-    """What ``rope_scaling`` or ``rope_parameters`` says of one kind of layers."""
+    """The keys of ``rope_scaling`` or ``rope_parameters`` for one kind of layers."""
 
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 
@@ -43,15 +43,15 @@ class Rotary(Record):
 
     @property
     def kind(self) -> str:
-        """``default`` is no scaling."""
+        """The kind of scaling; ``default``: none."""
         return self.rope_type or self.type or "default"
 
 
 def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
-    """The rotary fields of ``Model``, alike in all layers.
+    """The rotary fields of ``Model`` for a family with equal settings in all layers.
 
-    ``partly``: the family applies ``partial_rotary_factor``; any other ignores it, or fails where rotary is scaled.
-    ``kinds``: the scalings that the family has, under the names that it stores.
+    ``partly``: the family applies ``partial_rotary_factor``; others ignore it, or fail if rope is scaled.
+    ``kinds``: the scalings that the family supports: its name → ours.
     """
     given = config.rope_scaling or config.rope_parameters or {}
     if nested := [layers for layers in LAYERS if layers in given]:
@@ -69,7 +69,7 @@ def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS)
 
 
 def rope_by_layers(config: Config) -> dict[str, Any]:
-    """Gemma 3: a base of its own in sliding layers; ``rope_scaling`` is of the others."""
+    """The rotary fields of Gemma 3: sliding layers have their own base; ``rope_scaling`` is for the others."""
     given, scaled = config.rope_parameters or {}, config.rope_scaling or {}
     for key, values in (("rope_parameters", given), ("rope_scaling", scaled)):
         if values and any(layers in values for layers in LAYERS) is not (key == "rope_parameters"):
@@ -96,7 +96,7 @@ def rope_by_layers(config: Config) -> dict[str, Any]:
 
 
 def _whole(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
-    """All of the head is rotated, whatever ``partial_rotary_factor`` says where nothing is scaled."""
+    """Fields of a family that rotates whole heads; ``Mistake`` for a partial factor together with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction
     if scaling is not None and fraction != 1:
@@ -110,7 +110,7 @@ def _whole(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dic
 def _scaling(
     config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None
 ) -> dict[str, Any] | None:  # fmt: skip
-    """``original``: the length of pre-training that stands beside the rotary parameters, and counts before theirs."""
+    """Fields of ``RopeScaling``, or None. ``original``: top-level pre-training length; it overrides the nested one."""
     if given.kind == "default":
         return None
     if given.kind not in kinds:
@@ -145,12 +145,12 @@ def _scaling(
 
 
 def yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
-    """YaRN's ``0.1·weight·ln factor + 1``: how much sharper attention must be at ``factor`` times the length."""
+    """YaRN's ``0.1·weight·ln factor + 1``: the factor on q and k for ``factor`` times the pre-training length."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
-    """What cos and sin are multiplied by, of the kinds that have it: as given, or as the rest of the scaling fixes."""
+    """Factor on cos and sin for yarn and longrope, as given or derived from the other values; None for others."""
     if kind not in ("yarn", "longrope"):
         return None
     if given.attention_factor is not None:
