@@ -1,6 +1,6 @@
-"""A machine's balance as records: what a layer offers at each degree of each axis against what the links ask for.
+"""Arithmetic intensity of a layer's messages at each degree of each axis, against the balance of the links; records.
 
-    offered = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
+    intensity = FLOPs ÷ bytes of the layer        balance = FLOP/s ÷ bytes/s of the machine
 
 ``plan/ratios/__init__.py`` fills them, ``show/ratios.py`` prints them; docs/how-a-step-costs/ratios.md explains them.
 """
@@ -13,7 +13,7 @@ from fivefold.record import Record
 
 
 class Degree(Record):
-    """One degree of an axis: what the layer offers there, and what the farthest link it reaches asks for."""
+    """One degree of an axis: FLOPs per byte of the layer, and the balance of the farthest link that it uses."""
 
     degree: PositiveInt
     token: str  # as in a layout: tp8, tp4x2
@@ -24,7 +24,7 @@ class Degree(Record):
 
 
 class Axis(Record):
-    """One message of one axis. ``largest``: the last degree that hides it before the first that does not."""
+    """One message of one axis. ``largest``: the highest degree up to which compute hides it."""
 
     axis: str
     sends: str
@@ -36,10 +36,10 @@ class Axis(Record):
 
 
 class Sizing(Record):
-    """How a mixture of experts must be cut for its two all-to-alls to hide over ``link``.
+    """How an MoE layer must be shaped so that compute hides its two all_to_alls over ``link``.
 
-    ``ffn_alone``: narrowest expert that hides them behind the experts; ``ffn_layer``: behind the whole layer;
-    ``topk_layer``: most experts a token at the present width, behind the whole layer (None: any number).
+    ``ffn_alone``: smallest expert ffn that hides them behind the experts; ``ffn_layer``: behind the whole layer;
+    ``topk_layer``: largest top-k at the present ffn, behind the whole layer (None: any).
     """
 
     link: str
@@ -51,11 +51,11 @@ class Sizing(Record):
 
 
 class Ratios(Record):
-    """All axes of one model on one machine, each varied alone; ``balances`` are FLOPs per byte, by link."""
+    """All axes of one model on one machine, each varied alone; ``balances``: FLOPs per byte, by link."""
 
     model: str
     machine: str
-    layout: str  # the degrees that stay while one is varied
+    layout: str  # the fixed degrees while one axis is varied
     sequence: PositiveInt
     global_batch: PositiveInt
     precision: str

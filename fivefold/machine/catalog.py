@@ -1,8 +1,8 @@
-"""Chips that people train on, each in the node it is usually sold in, and the words that name a machine.
+"""Catalog of training chips, each in its usual node, and ``resolve``, which turns a text into a ``Machine``.
 
-Peaks are dense, per rank. Memory is what the driver shows as the card's total (``nvidia-smi``, ``rocm-smi``), where
-that was seen printed: an "80 GB" H100 has 81559 MiB. Elsewhere it is the data sheet's GB times 1e9. A CUDA context
-and torch then take 0.5 to 1 GB more. Bandwidths and peaks are the vendors'; what a program reaches is less.
+Peaks are dense, per rank. Memory is the card's total as the driver shows it (``nvidia-smi``, ``rocm-smi``) where such
+output was published: an "80 GB" H100 has 81559 MiB; else the data sheet's GB times 1e9. A CUDA context and torch
+take 0.5 to 1 GB of it. Bandwidths and peaks are the vendors'; ``reached.py`` has what kernels reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fivefold.record import Mistake, nearest, read_file
 from fivefold.sizes import RANKS
 from fivefold.units import MIB, Dtype
 
-# The table behind most rows, as read at commit 744d01e of github.com/stas00/ml-engineering.
+# The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
 SHEET = "stas00/ml-engineering@744d01e:compute/accelerator/README.md"
 NETWORK = "stas00/ml-engineering@744d01e:network/README.md"
 MEMORY_SEEN = "memory as the driver shows it"
@@ -27,7 +27,7 @@ RECALLED = "vendor data sheet from memory, unverified"
 
 
 class Fabric(NamedTuple):
-    """One tier of links as ``machine.spec.Link`` has it: bytes/s per rank and direction, seconds per step."""
+    """One tier of links, with the fields of ``machine.spec.Link``: bytes/s per rank and direction, seconds per step."""
 
     name: str
     bandwidth: float
@@ -39,7 +39,7 @@ class Fabric(NamedTuple):
 
 
 def _scale_up(name: str, gigabytes: float, source: str, *, ring: float, switch: float | None = None) -> Fabric:
-    """``ring`` is the bus bandwidth in GB/s of large all-gathers, ``switch`` the rate while the switch adds."""
+    """Links within a node, in GB/s. ``ring``: bus bandwidth of large all_gathers; ``switch``: in-switch reductions."""
     # An 8-GPU all-reduce of 32 KiB takes 44 us on A100 and 40 us on H200: 20 us to start, 6 tree steps of 3 us.
     latency = f"3 us per step: 32 KiB all-reduce over 8 GPUs in 40 to 44 us, {NETWORK}#L1222 and #L1257"
     reduction = switch * 1e9 if switch else None
@@ -163,15 +163,15 @@ ROWS: dict[str, Row] = {
 
 
 def names() -> list[str]:
-    """The chips of the catalog, in its order."""
+    """Names of the catalog's chips, in its order."""
     return list(ROWS)
 
 
 def resolve(text: str, *, local: Path) -> Machine:
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 
-    Words after it vary it (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local`` is where ``fivefold calibrate``
-    wrote this computer. A ``Mistake`` says in one line what is unknown.
+    Words after it override fields (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that ``fivefold
+    calibrate`` wrote for this computer. Raises a one-line ``Mistake`` for an unknown name.
     """
     named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
     found = _named(named, local=local)
@@ -191,7 +191,7 @@ def _named(text: str, *, local: Path) -> Machine:
 
 
 def _read(path: Path) -> Machine:
-    """A machine file; with ``base``, a machine of the catalog by name, it holds what differs from that."""
+    """Read a machine file. If it has ``base``, the name of a catalog machine, its other keys override that one's."""
     values = read_file(path)
     if "base" not in values:
         return toml.read(path)
@@ -204,13 +204,13 @@ def _read(path: Path) -> Machine:
 
 
 def _over(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` over those that are known, table by table."""
+    """Merge ``values`` into ``known`` recursively; ``values`` win."""
     inner = {key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)}
     return {**known, **values, **{key: _over(known[key], values[key]) for key in inner}}
 
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:
-    """``machine`` with another number of ranks; the processes of a calibrated CPU share what it has anew."""
+    """``machine`` with ``ranks`` ranks; on a calibrated CPU its processes divide the same FLOP/s and memory."""
     if machine.calibration is None or machine.backend != "gloo":
         return machine.replace(ranks=ranks)
     share = machine.ranks / ranks
@@ -224,7 +224,7 @@ def with_ranks(machine: Machine, ranks: int) -> Machine:
 
 
 def _split(text: str) -> tuple[str, int | None]:
-    """``"h100:512"`` → ``("h100", 512)``; without a count ``None``."""
+    """``"h100:512"`` → ``("h100", 512)``; None without a count."""
     name, colon, count = text.strip().rpartition(":")
     if not colon or Path(count).suffix in (".toml", ".json"):
         return text.strip(), None

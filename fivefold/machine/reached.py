@@ -1,8 +1,8 @@
-"""What kernels reach of a chip's data sheet, by chip of the catalog: the best matmul that anyone measured, and shares.
+"""Measured kernel efficiency of the catalog's chips: best published matmul TFLOP/s, and shares for other kernels.
 
-A best is the best of thousands of shapes, for a moment. Inside a long step a chip holds less, as its power is capped:
+The best is over thousands of shapes, in a short run. In a long step a chip sustains less, as its power is capped:
 
-    share of the peak that a step can count on = SUSTAINED · best measured ÷ peak
+    sustained share of the peak = SUSTAINED · best measured ÷ peak
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN = "what its kernels reach is our assumption"
 
 
 class Reached(NamedTuple):
-    """The best matmul in TFLOP/s per number format; the shares are those of ``machine.spec.Chip``."""
+    """Best measured matmul in TFLOP/s by number format; the other fields are those of ``machine.spec.Chip``."""
 
     multiprocessors: int
     best: dict[Dtype, float]
@@ -37,8 +37,8 @@ class Reached(NamedTuple):
     flops_per_joule: dict[Dtype, float] = {}
 
 
-# What large matmuls do with a joule inside long training steps, in TFLOP: a chip that is allowed more watts holds a
-# higher clock. Set on step times (what hangs on each: docs/how-a-step-costs/constants.md): on the flat dense runs of
+# FLOPs per joule of large matmuls in long training steps: a chip with a higher power limit sustains a higher clock.
+# Fitted to step times (what depends on each: docs/how-a-step-costs/constants.md): on the flat dense runs of
 # NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
 # and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
 # Ampere: the times of one layer in Korthikanti 2022 (arXiv:2205.05198, table 4: 7.7 and 11.9 ms) want 0.60, its runs
@@ -98,7 +98,7 @@ REACHED: dict[str, Reached] = {
         128,
         {"bf16": 165.1},
         f"{TORCH}; attention: apache/tvm:tl_doc/flash_perf.md",
-        attention_share=1.2,  # its clock rises above the data sheet's
+        attention_share=1.2,  # its clock exceeds the data sheet's
         attention_backward_share=0.8,
     ),
     "rtx3090": Reached(82, {"bf16": 76.6}, TORCH),
@@ -106,7 +106,7 @@ REACHED: dict[str, Reached] = {
 
 
 def shares(name: str, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
-    """The fields of ``Chip`` that say what the kernels of ``name`` reach; none for a chip that nobody measured."""
+    """The efficiency fields of ``Chip`` for the chip ``name``; empty if nobody measured it. ``tflops``: its peaks."""
     if name not in REACHED:
         return {}
     fields = REACHED[name]._asdict()

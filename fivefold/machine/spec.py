@@ -1,7 +1,7 @@
-"""The machine as a record: a chip, the links between chips from near to far, and how many there are.
+"""The machine as a record: the chip, the number of chips, and the links between them from near to far.
 
-All rates are per chip and one direction, in SI units; peaks are dense (no sparsity).
-A machine that was measured (``fivefold calibrate``) carries the measurements themselves.
+All rates are per chip and direction, in SI units; peaks are dense (no sparsity).
+A calibrated machine (``fivefold calibrate``) carries its measurements.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fivefold.sizes import Bytes, Degree, Dollars, Rate, Seconds, Share, Watts
 from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
-MATMUL_SHARE = 0.75  # of the peak, for a chip that nobody measured: between B200 (0.72) and A100 (0.81)
-OWN = "its owner's figure"  # where a figure is from, unless it is said
+MATMUL_SHARE = 0.75  # of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
+OWN = "its owner's figure"  # default source of a figure
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 
@@ -24,33 +24,33 @@ class Chip(Record):
     """One accelerator (or one process's share of a CPU)."""
 
     name: str
-    peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # FLOP/s per number format of the matrix units
+    peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
     memory_bytes: Bytes
     memory_bandwidth: Rate  # bytes/s
     power_watts: Watts | None = None
     multiprocessors: Degree = 108
-    matmul_share: dict[Dtype, Share] = {}  # of the peak, that large matmuls sustain inside a training step
-    flops_per_joule: dict[Dtype, Rate] = {}  # of large matmuls on real numbers: caps them by power_watts
-    attention_share: Share = 0.8  # of what matmuls sustain: flash attention, forward
+    matmul_share: dict[Dtype, Share] = {}  # of the peak, sustained by large matmuls in a training step
+    flops_per_joule: dict[Dtype, Rate] = {}  # of large matmuls on real data; with power_watts a cap on their rate
+    attention_share: Share = 0.8  # flash attention forward, of the sustained matmul rate
     attention_backward_share: Share = 0.73
-    flash2_share: Share = 1.0  # of the chip's own attention kernels, that FlashAttention-2 reaches
+    flash2_share: Share = 1.0  # FlashAttention-2, of the rate of the chip's best attention kernels
     bandwidth_share: Share = 0.9
-    # Of the host, for one operation or message of eager PyTorch with the views, casts and hooks around it: narrow
-    # layers of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch whatever their width (EPYC 7742).
-    # Set on those runs, at the minimum of their error: docs/how-a-step-costs/constants.md.
+    # Host time of one operation or message of eager PyTorch with the views, casts and hooks around it: narrow layers
+    # of vTrain's 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
+    # Fitted to those runs at the minimum of their error: docs/how-a-step-costs/constants.md.
     launch_seconds: Seconds = 67e-6
     source: str = OWN
     share_source: str = "what kernels reach is the default"
 
     def peak(self, dtype: Dtype) -> float:
-        """Peak FLOP/s of ``dtype``, or of the nearest wider format that the chip has."""
+        """Peak dense FLOP/s of ``dtype``, or of the nearest wider format that the chip has."""
         found = dtype if dtype in self.peak_flops else _nearest_wider(dtype, self.peak_flops)
         return self.peak_flops[found] if found else max(self.peak_flops.values())
 
     def sustained(self, dtype: Dtype) -> float:
-        """FLOP/s that large matmuls in ``dtype`` hold through a step: the share of the peak, or what the power allows.
+        """FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.
 
-        A figure that nobody measured is that of a wider format.
+        Without a measurement for ``dtype``, uses that of the nearest wider format.
         """
         found = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
         rate = self.peak(dtype) * (self.matmul_share[found] if found else MATMUL_SHARE)
@@ -65,20 +65,20 @@ def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
 
 
 class Link(Record):
-    """One tier of the network: groups of up to ``span`` neighbouring ranks are joined at this rate."""
+    """One tier of the network, which connects groups of up to ``span`` neighbouring ranks."""
 
     name: str
     span: Degree
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
-    sustained: float = Field(1.0, ge=1e-6, le=1)  # what a ring of large messages reaches of it
-    reduction_bandwidth: Rate | None = None  # bytes/s per rank while the switch adds (NVLink SHARP)
-    latency_seconds: Seconds = 4e-6  # one step of a small message; NCCL's between nodes
-    direct: bool = False  # wires from each rank to each: of a span of s, a group of n uses n - 1 of s - 1
+    sustained: float = Field(1.0, ge=1e-6, le=1)  # share of it that a ring of large messages reaches
+    reduction_bandwidth: Rate | None = None  # bytes/s per rank of in-switch reductions (NVLink SHARP)
+    latency_seconds: Seconds = 4e-6  # per step of a small message; default: NCCL between nodes
+    direct: bool = False  # all-to-all wiring: a group of n in a span of s uses n - 1 of s - 1 links
     source: str = OWN
 
 
 class MatmulPoint(Record):
-    """``(m, k) @ (k, n)`` took ``seconds`` while ``ranks`` processes did the same side by side."""
+    """Measured seconds of ``(m, k) @ (k, n)`` while ``ranks`` processes ran the same concurrently."""
 
     dtype: Dtype
     ranks: PositiveInt
@@ -89,7 +89,7 @@ class MatmulPoint(Record):
 
 
 class AttentionPoint(Record):
-    """Causal flash attention of ``sequences`` x ``tokens``, forward and backward."""
+    """Measured seconds of causal flash attention over ``sequences`` x ``tokens``, forward and backward."""
 
     dtype: Dtype
     ranks: PositiveInt
@@ -103,7 +103,7 @@ class AttentionPoint(Record):
 
 
 class KernelPoint(Record):
-    """A memory-bound kernel of the trainer (or a plain copy) that reads and writes ``moved_bytes``."""
+    """Measured seconds of a memory-bound kernel (or a copy) that reads and writes ``moved_bytes`` in all."""
 
     kernel: str
     dtype: Dtype
@@ -113,7 +113,7 @@ class KernelPoint(Record):
 
 
 class CollectivePoint(Record):
-    """A collective over ``ranks`` processes; ``bytes`` is the full tensor."""
+    """Measured seconds of a collective over ``ranks`` processes; ``bytes``: size of the full tensor."""
 
     collective: Collective
     ranks: PositiveInt
@@ -122,7 +122,7 @@ class CollectivePoint(Record):
 
 
 class Calibration(Record):
-    """What was measured, when, and with which versions."""
+    """Measurements of one machine, with their date and torch version."""
 
     date: str
     torch: str
@@ -152,14 +152,14 @@ class Machine(Record):
             raise ValueError(f"links must go from near to far, but their spans are {spans}")
         return self
 
-    def __hash__(self) -> int:  # the chip holds a dict, which has none
+    def __hash__(self) -> int:  # the chip holds a dict, which is not hashable
         return hash((self.name, self.ranks))
 
     @property
     def nodes(self) -> int:
-        """Nodes in use, the last one perhaps in part."""
+        """Number of nodes, counting a partly used one."""
         return -(-self.ranks // self.ranks_per_node)
 
     def link(self, span: int) -> Link:
-        """The nearest tier that joins ``span`` neighbouring ranks."""
+        """The nearest tier that connects ``span`` neighbouring ranks."""
         return next((link for link in self.links if link.span >= span), self.links[-1])

@@ -1,6 +1,6 @@
-"""A machine as a TOML file: written whole or not at all, and read back equal to the last bit.
+"""Writes a machine to a TOML file atomically and reads it back bitwise equal.
 
-One measured point is one line. Fields that are None are left out, as TOML has no null.
+One measured point is one line. Fields that are None are omitted, as TOML has no null.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def write(machine: Machine, path: Path) -> None:
 
 
 def read(path: Path) -> Machine:
-    """The machine in ``path`` (``.toml`` or ``.json``); a ``Mistake`` names the file and the field that is wrong."""
+    """Read the machine in ``path`` (``.toml`` or ``.json``); a ``Mistake`` names the file and the wrong field."""
     return Machine.read(read_file(path), origin=str(path))
 
 
 def emit(values: Mapping[str, Any]) -> str:
-    """``values`` as TOML text: nested tables under headings, lists of tables with one table per line."""
+    """Format ``values`` as TOML: nested tables under headings, lists of tables with one table per line."""
     return "\n".join(_table(values, heading="")) + "\n"
 
 
@@ -51,7 +51,7 @@ def _table(values: Mapping[str, Any], *, heading: str) -> list[str]:
 
 
 def _block(value: Any) -> str:
-    """A value on the right of ``=``; a list of tables takes one line for each."""
+    """Format a value after ``=``; a list of tables takes one line per table."""
     if isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
         return "[\n" + "".join(f"  {_inline(item)},\n" for item in value) + "]"
     return _inline(value)
@@ -64,7 +64,7 @@ def _inline(value: Any) -> str:
         case str():
             return _quoted(value)
         case int() | float():
-            return repr(value)  # the shortest digits that read back as the same float
+            return repr(value)  # the shortest digits that parse to the same float
         case list() | tuple():
             return "[" + ", ".join(_inline(item) for item in value) + "]"
         case Mapping():

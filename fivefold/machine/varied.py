@@ -1,8 +1,8 @@
-"""A machine varied where it is named: ``l40s:320 nic=100Gbit/node`` is the catalog's behind another network.
+"""Overrides of a machine on the command line: ``l40s:320 nic=100Gbit/node`` changes the catalog's network.
 
-nic=100Gbit       between nodes, per GPU and direction      100Gbit/node: what the GPUs of a node share
+nic=100Gbit       between nodes, per GPU and direction      100Gbit/node: shared by the GPUs of a node
 link=200GB        within a node, per GPU and direction      node=4: GPUs of a node
-memory=80GiB      of a GPU      hbm=2TB: its rate           watts=350      price=2.5: dollars per GPU and hour
+memory=80GiB      per GPU       hbm=2TB: bytes/s            watts=350      price=2.5: dollars per GPU and hour
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWNER = "as named by its owner"
 
 
 def varied(machine: Machine, words: list[str], *, text: str) -> Machine:
-    """``machine`` with each of ``words``, ``KEY=VALUE``, changed; ``text``: all that was typed, for a ``Mistake``."""
+    """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``Mistake``."""
     said: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
