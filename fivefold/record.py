@@ -1,6 +1,6 @@
-"""What a noun is: a frozen, validated record that refuses unknown keys and teaches in one line.
+"""``Record``: the base of all records, frozen and validated; unknown keys and bad values give a one-line message.
 
-``Mistake`` is the user's fault (exit code 2), ``Fault`` the system's (exit code 1); both print one line.
+``Mistake`` is an error of the user (exit code 2), ``Fault`` one of the system (exit code 1); both print one line.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pydantic_core import ErrorDetails
 
 
 class Mistake(ValueError):
-    """What the user can mend: one line that says what is wrong, by how much, and what to do."""
+    """An error that the user can correct: one line that says what is wrong, by how much, and what to do."""
 
 
 class Fault(RuntimeError):
-    """What the system did: a full disk, a dead worker; one line as well."""
+    """An error of the system, such as a full disk or a dead worker; one line as well."""
 
 
 class Remark(UserWarning):
-    """What the user should know though nothing is wrong; one line, as a warning."""
+    """A one-line warning about something that is legal, but perhaps not intended."""
 
 
 class Record(BaseModel):
-    """A frozen value, checked once on construction and varied by ``replace``."""
+    """An immutable record, validated on construction; ``replace`` makes changed copies."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=()
@@ -41,14 +41,14 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _true_is_no_number(cls, values: object) -> object:
-        """``layers = true`` is a word where a number belongs, though Python would take it for one layer."""
+        """Refuse a boolean for a number: spell it as a word, as pydantic would take ``layers = true`` for 1."""
         if not isinstance(values, dict):
             return values
         truths = {key: values[key] for key in _numbers(cls) & values.keys() if _has_truth(values[key])}
         return {**values, **{key: _spelled(value) for key, value in truths.items()}} if truths else values
 
     def replace(self, **changes: Any) -> Self:
-        """A checked copy with some fields changed."""
+        """Return a validated copy with some fields changed."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
     @classmethod
@@ -60,9 +60,9 @@ class Record(BaseModel):
             raise Mistake(f"{origin}: {explain(error, cls)}") from None
 
 
-SHOWN = 8  # mistakes of one file; more do not fit a line
+SHOWN = 8  # most mistakes listed in one line
 
-# What pydantic calls a mistake, and what we say; braces hold pydantic's own context.
+# Our messages by pydantic's error type; braces are filled from pydantic's context.
 WORDS = {
     "missing": "is missing",
     "greater_than": "must be more than {gt}",
@@ -84,7 +84,7 @@ WORDS = {
 
 
 def explain(error: ValidationError, record: type[BaseModel]) -> str:
-    """All of pydantic's complaints in one line, in our words; with the nearest field name where a key is unknown."""
+    """All of pydantic's errors in one line, in our words; suggests the nearest field for an unknown key."""
     found = error.errors()
     said = list(dict.fromkeys(_explained(each, record) for each in found if each["type"] != "missing"))
     missing = [_place(each, record) for each in found if each["type"] == "missing"]
@@ -97,7 +97,7 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
 
 
 def reworded(line: str) -> str:
-    """A line in which typer quotes pydantic, in our words."""
+    """Replace pydantic's wording in a line of typer by ours."""
     for theirs, ours in (
         (r"Value error, ", ""),
         (r"Input should be a valid integer(, unable to parse string as an integer)?", "must be a whole number"),
@@ -112,12 +112,12 @@ def reworded(line: str) -> str:
 
 
 def _place(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """Where it is, as a user would write it: fields of inlined records as the record's own."""
+    """Path of the field with an error, as a user writes it: without the names of inlined records."""
     return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
 
 
 def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """One complaint."""
+    """One error of pydantic in our words, with its field."""
     place = _place(error, record)
     if error["type"] == "extra_forbidden":
         close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
@@ -131,7 +131,7 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
 
 @lru_cache
 def _numbers(record: type[BaseModel]) -> frozenset[str]:
-    """The fields of a record that hold numbers and no truth values."""
+    """Names of the fields that hold numbers but not booleans."""
     kinds = {name: field.annotation for name, field in record.model_fields.items()}
     return frozenset(
         name
@@ -147,7 +147,7 @@ def _has_truth(value: object) -> bool:
 
 
 def _spelled(value: object) -> object:
-    """With truth values as the words that TOML and JSON have for them."""
+    """Replace booleans, also nested ones, by the words ``true`` and ``false``."""
     if isinstance(value, list | tuple):
         return [_spelled(each) for each in value]
     if isinstance(value, Mapping):
@@ -156,12 +156,12 @@ def _spelled(value: object) -> object:
 
 
 def _holds(annotation: Any, kind: Any) -> bool:
-    """Whether ``kind`` is, or is somewhere within, a field's type."""
+    """Whether a field's type is ``kind`` or contains it."""
     return annotation is kind or any(_holds(part, kind) for part in get_args(annotation))
 
 
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
-    """Whether the field at ``path`` of a record or of one within it is a list."""
+    """Whether the field at ``path``, perhaps of a nested record, is a list."""
     for name in getattr(record, "inlined", ()):
         within = _records_in(record.model_fields[name].annotation)[0]
         record = within if path[0] in within.model_fields else record
@@ -174,7 +174,7 @@ def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
 
 
 def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """The field names of the record, perhaps a nested one, that holds the key at ``place``."""
+    """Field names of the record, perhaps nested, to which the key at ``place`` belongs."""
     for part in place[:-1]:
         if part in record.model_fields:
             inner = _records_in(record.model_fields[str(part)].annotation)
@@ -204,7 +204,7 @@ def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> st
 
 
 def read_text(path: Path, *, kind: str) -> str:
-    """The text of a user's file, which is to be of a ``kind``; a ``Mistake`` of one line if it cannot be read."""
+    """Read a user's file as UTF-8; ``Mistake`` if it cannot be read as ``kind``, which the message names."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -212,12 +212,12 @@ def read_text(path: Path, *, kind: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise Mistake(f"{path}: cannot be read as {kind}: {why}") from None
-    except ValueError as error:  # a name with a null byte
+    except ValueError as error:  # a file name with a null byte
         raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A ``.toml`` or ``.json`` file as a dictionary; every way it can be unreadable is one line."""
+    """Read a ``.toml`` or ``.json`` file as a dictionary; ``Mistake`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -229,7 +229,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, none if it is not there; a last line that was cut short is left out."""
+    """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -240,7 +240,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def nearest(word: str, known: list[str], *, kind: str) -> Mistake:
-    """The one line for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
+    """Make the ``Mistake`` for an unknown name: ``unknown model 'lama3-8b'; did you mean llama3-8b?``."""
     close = get_close_matches(word, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(known))}"
     return Mistake(f"unknown {kind} {word!r}; {hint}")

@@ -1,7 +1,7 @@
-"""The step as a record: memory, work, traffic and time of one training step.
+"""The step as a record: memory, FLOPs, traffic and time of one training step.
 
-A *predicted* (planner), a *rehearsed* (dry run) and a *measured* (real run) step are this same record, so
-that two of them can stand side by side. As JSON it is the product's contract.
+Planner (*predicted*), dry run (*rehearsed*) and real run (*measured*) all produce this record, so that any two can be
+compared. Its JSON form is a stable interface.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StageMemory(Record):
     """Bytes on the fullest rank of one pipeline stage."""
 
     stage: NonNegativeInt
-    parameters_bytes: NonNegativeInt  # weights, and the master copy where it is apart
+    parameters_bytes: NonNegativeInt  # weights, and the fp32 master copy if there is one
     gradients_bytes: NonNegativeInt  # reduced gradients, as the optimizer sees them
     optimizer_bytes: NonNegativeInt  # moments and step counts
     activations_bytes: NonNegativeInt  # kept for backward at the peak
@@ -29,14 +29,14 @@ class StageMemory(Record):
 
     @property
     def states_bytes(self) -> int:
-        """Parameters, gradients and optimizer together."""
+        """Sum of parameters, gradients and optimizer state."""
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
 class Memory(Record):
-    """Of the fullest rank; ``reserved_bytes`` is what the allocator (on CPU: the process) holds in all.
+    """Memory of the fullest rank. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
 
-    ``driver_bytes``, as nvidia-smi shows: with the CUDA context and what NCCL holds.
+    ``driver_bytes``: as nvidia-smi shows, with the CUDA context and NCCL's buffers.
     """
 
     peak_bytes: NonNegativeInt
@@ -57,7 +57,7 @@ class Work(Record):
 
 
 class Traffic(Record):
-    """What one rank sends per step over one axis by one collective, on a ring."""
+    """Bytes that one rank sends per step over one axis by one collective, with ring algorithms."""
 
     axis: str
     collective: str
@@ -70,8 +70,8 @@ class Operation(Record):
 
     name: str
     times: PositiveInt
-    flops: NonNegativeInt  # forward, attention as the full square
-    kept_bytes: NonNegativeInt  # tensors that nothing before it keeps for the backward
+    flops: NonNegativeInt  # forward; attention counted without the causal mask
+    kept_bytes: NonNegativeInt  # tensors that it saves for the backward and no earlier operation saves
     forward_seconds: NonNegativeFloat
     backward_seconds: NonNegativeFloat
 
@@ -82,14 +82,14 @@ class Time(Record):
     step_seconds: NonNegativeFloat
     compute_seconds: NonNegativeFloat
     bubble_seconds: NonNegativeFloat = 0.0
-    exposed_seconds: dict[str, NonNegativeFloat] = {}  # communication that nothing hides, by axis
+    exposed_seconds: dict[str, NonNegativeFloat] = {}  # communication that compute does not hide, by axis
     optimizer_seconds: NonNegativeFloat = 0.0
-    error: NonNegativeFloat | None = None  # relative error to expect
+    error: NonNegativeFloat | None = None  # expected relative error
     bound_by: str = ""
 
 
 class Mfu(Record):
-    """Model FLOPs utilisation under each of the three counts, of the chip's dense peak."""
+    """Model FLOPs utilisation of the chip's dense peak, under each of the three FLOP counts."""
 
     causal: NonNegativeFloat
     full: NonNegativeFloat
@@ -104,7 +104,7 @@ class Step(Record):
     machine: str
     layout: str
     job: dict[str, object]
-    stack: str = "fivefold"  # the software that runs it
+    stack: str = "fivefold"  # name of the training software
     world: PositiveInt
     memory: Memory
     work: Work
@@ -112,7 +112,7 @@ class Step(Record):
     time: Time
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
-    operations: tuple[Operation, ...] = ()  # of a predicted step
+    operations: tuple[Operation, ...] = ()  # only of a predicted step
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

@@ -1,6 +1,6 @@
-"""Sizes for people: SI and binary units in print, plain SI numbers everywhere else.
+"""Formats sizes for people, in SI and binary units.
 
-Inside the product every quantity is bytes, seconds or FLOPs; only these functions turn them into words.
+Everywhere else a quantity is a plain number of bytes, seconds or FLOPs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 def show_bytes(count: float) -> str:
-    """``1536`` → ``"1.50 KiB"``."""
+    """Format bytes: ``1536`` → ``"1.50 KiB"``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(round(size, 2)) < 1024 or unit == "TiB":
@@ -23,7 +23,7 @@ def show_bytes(count: float) -> str:
 
 
 def show_count(count: float) -> str:
-    """``8_030_261_248`` → ``"8.03 G"``; also for FLOPs and tokens."""
+    """Format a count of parameters, FLOPs or tokens: ``8_030_261_248`` → ``"8.03 G"``."""
     size = float(count)
     for unit in ("", " k", " M", " G", " T", " P"):
         if abs(round(size, 2)) < 1000:
@@ -33,9 +33,9 @@ def show_count(count: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """``0.0123`` → ``"12.3 ms"``; from two minutes on ``"2 min 05 s"``, from two hours on ``"2 h 05 min"``."""
+    """Format: ``0.0123`` → ``"12.3 ms"``; from two minutes on ``"2 min 05 s"``, from two hours on ``"2 h 05 min"``."""
     if seconds < 120:
-        seconds = float(f"{seconds:.4g}")  # as it will print, so that 999.99 ms becomes 1.00 s
+        seconds = float(f"{seconds:.4g}")  # rounded as it prints, so that 999.99 ms becomes 1.00 s
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     if seconds < 1:
@@ -48,5 +48,5 @@ def show_seconds(seconds: float) -> str:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The smallest whole number that is not below ``a / b``."""
+    """``a / b`` rounded up."""
     return -(-a // b)

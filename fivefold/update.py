@@ -1,4 +1,4 @@
-"""How weights are updated, as records: rule and groups of weights, learning rate, growth of the batch."""
+"""Optimizer settings as records: update rule, parameter groups, learning-rate schedule, batch-size ramp-up."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from fivefold.sizes import Positive, Sequences, Steps
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Natural = Annotated[float, Field(ge=0, le=1e30)]
-Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, of experts too
-# adamw8bit: elements of a row that share a scale, and of a weight that is worth it (bitsandbytes: arXiv:2110.02861)
+Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors: norms and biases, also of experts
+# adamw8bit: elements that share a scale, and the least elements of a quantised weight (bitsandbytes: arXiv:2110.02861)
 QUANTISED_BLOCK, QUANTISED_LEAST = 256, 4096
 
 
 def quantised(numel: int, *, vector: bool) -> bool:
-    """Whether adamw8bit keeps 8 bits for the moments of a whole weight of so many elements."""
+    """Whether adamw8bit keeps 8-bit moments for a whole weight of ``numel`` elements."""
     return not vector and numel >= QUANTISED_LEAST
 
 
 class Group(Record):
-    """What the update does otherwise with one part of the weights; ``rate`` times the learning rate."""
+    """Overrides for one part of the weights; ``rate``: a factor on the learning rate."""
 
     of: Part
     rate: Natural = 1.0
-    weight_decay: Natural | None = None  # None: the optimizer's, and none of vectors
+    weight_decay: Natural | None = None  # None: the optimizer's; for vectors 0
 
 
 class Rates(NamedTuple):
-    """Of one weight: what the learning rate is multiplied by, and the decay."""
+    """Factor on the learning rate, and weight decay, of one weight."""
 
     rate: float
     weight_decay: float
 
 
 class Optimizer(Record):
-    """The update rule. ``clip`` is the largest global gradient norm; 0 = no clipping.
+    """The update rule. ``clip``: largest global gradient norm; 0: no clipping.
 
-    ``weight_decay`` is for all weights but vectors, where no group says otherwise.
+    ``weight_decay`` applies to all weights but vectors, unless a group overrides it.
     """
 
     kind: Literal["adamw", "adamw8bit", "muon", "adafactor", "sgd"] = "adamw"
-    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, and of muon for what it leaves to adamw
+    betas: tuple[Beta, Beta] = (0.9, 0.95)  # of adamw, also for the weights that muon leaves to adamw
     momentum: Beta = 0.95  # of sgd and muon
     epsilon: Positive = 1e-8
     weight_decay: Natural = 0.1
@@ -59,7 +59,7 @@ class Optimizer(Record):
         return self
 
     def rates(self, part: Part | None) -> Rates:
-        """Of the weights of a part; None: of all that no group can name."""
+        """Rate and decay of the weights of ``part``; None: weights that no group can name."""
         group = next((group for group in self.groups if group.of == part), None)
         usual = 0.0 if part == "vectors" else self.weight_decay
         if group is None:
@@ -74,13 +74,13 @@ class LearningRate(Record):
     peak: Positive = 3e-4
     floor: float = Field(0.1, ge=0, le=1)
     warmup_steps: int = Field(0, ge=0, le=2**40)
-    decay_steps: Steps | None = None  # of wsd; None: a fifth of the run
+    decay_steps: Steps | None = None  # only wsd; None: a fifth of the run
 
 
 class Ramp(Record):
-    """The batch grows from ``first`` sequences by ``step`` at a time, up to the global batch.
+    """Batch-size ramp-up from ``first`` sequences in increments of ``step`` to the global batch.
 
-    ``every``: after so many optimizer steps of one size; ``samples``: evenly over so many sequences, as Megatron-LM's
+    ``every``: optimizer steps per size; ``samples``: sequences over which the sizes are evenly spread, as Megatron-LM's
     ``--rampup-batch-size first step samples`` (NVIDIA/Megatron-LM:megatron/core/num_microbatches_calculator.py).
     """
 
@@ -96,11 +96,11 @@ class Ramp(Record):
         return self
 
     def sizes(self, whole: int) -> range:
-        """Those before the ``whole`` batch."""
+        """The batch sizes before the ``whole`` batch, in sequences."""
         return range(self.first, whole, self.step)
 
     def size(self, taken: int, *, whole: int) -> int:
-        """Of the batch that is read after ``taken`` sequences: a function of these alone, not of the steps."""
+        """Size of the batch read after ``taken`` sequences; depends on these only, not on the step."""
         if self.samples is not None:
             grown = taken * len(self.sizes(whole)) // self.samples
             return whole if taken >= self.samples else self.first + self.step * grown
