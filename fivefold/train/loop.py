@@ -1,9 +1,9 @@
-"""The crank: batches in, optimizer steps out, with logs, held-out loss, checkpoints and one step that is measured.
+"""The training loop: batches in, optimizer steps out, with logs, evaluations, checkpoints and one measured step.
 
-Every step: micro-batches forward and backward, one reduction, norm, clip, update. A signal finishes the step, saves
-and ends. A loss that cannot be used leads to no update or back to a checkpoint (``spikes.py``); a rank that hangs ends
-all (``watchdog.py``). The third step after the start, or the first whole batch after a ramp, runs under the ``Meter``,
-and those after it are timed.
+A step: forward and backward of every micro-batch, gradient reduction, norm, clip, update. A signal lets the step
+finish, saves a checkpoint and ends the run. A loss that cannot be used (``faults/spikes.py``) skips the update or loads
+an earlier checkpoint; a rank that hangs ends the run (``faults/watchdog.py``). The third step after the start, or the
+first later one of a whole batch where the batch ramps up, runs under the ``Meter``; the steps after it are timed.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from fivefold.train.build import Built
 from fivefold.train.checkpoint import checkpoint, huggingface_import
 from fivefold.train.checkpoint.async_saver import Saver
 from fivefold.train.checkpoint.resume import set_aside, step_past
-from fivefold.train.data.loader import Loader, heldout_batches
+from fivefold.train.data.loader import Loader
 from fivefold.train.data.prefetch import Prefetcher
 from fivefold.train.data.shards import Shards
 from fivefold.train.engine import Engine, StepResult
+from fivefold.train.evaluation import Evaluator
 from fivefold.train.faults.signals import catch_signals
 from fivefold.train.faults.spikes import BadLoss, LossGuard
 from fivefold.train.faults.watchdog import Watchdog
-from fivefold.train.generate.sample import sample_of
 from fivefold.train.logs.run_log import NoLogs
+from fivefold.train.logs.step_line import step_line
 from fivefold.train.measure.measured_step import Measured, live_tensors, measure
-from fivefold.train.measure.meter import Meter, resident_bytes
+from fivefold.train.measure.meter import Meter
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
-from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.run import Run
 
-METERED = 2  # steps after the start, or the first later whole batch: by then all buffers of the steady state exist
+METERED = 2  # steps before the metered one: by then every buffer that lives from step to step exists
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the loop leaves behind. ``stopped`` names the signal that ended it early, or is empty."""
+    """What ``Loop.train`` returns. ``stopped`` names the signal that ended it early, or is empty."""
 
     step: int
     measured: Measured | None  # None: too few steps
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Loop:
-    """One rank's training run."""
+    """One rank's training run; every rank makes the same calls. ``ideal_seconds``: of a step at peak FLOP/s."""
 
     def __init__(
         self,
@@ -74,22 +74,22 @@ class Loop:
         ideal_seconds: float,
     ) -> None:
         self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
-        self.ideal_seconds = ideal_seconds  # of a step at the chips' peak, for the MFU
+        self.ideal_seconds = ideal_seconds  # of a step of the whole batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
         self.shards = shards
         self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
         self.loader.check(global_batch=self.job.global_batch)
         self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
-        self.signal = ""
-        self.step, self.batch, self.rate = 0, 0, 0.0  # of the step that is underway
-        self.samples = 0  # read so far, and never again: the whole state of the loader
+        self.signal = ""  # name of the last one that this process was sent
+        self.step, self.batch, self.rate = 0, 0, 0.0  # of the current step; batch in samples
+        self.samples = 0  # read so far over all ranks: the whole state of the loader
         self.saver = Saver(
             run.folder / "checkpoints", built=built, keep=run.checkpoints.keep,
             asynchronous=run.checkpoints.asynchronous,
         )  # fmt: skip
-        self.bad_loss: BadLoss | None = None  # with the last step
-        self.returned: Path | None = None  # the checkpoint to which a bad loss has led last
-        self.seconds: list[float] = []
+        self.bad_loss: BadLoss | None = None  # verdict on the last step; None: it was good
+        self.returned: Path | None = None  # checkpoint of the last roll-back
+        self.seconds: list[float] = []  # of each step after the metered one
         self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
             run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
@@ -97,6 +97,9 @@ class Loop:
         )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
+        self.evaluator = Evaluator(
+            run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs
+        )
 
     def train(self) -> Outcome:
         """Resume from the newest checkpoint, if any, and train to the last step or the first signal."""
@@ -129,7 +132,7 @@ class Loop:
         return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
 
     def _begin(self) -> int:
-        """Resume, open the logs, and see to it that there is a checkpoint to go back to where that may be asked."""
+        """Resume and open the logs; save a first checkpoint where the run may have to roll back. Returns the step."""
         start, events = self._resume()
         self.logs.start(start)
         for event in events:
@@ -139,18 +142,19 @@ class Loop:
         return start
 
     def _timed_step(self, step: int, meter: Meter | None) -> tuple[StepResult, float]:
+        """Result and wall seconds of the step."""
         self.step = step
         self.watchdog.at(step, "a step")
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
 
     def _judge(self, loss: float, norm: float) -> bool:
-        """Whether the update of a step may be made."""
+        """Whether loss and gradient norm of a step allow its update; the verdict is kept in ``bad_loss``."""
         self.bad_loss = self.guard.judge(loss, norm)
         return self.bad_loss is None
 
     def _skip_or_roll_back(self, bad_loss: BadLoss, step: int) -> int:
-        """After the bad ``step`` (from 1), the one to go on from: that before it, or a checkpoint's."""
+        """Handle the bad ``step`` (from 1); return the step to go on from: the one before it, or a checkpoint's."""
         if bad_loss.action == "skip":
             self.guard.count(bad_loss, step=step)
             first, to, done = self.samples - self.batch, step - 1, "no update"
@@ -162,7 +166,10 @@ class Loop:
         return to
 
     def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
-        """Load the newest checkpoint, or the one before if the last way back has led to it as well."""
+        """Load the newest checkpoint, or the one before it if the last roll-back loaded that one already.
+
+        Raises ``Fault`` where the fault rules say stop or there is no checkpoint. Returns its progress and a log text.
+        """
         good = self.saver.wait()
         if bad_loss.action == "stop" or good is None:
             rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
@@ -182,21 +189,22 @@ class Loop:
         self.signal = name
 
     def _stop_vote(self) -> str:
-        """The signal that came to any rank during the evaluation or save that is done."""
+        """Ask all ranks, by one all_reduce, whether a signal came during the last evaluation or save; name it."""
         stop_votes = torch.tensor(float(bool(self.signal)), device=self.built.ranks.device)
         dist.all_reduce(stop_votes)
         return self._signal_name(stop_votes.item() > 0)
 
     def _meter(self) -> Meter | None:
-        """For one step of the whole batch, which is the one that was predicted; those after it are timed."""
+        """The meter for this step: once, and only for a step of the whole batch, as the prediction is of one."""
         whole = self.job.batch(self.samples) == self.job.global_batch
         return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if whole and not self.measured else None
 
     def _signal_name(self, stop: bool) -> str:
+        """Empty unless the ranks have voted to stop."""
         return (self.signal or "a signal to another rank") if stop else ""
 
     def _read(self, samples: int) -> NDArray[np.int64]:
-        """What this rank reads after so many samples."""
+        """Tokens [micro-batches, mbs, T + 1] of this data rank in the step that begins after ``samples``."""
         layout, size = self.layout, self.job.batch(samples)
         return self.loader.batch(
             samples, global_batch=size, rank=self.built.ranks["dp"].rank, ranks=layout.dp,
@@ -204,7 +212,7 @@ class Loop:
         )  # fmt: skip
 
     def _step(self, step: int, meter: Meter | None) -> StepResult:
-        """One optimizer step; with a ``meter``, measured."""
+        """One optimizer step (``step`` from 0), measured if there is a ``meter``."""
         job, built, engine = self.job, self.built, self.engine
         self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
         optimizer.set_rate(built.optimizer, self.rate)
@@ -218,7 +226,7 @@ class Loop:
         with meter or nullcontext():
             done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
         engine.meter = None
-        if judge is None and not (done.skipped and done.loss_scale > LEAST):  # after which a lower scale follows
+        if judge is None and not (done.skipped and done.loss_scale > LEAST):  # an overflow only lowers the scale
             self._judge(done.loss, done.norm)
         if meter and not done.skipped:
             self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)
@@ -226,45 +234,18 @@ class Loop:
         return done
 
     def evaluate(self, step: int) -> float:
-        """Held-out loss in nats per token, over all ranks."""
+        """Held-out loss in nats per token, over all ranks; written to the logs."""
         self.watchdog.at(step, "an evaluation")
-        ranks, job = self.built.ranks, self.job
-        rows = np.stack(list(heldout_batches(
-            self.shards, sequence=job.sequence, rows=self.run.evaluate_sequences, mbs=self.layout.mbs,
-            rank=ranks["dp"].rank, ranks=self.layout.dp,
-        )))  # fmt: skip
-        total = self.engine.evaluate(torch.from_numpy(rows)).double()
-        all_reduce(total, ranks["world"]).wait()
-        predicted_tokens = self.layout.dp * rows[..., 1:].size
-        for unit in self.built.units:
-            unit.drop()
-        loss = total.item() / predicted_tokens
-        self.logs.write({"step": step, "heldout_loss": loss})
-        if shares := self.engine.expert_shares():
-            self.logs.write({"step": step, "expert_load": shares})
-        if self.run.sample and self.run.sample_at == "evaluations" and step < self.job.steps:
-            text = sample_of(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)
-            self.logs.event(step, f"sample {text!r}")
-        return loss
+        return self.evaluator.evaluate(step)
 
     def _log_step(self, step: int, done: StepResult, seconds: float) -> None:
-        self.logs.write(
-            {
-                "step": step,
-                "loss": done.loss,
-                "gradient_norm": done.norm,
-                "learning_rate": self.rate,
-                "tokens": self.samples * self.job.sequence,
-                "seconds": seconds,
-                "mfu_causal": self.ideal_seconds / seconds * self.batch / self.job.global_batch,
-                "resident_bytes": resident_bytes(),
-                **({"batch": self.batch} if self.job.ramp else {}),
-                **({"loss_scale": done.loss_scale, "skipped": done.skipped} if self.built.scaler else {}),
-            }
-        )
+        self.logs.write(step_line(
+            step, done, job=self.job, samples=self.samples, batch=self.batch, rate=self.rate, seconds=seconds,
+            ideal_seconds=self.ideal_seconds,
+        ))  # fmt: skip
 
     def _resume(self) -> tuple[int, list[str]]:
-        """The step from which to go on, and what is to be said of that checkpoint and newer ones."""
+        """Load the newest readable checkpoint, or initial weights; the step to go on from, and events for the log."""
         events: list[str] = []
         while found := checkpoint.latest(self.run.folder / "checkpoints"):
             try:

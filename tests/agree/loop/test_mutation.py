@@ -49,7 +49,7 @@ DATA = [
           ("positions are bf16", "positions.to(device,", "positions.bfloat16().to(device,")),
 ]  # fmt: skip
 HELDOUT = [
-    *each(TWO, "loop:Loop.evaluate",
+    *each(TWO, "evaluation:Evaluator.heldout_loss",
           ("all ranks evaluate one's rows", 'rank=ranks["dp"].rank', "rank=0"),
           ("the mean is over one rank's tokens", "self.layout.dp * rows", "rows"),
           ("a row has T + 1 targets", "rows[..., 1:].size", "rows.size")),

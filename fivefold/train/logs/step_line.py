@@ -1,0 +1,32 @@
+"""The line that a training step adds to ``log.jsonl``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.job import Job
+from fivefold.train.engine import StepResult
+from fivefold.train.measure.meter import resident_bytes
+
+
+def step_line(
+    step: int, done: StepResult, *, job: Job, samples: int, batch: int, rate: float, seconds: float,
+    ideal_seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What the log says of the step number ``step`` (from 1); keys are those of ``log.jsonl``.
+
+    ``samples``: read since the start of the run; ``batch``: in this step. ``seconds``: wall time of the step;
+    ``ideal_seconds``: of a step of the whole batch at the chips' peak FLOP/s, from which the MFU follows.
+    """
+    return {
+        "step": step,
+        "loss": done.loss,
+        "gradient_norm": done.norm,
+        "learning_rate": rate,
+        "tokens": samples * job.sequence,
+        "seconds": seconds,
+        "mfu_causal": ideal_seconds / seconds * batch / job.global_batch,
+        "resident_bytes": resident_bytes(),
+        **({"batch": batch} if job.ramp else {}),
+        **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),
+    }
