@@ -1,10 +1,10 @@
-"""Self-attention: grouped queries, or heads made from a latent (DeepSeek-V2, arXiv:2405.04434). Works on rows.
+"""Self-attention on rows [R, D], R = B · T: grouped-query (GQA), or multi-head latent (MLA, arXiv:2405.04434).
 
     grouped   x → q, k, v → (norm) → rope → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
 
 The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
-query (arXiv:2205.14135). Seams: ``run``, ``core``, ``hooks``, and ``share`` for rows that every head needs.
+query (arXiv:2205.14135). Parallelisms replace ``run``, ``core``, ``hooks`` and, of MLA, ``share``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class AttentionHooks(Protocol):
-    """What happens to heads before and after the core, where it is not the rank's own that it attends with."""
+    """Calls around the core where a rank attends with other heads or tokens than its own: Ulysses, the KV cache."""
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values for the core."""
+        """This rank's q, k and v → those that the core gets."""
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """The output of the core, back in the order of the queries."""
+        """Output of the core → output for this rank's queries [B, T, N, H]."""
 
 
 class _Attention(nn.Module):
-    """What both kinds share: the core on heads, and the way out. How heads are made is ``_heads``."""
+    """What GQA and MLA share: core and output projection. Subclasses make q, k and v in ``_heads``."""
 
     out: Linear
 
@@ -53,10 +53,10 @@ class _Attention(nn.Module):
     def forward(
         self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """[R, D] → [R, D] of sequences of as many tokens as the tables of ``rotary_tables`` are long.
+        """[R, D] → [R, D]; a sequence has as many tokens here as the tables of ``rotary_tables`` have rows.
 
-        ``documents_BT``: an id per token of the whole sequences; none is attended to from another. None: all are one.
-        """
+        ``documents_BT``: a document id per token of the whole sequences; tokens attend inside their document. None:
+        each sequence is one document."""
         heads = self._heads(x_RD, cos_TH, sin_TH)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
@@ -68,11 +68,12 @@ class _Attention(nn.Module):
         return out_RD
 
     def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[R, D] → q [B, T, N, H], k and v [B, T, K, H], rotated."""
         raise NotImplementedError
 
 
 class GroupedAttention(_Attention):
-    """Queries in groups, each on one key/value head (arXiv:2305.13245). How many are here, the weights' shapes say."""
+    """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read off their shapes."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(scale=model.attention_scale or model.head_dim**-0.5)
@@ -87,7 +88,7 @@ class GroupedAttention(_Attention):
         self.out = Linear(wide, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # one name for a tensor before and after each operation, so that the former is let go
+        # reusing the names frees each tensor once the operation on it has run
         q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
@@ -103,10 +104,10 @@ class GroupedAttention(_Attention):
 
 
 class LatentAttention(_Attention):
-    """Multi-head latent attention. Each head's query and key are a part without and a part with positions.
+    """MLA. A head's query and key have ``nope_dim`` dims without positions, then ``rope_dim`` rotated ones.
 
-    Seams: ``share``; ``bare``: no keys and values are made of the latent, for who attends to it itself.
-    """
+    ``share``: under tp, gathers the rows of the rotary key (sp) and sums its gradient. ``bare``: the core attends to
+    the latent itself (absorbed form, for decoding), so that no keys and values are made from it."""
 
     def __init__(self, model: Model) -> None:
         mla = model.mla
@@ -136,7 +137,7 @@ class LatentAttention(_Attention):
         if self.bare:
             return self._bare(q, latent, key, cos_TH, sin_TH)
         kv = self.run("attention.kv_up", self.kv_up, latent)
-        # the values stay a part of what kv_up has made, which is kept whole for them
+        # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
         q = self.run("rope.q", _rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
         k = self.run("rope.k", _rotate_shared, k, key, cos_TH, sin_TH)
@@ -145,7 +146,7 @@ class LatentAttention(_Attention):
     def _bare(
         self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """As ``_heads``, but the one key of all heads is the latent and the rotary key, the one value the latent."""
+        """As ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens = self.mla, cos_TH.shape[0]
         q = _rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
         turned = rotate(key, cos_TH=cos_TH, sin_TH=sin_TH)
@@ -153,7 +154,7 @@ class LatentAttention(_Attention):
         return q, k, k[..., : mla.kv_rank]
 
     def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of the heads here, and the keys' and values' latent with the rotary key."""
+        """[R, D] → q [R, N · (nope + rope)] of this rank's heads, and latent | rotary key [R, kv_rank + rope]."""
         if self.mla.q_rank is None:
             q = self.run("attention.q", self.q, x_RD)
             (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
@@ -169,11 +170,12 @@ def _as_is(rows: Tensor) -> Tensor:
 
 
 def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
+    """[B · T, N · H] → [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)
 
 
 def _rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """The first dims of a head, as many as the tables have, or all."""
+    """Rotate the first dims of each head, as many as the tables have; the others stay."""
     rest = x_BTNH.shape[-1] - cos_TH.shape[-1]
     if not rest:
         return rotate(x_BTNH, cos_TH=cos_TH, sin_TH=sin_TH)
@@ -182,12 +184,13 @@ def _rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
 
 
 def _rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """Rotate the last dims of each head, as many as the tables have; the others stay."""
     still, turned = x_BTNH.split((x_BTNH.shape[-1] - cos_TH.shape[-1], cos_TH.shape[-1]), dim=-1)
     return torch.cat((still, rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH)), dim=-1)
 
 
 def _rotate_shared(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Each head's key, and after it the rotated one of all."""
+    """Append the rotary key [B, T, 1, H], rotated, to the key of every head."""
     turned = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
     return torch.cat((k_BTNH, turned.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
 
@@ -195,9 +198,9 @@ def _rotate_shared(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Ten
 def rotary_tables(
     model: Model, *, positions: Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``cos | cos`` and ``−sin | sin`` [T, 1, H] of the tokens at ``positions`` [T] (RoFormer, arXiv:2104.09864).
+    """``cos | cos`` and ``−sin | sin`` [T, 1, H] in ``dtype`` for the tokens at ``positions`` [T] (arXiv:2104.09864).
 
-    H: the dims of a head that are rotated. So wide that x · cos + (its halves exchanged) · sin runs over all of them.
+    H: the dims of a head that are rotated. With tables as wide as that, rope is x · cos + (halves swapped x) · sin.
     """
     turns = torch.tensor(frequencies(model), dtype=torch.float64, device=device)
     angles = torch.outer(positions.to(device, torch.float64), turns)[:, None, :]
@@ -207,9 +210,9 @@ def rotary_tables(
 
 
 def frequencies(model: Model) -> list[float]:
-    """Radians per token of each pair of rotated dims; a scaled one lies between its own and ``1/factor`` of it.
+    """Radians per token of each pair of rotated dims; rope scaling divides some by up to ``factor``.
 
-    Raises ``Mistake`` for a scaling that depends on the length of the text.
+    Raises ``Mistake`` for a scaling that depends on the length of the text (dynamic, longrope) or lacks a value.
     """
     dim, scaling = model.rope_dim, model.rope_scaling
     plain = [model.rope_theta ** -(index / dim) for index in range(0, dim, 2)]
@@ -220,7 +223,7 @@ def frequencies(model: Model) -> list[float]:
 
 
 def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
-    """The share of each frequency that is left as it is: of those that turn often within the original length."""
+    """Weight from 0 to 1 of each pair's unscaled frequency in the mix; 1 for pairs that turn fast (llama3, YaRN)."""
     if scaling.kind == "linear":
         return [0.0 for _ in plain]
     length, kind = scaling.original_positions, scaling.kind
@@ -240,9 +243,10 @@ def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list
     if scaling.truncate:
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, model.rope_dim - 1)
-    span = last - first or 1e-3  # negative where both lie beyond the last pair: none is left as it is
+    span = last - first or 1e-3  # negative where both lie beyond the last pair: every pair is scaled
     return [1 - _within((pair - first) / span) for pair in range(len(plain))]
 
 
 def _within(share: float) -> float:
+    """Clamp to 0 … 1."""
     return min(max(share, 0.0), 1.0)

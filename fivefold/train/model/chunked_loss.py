@@ -1,10 +1,10 @@
-"""Head and loss of some rows at a time: logits, their gradient, dx and dW, one chunk after another, in the backward.
+"""Output projection and cross-entropy by chunks of rows, so that logits [rows, V] never exist for all rows at once.
 
     backward, per chunk of rows:   logits = h Wᵀ  →  loss, g = ∂loss/∂logits in place  →  dh = g W,  dW += gᵀ h
 
-Nobody asks for the loss before the step is over, so the forward keeps h and computes nothing: no product is made twice,
-no gradient of W waits for its backward. dW is never put off: what it is made of would be the logits. Held against
-Liger's (which does the same in the forward) and cut cross-entropy (arXiv:2411.09009) in decision 023.
+The loss is read only after the step, so the forward keeps h and computes nothing: no GEMM runs twice, and no dW
+is stored until the backward. dW is never deferred: that would keep the logits. Liger does the same in the forward; for
+a comparison with it and cut cross-entropy (arXiv:2411.09009) see decision 023.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fivefold.train.model.linear import Linear, accumulate_grad
 
 
 def chunked_loss(h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats) -> Tensor:
-    """``scale`` · Σ of −log softmax(out(h))[target] in nats. ``h`` [rows, D], ``targets`` as many in any shape.
+    """``scale`` · Σ over rows of −log softmax(out(h))[target] in nats. ``h`` [rows, D], ``targets`` of any shape.
 
-    Where ``h`` wants a gradient the scalar is NaN until its backward, which runs once, has filled it in.
+    Where ``h`` requires a gradient the scalar is NaN until its backward, which may run once, has filled it in.
     """
     found: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss)  # type: ignore[no-untyped-call]
     return found
@@ -39,7 +39,7 @@ class _Chunked(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(h, targets)
             ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
-            return total.detach()  # another tensor on the same number: that of autograd would hold itself
+            return total.detach()  # shares ``total``'s storage; returning ``total`` would make ctx refer to itself
         whole, targets = out.hooks.enter(h), targets.flatten()
         for rows in _chunks(whole):
             total += loss(F.linear(whole[rows], out.matrix, out.bias), targets[rows], None)
@@ -59,7 +59,7 @@ class _Chunked(torch.autograd.Function):
             weight = logits.t() @ whole[rows] if weight is None else weight.addmm_(logits.t(), whole[rows])
             if out.bias is not None:
                 bias = logits.sum(0) if bias is None else bias.add_(logits.sum(0))
-            del logits  # before the next are made
+            del logits  # freed before those of the next chunk are allocated
         total *= ctx.scale
         del whole
         entered = out.hooks.begin_enter_backward(gradient)

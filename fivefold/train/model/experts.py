@@ -1,9 +1,9 @@
-"""Matmuls of experts side by side: rows in order of expert, each group of them times its expert's weight.
+"""Grouped GEMMs of the experts: rows lie in order of expert, and each group multiplies its expert's weight.
 
     y[o_e : o_e+1] = x[o_e : o_e+1] W_eᵀ        backward: dx = g W_e of its group · dW_e = gᵀ x of its group
 
-As ``linear.py``, the gradients of weights are delivered one at a time, now or later. The routing weight of a row
-multiplies the activation before ``down``, so that what the experts return need not be kept.
+As in ``linear.py``, weight gradients are accumulated one at a time, at once or deferred. A row's routing weight
+multiplies the activation before ``down``, so that the output of the experts need not be kept for the backward.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ Ends = Callable[[Tensor, int], list[int]]
 
 
 def read_ends(offsets: Tensor, rows: int) -> list[int]:
-    """Where those of each expert end, of so many ``rows``: the host waits for them."""
+    """``offsets`` [E] as a list: where the rows of each expert end. Synchronises host and device."""
     found: list[int] = offsets.tolist()
     return found
 
 
 class GroupedGemms:
-    """The three GEMMs (fprop, dgrad, wgrad) of experts in the width of their operands; ``train/float8`` has narrower
-    ones.
+    """The three grouped GEMMs (fprop, dgrad, wgrad) in the dtype of their operands; ``model/float8`` has fp8 ones.
 
-    ``operand`` and ``columns`` make of rows what ``out`` and ``weight`` read.
+    Groups of rows end at ``offsets`` [E], int32. ``operand`` and ``columns`` prepare the input of ``fprop`` and
+    ``wgrad``.
     """
 
     def operand(self, x: Tensor) -> Any:
-        """Rows ``x`` [n, in] for ``out``."""
+        """Prepare rows ``x`` [n, in] for ``fprop``: here as they are."""
         return x
 
     def fprop(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
-        """Rows times those of ``weights`` [E, out, in], transposed → [n, out]."""
+        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         return by_group(operand, weights.mT, offsets, ends)
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Rows [n, out] times those of ``weights`` [E, out, in], added to ``total``."""
+        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         part = by_group(gradient, weights, offsets, ends)
         return part if total is None else total.add_(part)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Any:
-        """Rows ``x`` [n, in] for ``weight``."""
+        """Prepare rows ``x`` [n, in] for ``wgrad``: here as they are."""
         return x
 
     def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
@@ -61,12 +61,12 @@ class GroupedGemms:
 
 
 class Experts(nn.Module):
-    """Gated experts, those of them that are here: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
+    """SwiGLU experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
 
-    Seams: ``wgrad_store``; ``adds_bias``: whether what ``down`` returns gets its bias here, or on another rank that
-    holds a part of the same expert; ``copies``: as how many rows one token reaches an expert, over all ranks;
-    ``meanwhile``: where gradients of ``gate`` and ``up`` wait until that of their rows has been sent off; ``ends``:
-    reads offsets.
+    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False where another etp rank adds the
+    bias of ``down``; ``copies``: how many ranks send an expert the same token, by which weight gradients are divided;
+    ``meanwhile``: list to which the backward appends dW of ``gate`` and ``up``, to run while the rows' gradient is in
+    the all_to_all; None: they run at once.
     """
 
     def __init__(self, model: Model) -> None:
@@ -83,12 +83,12 @@ class Experts(nn.Module):
                 self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """Rows [n, D] in order of expert, which end at ``offsets`` [E] → two of [n, F]."""
+        """Rows [n, D] in order of expert, whose groups end at ``offsets`` [E] → gate and up, each [n, F]."""
         outs = _products(x, offsets, self, ("gate", "up"))
         return tuple(self._biased(y, name, offsets) for y, name in zip(outs, ("gate", "up"), strict=True))
 
     def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
-        """``down`` of activations [n, F] that are multiplied by their routing weight ``share`` [n] → [n, D]."""
+        """``down`` of activations [n, F] → [n, D]; they are multiplied by routing weights ``share`` [n] already."""
         (y,) = _products(m, offsets, self, ("down",))
         return self._biased(y, "down", offsets, share)
 
@@ -133,8 +133,8 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts: Experts = ctx.experts
-        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # what is put off does not hold the graph
-        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm takes no strides of zero
+        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
+        outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm refuses strides of 0
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
             total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
@@ -178,12 +178,12 @@ class _AddBias(torch.autograd.Function):
 
 
 def _groups(rows: Tensor, offsets: Tensor) -> Tensor:
-    """The expert of each row."""
+    """Expert number of each row [n]."""
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
 
 def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
-    """Rows [n, in], in groups that end at ``offsets`` [E], times the group's own of ``weights`` [E, in, out]."""
+    """Rows [n, in], in groups that end at ``offsets`` [E], times their group's ``weights`` [E, in, out] → [n, out]."""
     if _grouped(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
@@ -193,7 +193,7 @@ def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends
 
 
 def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
-    """[n, out]ᵀ times [n, in] of each group → [E, out, in]; zeros where a group has no rows."""
+    """``gradient`` [n, out]ᵀ times ``x`` [n, in], summed by group → [E, out, in]; 0 for a group without rows."""
     if _grouped(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
@@ -203,7 +203,7 @@ def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = r
 
 
 def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
-    """Whether torch has one kernel for it: not for fp64, nor for sizes and places that are no multiple of 16 bytes."""
+    """Whether ``F.grouped_mm`` takes these: not in fp64, nor if a row or storage offset is no multiple of 16 bytes."""
     width = x.element_size()
     sizes = (x.shape[1], columns, x.storage_offset(), other.storage_offset())
     return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * width % ALIGNED_BYTES == 0 for size in sizes)

@@ -1,9 +1,9 @@
-"""Flash attention by blocks: what a query sees of some keys, with the log-sum-exp by which blocks are merged.
+"""Flash attention over a block of keys, returning the log-sum-exp by which the outputs of blocks are merged.
 
     out = softmax(q·kᵀ·scale)·v        lse = log Σ exp(q·kᵀ·scale)      p = exp(q·kᵀ·scale − lse) in the backward
 
-Statistics of the whole row make the backward of a block right by itself (Dao, arXiv:2205.14135). No mask is ever
-made: packed documents are contiguous, so what they let through is a few ranges of queries and keys.
+The backward of one block is exact if it is given output and lse over all keys (Dao, arXiv:2205.14135). Packed
+documents are contiguous, so they are attended to as ranges of queries and keys; no mask tensor is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 class Span(NamedTuple):
-    """Queries and keys of one document that meet, as ranges of all rows [B · T] and [B · S]."""
+    """Queries of one document and the keys they attend to, as ranges of rows of [B · T] and [B · S]."""
 
     queries: slice
     keys: slice
@@ -31,24 +31,24 @@ Spans = Sequence[Span]
 
 
 class Flash:
-    """The attention of a rank that has whole sequences: causal, inside the documents if there are any."""
+    """Attention core for a rank that has whole sequences: causal, within documents if there are any."""
 
     def __init__(self, *, scale: float | None = None) -> None:
         self.scale = scale
 
     def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """→ [B, T, N, H of v]."""
+        """q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]."""
         return flash_attention(q_BTNH, k_BTKH, v_BTKH, scale=self.scale, documents_BT=documents_BT)
 
 
 def flash_attention(
     q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *, scale: float | None = None, documents_BT: Tensor | None = None
 ) -> Tensor:
-    """Causal attention → [B, T, N, H of v]; keeps q, k, v, the output and its log-sum-exp.
+    """Causal attention → [B, T, N, H of v]; keeps q, k, v, the output and its log-sum-exp for the backward.
 
-    ``documents_BT``: an id per token, best on the CPU; tokens of one document follow one another and see no other's.
+    ``documents_BT``: a document id per token, on the CPU if possible (it is read there); documents are contiguous.
     """
-    # SDPA has a flash kernel for all of these; on CPU it writes out scores where the dims of q and v differ
+    # SDPA has a flash kernel for these; on CPU it materialises the scores where q and v differ in head dim
     if documents_BT is None and (q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda):
         out_BNTH = F.scaled_dot_product_attention(
             q_BTNH.transpose(1, 2), k_BTKH.transpose(1, 2), v_BTKH.transpose(1, 2), is_causal=True, scale=scale,
@@ -82,7 +82,7 @@ class _Local(torch.autograd.Function):
 
 
 def within(documents_BT: Tensor) -> tuple[Span, ...]:
-    """Each document of each sequence with itself."""
+    """Spans for self-attention: each document of each sequence attends to itself."""
     ids = documents_BT.cpu()
     opens = torch.ones_like(ids, dtype=torch.bool)
     opens[:, 1:] = ids[:, 1:] != ids[:, :-1]
@@ -92,7 +92,7 @@ def within(documents_BT: Tensor) -> tuple[Span, ...]:
 
 
 def across(queries_BT: Tensor, keys_BS: Tensor) -> tuple[Span, ...]:
-    """Documents by token, of queries and of keys which all come before them: at most one document reaches over."""
+    """Spans of queries over earlier keys, from document ids: of each sequence only the document that crosses over."""
     (B, T), S = queries_BT.shape, keys_BS.shape[1]
     last = keys_BS[:, -1:]
     met = zip((queries_BT == last).sum(1).tolist(), (keys_BS == last).sum(1).tolist(), strict=True)
@@ -106,7 +106,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """→ out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd. Causal needs T = S.
 
-    With ``spans`` these alone meet, each causal or not; a query in none of them gets 0 and −∞.
+    ``spans``: only these queries attend to these keys; ``causal`` holds within each span. Others get out 0, lse −∞.
     """
     if spans is None:
         return _forward(q_BTNH, k_BSKH, v_BSKH, causal=causal, scale=scale)
@@ -124,7 +124,7 @@ def attend_backward(
     gradient: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
     scale: float | None = None, spans: Spans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k and v from that of ``out``; ``out`` and ``lse`` may be those over more keys than these."""
+    """Gradients of q, k and v from that of ``out``; ``out`` and ``lse`` may be over more keys than this block's."""
     if spans is None:
         return _backward(gradient, q_BTNH, k_BSKH, v_BSKH, out, lse, causal=causal, scale=scale)
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q_BTNH, k_BSKH, v_BSKH))
@@ -154,7 +154,7 @@ def _backward(
     dim, scale = _kernel_dim(q, v), q.shape[-1] ** -0.5 if scale is None else scale
     inputs = [_heads(x, dim) for x in (gradient, q, k, v, out)]
     if q.is_cuda:
-        # one length for all sequences, and no dropout: no cumulated lengths, no state of a generator
+        # cum_seq_q, cum_seq_k and the dropout state are unused: sequences have one length, dropout is 0
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
         found = aten._scaled_dot_product_flash_attention_backward(
             *inputs, lse.transpose(1, 2).contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused,
@@ -169,7 +169,7 @@ def _backward(
 
 
 def _kernel_dim(q: Tensor, v: Tensor) -> int:
-    """Kernels know one head dim for q, k and v; zeros beside the narrower change nothing. On GPUs by eights."""
+    """Head dim to pad q, k and v to: kernels need one for all three (zeros change nothing), on GPUs a multiple of 8."""
     if q.is_cuda and q.dtype not in (torch.bfloat16, torch.float16):
         raise Mistake(
             f"flash attention by blocks runs on GPUs in bf16 or fp16, not {q.dtype}; set the precision to bf16"
@@ -179,12 +179,12 @@ def _kernel_dim(q: Tensor, v: Tensor) -> int:
 
 
 def _heads(x_BTNH: Tensor, dim: int) -> Tensor:
-    """[B, T, N, H] → [B, N, T, dim]; the kernels want tokens packed."""
+    """[B, T, N, H] → [B, N, T, dim], zero-padded; a view of contiguous [B, T, N, dim], as the kernels want."""
     x = x_BTNH.contiguous() if x_BTNH.shape[-1] == dim else F.pad(x_BTNH, (0, dim - x_BTNH.shape[-1]))
     return x.transpose(1, 2)
 
 
 def _tokens(x: Tensor, dim: int | None = None) -> Tensor:
-    """[B, N, T, …] → [B, T, N, …], of the last dim only the first ``dim``; packed, so that nothing more is kept."""
+    """[B, N, T, …] → [B, T, N, …] with the last dim cut to ``dim``; contiguous, so that no padding stays allocated."""
     back = x.transpose(1, 2)
     return (back if dim is None else back[..., :dim]).contiguous()

@@ -1,9 +1,9 @@
-"""Memory-bound operations as autograd functions that keep as little as a GPU kernel would.
+"""Memory-bound operations as autograd functions that save as little for the backward as a fused GPU kernel.
 
-    rms_norm keeps x and 1/rms · swiglu keeps gate and up · rotate keeps nothing · cross_entropy turns the logits, in
-    the dtype of the matmuls, into their own gradient in place.
+    rms_norm saves x and 1/rms · swiglu saves gate and up · rotate saves nothing of x · cross_entropy overwrites the
+    logits, in the dtype of the matmuls, with their own gradient.
 
-Written out here so that CPU, GPU and fake tensors keep the same bytes, which ``plan/count/operations/op.py`` counts.
+Written out here so that CPU, GPU and fake tensors save the same bytes, which ``plan/count/operations/op.py`` counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS
 
-Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # as ``nats``
+Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # signature of ``nats`` and its vocab-parallel form
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -25,12 +25,12 @@ class _RmsNorm(torch.autograd.Function):
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
-        return torch.mul(x, rstd).to(x.dtype).mul_(weight)  # the product is fp32, as rstd is
+        return torch.mul(x, rstd).to(x.dtype).mul_(weight)  # x · rstd is fp32, as rstd is
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        normal = x * rstd  # this and all below in fp32
+        normal = x * rstd  # fp32, as is all below
         product = grad * normal
         weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
         inner = product.mul_(weight).mean(-1, keepdim=True)
@@ -40,7 +40,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
-    """``x / rms(x) · weight`` over the last dim, in fp32 inside. ``x`` [..., D], ``weight`` [D] → [..., D]."""
+    """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D]."""
     out: Tensor = _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
     return out
 
@@ -65,6 +65,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x · cos + (x with its halves swapped) · sin."""
     low, high = x.chunk(2, dim=-1)
     return (x * cos).add_(torch.cat((high, low), dim=-1).mul_(sin))
 
@@ -90,7 +91,7 @@ def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
 def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None) -> Tensor:
     """Σ over rows of −log softmax(logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
 
-    With ``times``, ``logits`` become ``times`` · their gradient. What is beyond ``words`` of them is padding.
+    With ``times``, ``logits`` are overwritten with ``times`` · their gradient. Columns from ``words`` on are padding.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     if words is not None and words < logits.shape[1]:
@@ -98,18 +99,18 @@ def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words
     for rows in row_chunks(logits):
         part, target = logits[rows], targets[rows, None]
         share = part.softmax(-1, dtype=torch.float32)
-        # Σ exp is known from the largest share, exp(top) / Σ exp, which never vanishes
+        # log Σ exp from the largest probability, exp(max) / Σ exp, which is at least 1 / V
         lse = part.amax(-1, keepdim=True).float() - share.amax(-1, keepdim=True).log_()
         total += (lse - part.gather(-1, target)).sum()
         if times is not None:
             share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
             part.copy_(share.mul_(times))
-        del share  # before the next is made
+        del share  # freed before that of the next chunk is allocated
     return total
 
 
 def row_chunks(logits: Tensor) -> list[slice]:
-    """Rows so few that their logits in fp32 are no more than ``LOSS_CHUNK_ELEMENTS``."""
+    """Slices of rows; each has at most ``LOSS_CHUNK_ELEMENTS`` logits (they are widened to fp32), at least one row."""
     rows = max(1, LOSS_CHUNK_ELEMENTS // logits.shape[1])
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 
@@ -131,7 +132,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, scale: float, loss: Nats =
     """``scale`` · Σ over rows of −log softmax(logits)[target], in nats. ``logits`` [rows, V], ``targets`` [rows].
 
     Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once. ``loss``: ``nats``, or
-    that of words which are cut over ranks.
+    its vocab-parallel form.
     """
     out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss)  # type: ignore[no-untyped-call]
     return out

@@ -1,9 +1,9 @@
-"""Our own linear layer: several on one input at once, the weights' gradients apart, now or later.
+"""Linear layers, fused where they share an input; weight gradients are computed apart from dx, at once or deferred.
 
     y_i = x W_iᵀ + b_i        backward: dx = Σ g_i W_i   ·   dW_i = g_iᵀ x, db_i = Σ g_i
 
-What is common to layers on one input, an input gathered over ranks, is done once, and travels while the other product
-is computed. Zero-bubble schedules put dW off by ``WgradStore``; no forward has to run again for it.
+Layers on one input gather it over ranks once, and the gather of the backward overlaps with the dx GEMMs. Zero-bubble
+schedules defer dW through ``WgradStore``, without running the forward again.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ Wait = Callable[[], Tensor]
 
 
 class LinearHooks:
-    """What happens to rows before and after a linear layer: nothing, unless a parallelism says otherwise.
+    """Calls before and after the GEMMs of a linear layer: here no-ops, under tensor parallelism collectives.
 
-    ``begin`` methods start something and return what waits for it. ``partial``: what is left is summed over ranks.
+    ``begin_`` methods start a collective and return a function that waits for it and gives the result. ``partial``:
+    the output is summed over ranks (row-parallel), so that the bias is added after ``leave``.
     """
 
     partial = False
 
     def enter(self, x: Tensor) -> Tensor:
-        """Input rows as the matmul wants them."""
+        """Input rows → rows for the GEMM: gathered over ranks under sp."""
         return x
 
     def begin_reenter(self, x: Tensor) -> Wait:
-        """The same in the backward, from the input that was kept."""
+        """``enter`` again in the backward, of the input that was saved."""
         return lambda: x
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
-        """Gradient of the entered rows, which may be overwritten → of the input rows."""
+        """Backward of ``enter``: gradient of its output → of its input. ``gradient`` may be overwritten."""
         return lambda: gradient
 
     def leave(self, y: Tensor) -> Tensor:
-        """Rows of the product → rows of the output."""
+        """Output rows of the GEMM → rows that the layer returns: reduced over ranks if ``partial``."""
         return y
 
     def leave_backward(self, gradient: Tensor) -> Tensor:
-        """Gradient of the output rows → of the rows of the product."""
+        """Backward of ``leave``: gradient of its output → of its input."""
         return gradient
 
 
 class LinearGemms:
-    """The three GEMMs (fprop, dgrad, wgrad) of linear layers, in the width of their operands; ``train/float8`` has
-    narrower ones.
+    """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands; ``model/float8`` has
+    fp8 ones.
 
-    ``operand`` and ``columns`` make of an input what ``out`` and ``weight`` read, once for all layers on it.
+    ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it.
     """
 
     def operand(self, x: Tensor) -> Any:
-        """Rows ``x`` [R, in] for ``out``."""
+        """Prepare rows ``x`` [R, in] for ``fprop``: here as they are."""
         return x
 
     def fprop(self, operand: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,11 +67,11 @@ class LinearGemms:
         return F.linear(operand, weight, bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-        """``g W`` [R, in], added to ``total``."""
+        """``g W`` [R, in], added to ``total`` in place if given."""
         return gradient @ weight if total is None else total.addmm_(gradient, weight)
 
     def columns(self, x: Tensor) -> Any:
-        """Rows ``x`` [R, in] for ``weight``."""
+        """Prepare rows ``x`` [R, in] for ``wgrad``: here as they are."""
         return x
 
     def wgrad(self, gradient: Tensor, columns: Any) -> Tensor:
@@ -80,18 +81,18 @@ class LinearGemms:
 
 
 class WgradStore:
-    """Where the weights' gradients wait while ``deferring``; who plays the schedule takes and runs them."""
+    """Queue of deferred weight gradients (zero bubble's W): filled while ``deferring``, run by the pipeline runtime."""
 
     def __init__(self) -> None:
         self.deferring = False
         self._works: list[Work] = []
 
     def run_or_defer(self, work: Work) -> None:
-        """Run ``work`` now or keep it."""
+        """Run ``work`` at once, or queue it while ``deferring``."""
         self._works.append(work) if self.deferring else work()
 
     def take(self) -> list[Work]:
-        """What was put off, in order."""
+        """Empty the queue and return its works in order."""
         works, self._works = self._works, []
         return works
 
@@ -106,17 +107,17 @@ class Linear(nn.Module):
         self.hooks = LinearHooks()
         self.gemms = LinearGemms()
         self.wgrad_store = WgradStore()
-        self._owner = (owner,)  # in a tuple, so that its weight is listed once, with the owner
+        self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
     def tied(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
-        """One that multiplies by the weight of ``owner``, an embedding, whatever that weight is by then."""
+        """A layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
         table = owner.get_parameter("weight")
         return cls(table.shape[1], table.shape[0], bias=bias, owner=owner)
 
     @property
     def matrix(self) -> nn.Parameter:
-        """The weight, its own or the owner's. Its gradient is delivered once per backward, and once by each owner."""
+        """The weight [out, in], its own or the owner's; a tied one gets a gradient from both ends."""
         (owner,) = self._owner
         if owner is not None:
             return owner.get_parameter("weight")
@@ -125,20 +126,20 @@ class Linear(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        """Alone on its input."""
+        """[R, in] → [R, out]."""
         out: Tensor = fused_linears(x, self)[0]
         return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """Each of ``linears``, which share what is around them, of rows ``x`` [R, in]."""
+    """Outputs [R, out] of all ``linears`` on rows ``x`` [R, in]; hooks, GEMMs and store are those of the first."""
     found: tuple[Tensor, ...] = _FusedLinears.apply(x, linears[0].matrix, linears)  # type: ignore[no-untyped-call]
     return found
 
 
 def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
-    """Hand the gradient of ``weight`` to whoever collects it (``weight.collect``), or add it to ``weight.grad``."""
+    """Pass ``gradient`` to ``weight.collect`` (a ZeRO bucket) if it has one, else add it to ``weight.grad``."""
     collect = getattr(weight, "collect", None)
     if collect is not None:
         collect(gradient)
@@ -153,7 +154,7 @@ _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """Within it linears keep their input as entered: who recomputes enters it anew before the backward as it is."""
+    """Context of a recomputed forward: linears save their input as gathered, so that the backward gathers no more."""
     token = _recomputing.set(True)
     try:
         yield
@@ -181,11 +182,11 @@ class _FusedLinears(torch.autograd.Function):
         linears: tuple[Linear, ...] = ctx.linears
         hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
         (kept,) = ctx.saved_tensors
-        if wgrad_store.deferring:  # else what is put off would hold the graph, and that the entry of the stage
+        if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
             kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
         if ctx.entered:
             again: Wait = lambda: kept  # noqa: E731
-        elif wgrad_store.deferring:  # until then only the rank's own rows are held
+        elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows
             again = lambda: hooks.enter(kept)  # noqa: E731
         else:
             again = hooks.begin_reenter(kept)
@@ -203,10 +204,10 @@ class _FusedLinears(torch.autograd.Function):
 
 @torch.no_grad()
 def _weights(linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None]) -> None:
-    """Gradients of weights and biases one after another; each may be let go before the next is made.
+    """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
-    ``inner`` gradients of the GEMMs, ``outer`` of the outputs that have a bias: of a sum over ranks each has its
-    own rows.
+    ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: of the layers' outputs, for
+    the biases: under row-parallel sp each rank has only its rows of the latter. None: no bias.
     """
     gemms = linears[0].gemms
     columns = gemms.columns(again())

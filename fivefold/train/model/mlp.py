@@ -1,4 +1,4 @@
-"""The gated feed-forward: of a dense block, and of the experts that every row goes to.
+"""SwiGLU feed-forward of a dense block and of the shared experts:
 
 down(silu(gate(x)) · up(x))        Shazeer, arXiv:2002.05202
 """
@@ -14,7 +14,7 @@ from fivefold.train.model.operation import Run, direct
 
 
 class Mlp(nn.Module):
-    """``name`` is that of its operations."""
+    """SwiGLU of width ``ffn``; ``name`` prefixes the names of its operations."""
 
     def __init__(self, model: Model, *, ffn: int, name: str) -> None:
         super().__init__()

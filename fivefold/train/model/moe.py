@@ -1,9 +1,9 @@
-"""Mixture of experts: each row goes to the k experts its router scores highest, beside experts that all rows share.
+"""Mixture of experts: each row goes to the k experts its router scores highest, and to the shared experts if any.
 
     x → router → top-k → copies by expert ⇢ gate, up → silu(gate) · up · weight → down ⇢ Σ over copies (+ shared) → d
 
-⇢ is where rows may travel between ranks (seam ``dispatcher``); the shared experts compute meanwhile. The router works
-in fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operations/feedforward.py``.
+⇢ is ``dispatcher``: under expert parallelism an all_to_all, which the shared experts overlap. The router computes in
+fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operations/feedforward.py``.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from fivefold.train.model.routing import Permutation, Sequences
 
 
 class TokenDispatcher:
-    """How copies of rows get to their experts and home again: here they are at home already."""
+    """Moves copies of rows to the ranks of their experts and back; this one for experts that are all on this rank."""
 
     def plan(self, counts: Tensor) -> Any:
-        """Say how many copies [E] will go to each expert; what comes back is given to all that follows."""
+        """Plan a forward from the copies per expert ``counts`` [E]; every other method is given the plan."""
         return counts
 
     def send(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
-        """Start with copies [n, D] and their routing weights [n], both in order of expert."""
+        """Start sending copies [n, D] and their routing weights ``share`` [n], both in order of expert."""
         return rows, share
 
     def arrive(self, rows: Tensor, share: Tensor, plan: Any) -> tuple[Tensor, Tensor]:
-        """What ``send`` has started, for the experts that are here."""
+        """Wait for ``send`` and return what this rank's experts received: rows [n', D] and weights [n']."""
         return rows, share
 
     def offsets(self, plan: Any) -> Tensor:
-        """Where the rows of each expert here end, int32."""
+        """Where the received rows of each expert of this rank end: [E here], int32."""
         ends: Tensor = plan.cumsum(0, dtype=torch.int32)
         return ends
 
     def combine(self, rows: Tensor, plan: Any) -> Tensor:
-        """What the experts made of the rows, back in the order of ``send``."""
+        """Send the experts' outputs [n', D] back → [n, D] in the order of ``send``."""
         return rows
 
 
 class Router(nn.Module):
-    """Logits [R, E] of the experts, in fp32 whatever the rows are; its weight's gradient is delivered."""
+    """Linear layer to expert logits [R, E], in fp32 whatever the dtype of the rows; its dW can be deferred."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -60,16 +60,16 @@ class Router(nn.Module):
         self.wgrad_store = WgradStore()
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """[R, D] → [R, E]."""
+        """[R, D] → [R, E] in fp32."""
         logits: Tensor = _route(x_RD, self)
         return logits
 
 
 class Moe(nn.Module):
-    """Routed experts and shared ones. Seams: ``run``, ``dispatcher``, ``sequences``; before training ``scale``.
+    """Routed experts and shared ones. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
 
-    ``load`` [E]: how often each expert was chosen here since it was last cleared. ``bias`` [E] moves by it (free).
-    """
+    ``load`` [E]: how often each expert was chosen on this rank since it was last cleared. ``bias`` [E]: added to the
+    scores when experts are chosen, updated from the load under balance "free"."""
 
     bias: Tensor
     load: Tensor
@@ -94,7 +94,7 @@ class Moe(nn.Module):
         weights, chosen = self.run("moe.topk", self._pick, logits)
         permutation, plan = self._planned(chosen)
         routed, share = self.run("moe.dispatch", _copied, x_RD, weights, permutation)
-        # one name for the copies before and after each operation, so that the former are let go
+        # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         beside = None if self.shared is None else self.shared(x_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
@@ -110,11 +110,11 @@ class Moe(nn.Module):
         return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
-        """Once per step, with ``load`` [E] summed over all ranks that hold the layer: busy experts are wanted less."""
+        """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""
         self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
 
     def _pick(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weights and numbers of the chosen experts; ``chosen``: who is told whom to take."""
+        """Logits [R, E] → routing weights and expert numbers [R, k]; ``chosen``: use these experts instead of top-k."""
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         if chosen is None:
             with torch.no_grad():
@@ -124,14 +124,14 @@ class Moe(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _planned(self, chosen: Tensor) -> tuple[Permutation, Any]:
-        """Planned once per forward, and not again where only operations are recomputed."""
+        """Permutation and dispatch plan; made once per forward and reused where operations are recomputed."""
         kept = routing.within_capacity(chosen, self.sequences, moe=self.moe)
         permutation = routing.permutation(chosen, kept, experts=self.moe.experts)
         return permutation, self.dispatcher.plan(permutation.counts)
 
 
 class _Balance(torch.autograd.Function):
-    """Changes nothing forward. Backward, which runs once, it counts the load and adds the gradient of the aux loss."""
+    """Identity on the scores [R, E]; its backward, run once, counts the load and adds the gradient of the aux loss."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
@@ -163,7 +163,7 @@ class _Route(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
-        x = ctx.saved_tensors[0].detach()  # what is put off does not hold the graph
+        x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
         router.wgrad_store.run_or_defer(lambda: _router_weights(router, x, gradient))
         return (gradient @ router.weight.float()).to(x.dtype), None, None
 
@@ -175,7 +175,7 @@ def _router_weights(router: Router, x: Tensor, gradient: Tensor) -> None:
 
 
 class _Copy(torch.autograd.Function):
-    """Rows [R, D] → their copies [n, D] in order of expert; ``_Sum`` is the way back, and each other's gradient."""
+    """Rows [R, D] → their copies [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, permutation: Permutation) -> Tensor:
@@ -199,7 +199,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _bag(copies: Tensor, permutation: Permutation) -> Tensor:
-    """Sum of the copies of each row, in one pass and always in the same order."""
+    """Sum the copies [n, D] of each row → [R, D], in one pass and in a fixed order, so deterministically."""
     return F.embedding_bag(permutation.places, copies, permutation.starts, mode="sum")
 
 

@@ -1,4 +1,4 @@
-"""The norms of a decoder as modules: RMSNorm by our own kernel, LayerNorm by torch's.
+"""Norms as modules: RMSNorm by ``kernels.rms_norm``, LayerNorm by torch.
 
     rms    x / rms(x) · w        layer    (x − mean(x)) / std(x) · w + b        over the last dim
 
@@ -16,7 +16,7 @@ from fivefold.train.model.kernels import rms_norm
 
 
 class RmsNorm(nn.Module):
-    """Over the last dim; the weight may be a rank's part of ``width``, and the input as wide as that."""
+    """RMSNorm over the last dim [..., D]; parameter ``weight`` [D]."""
 
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class RmsNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D], in fp32 inside."""
+        """[..., D] → [..., D], computed in fp32."""
         return rms_norm(x, self.weight, epsilon=self.epsilon)
 
 
 class LayerNorm(nn.Module):
-    """Over the last dim, with a bias."""
+    """LayerNorm over the last dim [..., D]; parameters ``weight`` and ``bias`` [D]."""
 
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
@@ -43,6 +43,6 @@ class LayerNorm(nn.Module):
 
 
 def norm(model: Model, width: int, *, epsilon: float | None = None) -> RmsNorm | LayerNorm:
-    """The kind of ``model``; ``epsilon``: where not the model's own."""
+    """A norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
     kind = LayerNorm if model.norm == "layernorm" else RmsNorm
     return kind(width, epsilon=model.norm_epsilon if epsilon is None else epsilon)

@@ -1,4 +1,4 @@
-"""Every operation of a block runs through ``module.run(name, function, *inputs)``, so that recomputation can step in.
+"""Blocks call every operation as ``module.run(name, function, *inputs)``, which activation recomputation replaces.
 
 Names are those of ``plan/count``: norm1, attention.qkv, rope.q, attention.core, attention.out, mlp.gate_up, ...
 """
@@ -12,5 +12,5 @@ Run = Callable[..., Any]
 
 
 def direct(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Run it, and keep what autograd keeps."""
+    """Call ``function``; autograd saves what it saves (no recomputation)."""
     return function(*inputs)

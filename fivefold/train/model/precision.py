@@ -1,4 +1,4 @@
-"""The recipe's byte counts as torch dtypes."""
+"""Precision recipes as torch dtypes, and which of them the trainer and this chip can run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ TRAINABLE = (
     "fp32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
     "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire",
 )  # fmt: skip
-# Of activations and of all weights that are not fp32; fp8 exists only inside of products.
+# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 exists only as operands of GEMMs
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-PAYLOADS = ("gathers", "dispatches")  # fields of a recipe that any other may have too
-FIRST_FP8 = (8, 9)  # compute capability of Ada; Hopper has 9.0
+PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
+FIRST_FP8 = (8, 9)  # lowest compute capability with fp8 matmul units: Ada; Hopper has 9.0
 
 
 class Dtypes:
-    """Dtypes of the matrix multiplications and of the copies that ZeRO moves."""
+    """Dtypes of a recipe's weights, master weights and summed gradients; a ``Mistake`` if it cannot be trained."""
 
     def __init__(self, recipe: Recipe) -> None:
         check_trainable(recipe)
@@ -29,12 +29,12 @@ class Dtypes:
             return torch.float32 if size == 4 else low
 
         self.weights = of(recipe.weights_bytes)
-        self.updated = of(recipe.updated_bytes)  # what the optimizer changes
-        self.summed = of(recipe.summed_bytes)  # gradients over micro-batches and ranks
+        self.updated = of(recipe.updated_bytes)  # copy that the optimizer updates (master weights)
+        self.summed = of(recipe.summed_bytes)  # gradients as summed over micro-batches and reduced over ranks
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """A ``Mistake`` where the engine has no such recipe, or one of that name with other bytes."""
+    """Raise a ``Mistake`` if the engine has no recipe of that name, or one with other values."""
     if recipe.compute == "fp16" and not recipe.loss_scaling:
         raise Mistake(
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
@@ -52,7 +52,7 @@ def check_trainable(recipe: Recipe) -> None:
 
 
 def check_chip(job: Job, *, model: Model) -> None:
-    """A ``Mistake`` where this chip has no units, or the engine no kernel, for the products of a narrow recipe."""
+    """Raise a ``Mistake`` if the recipe needs fp8 GEMMs and this chip has no fp8 units or the engine no kernel."""
     recipe = job.precision
     if not recipe.narrow or job.emulate:
         return

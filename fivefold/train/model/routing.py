@@ -1,4 +1,4 @@
-"""Which experts a token goes to, in what order its copies lie, and what keeps the experts evenly busy.
+"""MoE routing: top-k choice of experts, capacity, token permutation, load balancing.
 
     chosen = top-k of (score + bias), within the best groups · weight = score / Σ chosen scores · scaling
     aux      α Σ_i f_i P_i per sequence, f_i = E/(k T) · tokens of expert i, P_i its mean normalised score
@@ -19,39 +19,39 @@ from fivefold.units import ceil_div
 
 
 class Sequences:
-    """To which sequence each row belongs. Here all rows of each are on this rank, ``tokens`` of them."""
+    """Which sequence each row of a micro-batch belongs to; here for ranks that hold whole sequences of ``tokens``."""
 
-    parts = 1  # into which each is cut over all ranks, in order of position
+    parts = 1  # into how many pieces a sequence is cut over cp and tp, in order of position
 
     def __init__(self, tokens: int | None = None) -> None:
-        self.tokens = tokens  # of a whole sequence; None: all rows are one
+        self.tokens = tokens  # of a whole sequence; None: all rows are one sequence
 
     def number(self, rows: int) -> int:
-        """How many sequences, over all ranks that hold rows of the same."""
+        """Sequences in a micro-batch of which this rank holds ``rows`` rows."""
         return 1 if self.tokens is None else ceil_div(rows, self.tokens)
 
     def piece(self, rows: int, device: torch.device) -> Tensor:
-        """[R] sequence · ``parts`` + part of each row; the rows of a piece are neighbours."""
+        """[R]: of each row, sequence number · ``parts`` + number of its piece; rows of a piece are neighbours."""
         return torch.arange(rows, device=device) // (self.tokens or rows)
 
     def total(self, counts: Tensor) -> Tensor:
-        """Sum of counts over the ranks that hold other rows of the same sequences."""
+        """Sum ``counts`` over the ranks that hold other rows of the same sequences; here there are none."""
         return counts
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """The order in which copies of rows lie: by expert, and within one by token."""
+    """Token permutation: copies of rows in order of expert, and of token within an expert."""
 
-    order: Tensor  # [n] which of the R · k choices each copy is
-    tokens: Tensor  # [n] which row it is a copy of
-    places: Tensor  # [n] where the copies lie, in order of token
-    starts: Tensor  # [R] where those of each token begin in ``places``
+    order: Tensor  # [n] index of each copy among the R · k choices
+    tokens: Tensor  # [n] row that each copy is of
+    places: Tensor  # [n] position of each copy, listed in order of token: the inverse of ``order``
+    starts: Tensor  # [R] where the copies of each token begin in ``places``
     counts: Tensor  # [E] copies for each expert
 
 
 def choose_experts(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
-    """[R, k] experts of each row by scores [R, E] plus ``bias`` [E]."""
+    """[R, k] numbers of each row's top-k experts by ``scores`` [R, E] + ``bias`` [E], within the best groups."""
     wanted = scores if bias is None else scores + bias
     if moe.groups > 1:
         grouped = wanted.unflatten(1, (moe.groups, -1))
@@ -63,7 +63,7 @@ def choose_experts(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
 
 
 def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
-    """[R, k] weight of each chosen expert."""
+    """[R, k] weight of each chosen expert: its score [R, E], normalised and scaled as ``moe`` says."""
     weights = scores.gather(1, chosen)
     if moe.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
@@ -71,9 +71,9 @@ def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
 
 
 def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor | None:
-    """[R, k] whether a choice is among the first ⌈capacity · T k / E⌉ of its sequence for that expert; None: all are.
+    """[R, k] whether a choice is among the first ⌈capacity · T k / E⌉ of its sequence for that expert; None: no limit.
 
-    Where a sequence is cut over ranks, their counts come first: one sum.
+    Where a sequence is cut over ranks, their counts are summed first: one ``sequences.total``.
     """
     if moe.capacity is None:
         return None
@@ -81,7 +81,7 @@ def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor
     number, piece = sequences.number(rows), sequences.piece(rows, device)
     counts = count(chosen, piece, groups=number * sequences.parts, experts=moe.experts)
     table = sequences.total(counts).view(number, sequences.parts, -1)
-    earlier = (table.cumsum(1) - table).flatten(0, 1)  # in pieces before this one
+    earlier = (table.cumsum(1) - table).flatten(0, 1)  # choices in earlier pieces of the sequence
     taken = torch.zeros(rows, moe.experts, dtype=torch.int64, device=device).scatter_(1, chosen, 1)
     before = taken.cumsum(0) - taken
     new = torch.nn.functional.pad(piece[1:] != piece[:-1], (1, 0))
@@ -91,14 +91,14 @@ def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor
 
 
 def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor:
-    """[groups, E] rows of each ``group`` [R] that chose each expert."""
+    """[groups, E]: how many rows of each group chose each expert; ``group`` [R] is the group number of each row."""
     index = (group[:, None] * experts + chosen).flatten()
     counts = torch.zeros(groups * experts, dtype=torch.int64, device=chosen.device)
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
 
 
 def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
-    """The copies of rows that ``chosen`` [R, k] wants, but for what is not ``kept``."""
+    """The permutation for the choices ``chosen`` [R, k], without those that ``kept`` [R, k] drops."""
     topk = chosen.shape[1]
     flat = chosen.flatten()
     if kept is None:
@@ -118,10 +118,10 @@ def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permuta
 
 
 def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: MoE, scale: float) -> Tensor:
-    """Gradient of ``scale`` · T · α Σ f_i P_i, summed over sequences, in the scores [R, E].
+    """Gradient [R, E] of ``scale`` · T · α Σ f_i P_i, summed over sequences, with respect to the scores [R, E].
 
-    f is no function of the scores, and P = 1/T Σ s/Σs of the sequence: so a row needs of all others only the counts,
-    and the loss is the same however the rows are spread.
+    f does not depend on the scores, and P = 1/T Σ s/Σs over the sequence: so a row's gradient needs only the counts of
+    the others, and the loss does not depend on how rows are spread over ranks.
     """
     rows = scores.shape[0]
     sequence = sequences.piece(rows, scores.device) // sequences.parts
@@ -134,6 +134,6 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
 
 
 def updated_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
-    """The bias [E] after a step in which experts had ``load`` [E], summed over all ranks."""
+    """New bias [E] after a step with ``load`` [E] (choices per expert, summed over ranks): the "free" rule above."""
     load = load.float()
     return bias + rate * torch.sign(load.mean() - load)

@@ -1,8 +1,8 @@
-"""A plain decoder that knows nothing distributed: embedding, blocks, head with loss.
+"""A plain decoder, which ``parallel/`` makes distributed by replacing attributes: embedding, blocks, head with loss.
 
     x = embed(tokens);  x += attention(norm1(x));  x += mlp(norm2(x))  per block;  loss = head(x, targets)
 
-The stream x_RD is rows: the tokens of all sequences in order. Module names are those of ``model/weights.py``.
+The residual stream x_RD has a row per token, R = B · T, sequence after sequence. Module names: ``model/weights.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fivefold.train.model.operation import Run, direct
 
 
 class Block(nn.Module):
-    """One decoder layer with norms before attention and MLP or experts."""
+    """One pre-norm decoder layer: attention, then MLP or mixture of experts, as ``model`` has at ``layer``."""
 
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
     @property
     def feed_forward(self) -> nn.Module:
-        """Experts or one MLP."""
+        """The mixture of experts or the MLP."""
         found = self.moe or self.mlp
         assert found is not None
         return found
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """Token ids to vectors. Seam: ``lookup``."""
+    """Token embedding. Tensor parallelism replaces ``lookup``."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm, projection to the vocabulary and loss. Seam: ``loss``. ``chunked``: logits are never whole."""
+    """Last norm, output projection and loss; tensor parallelism replaces ``loss``. ``chunked``: ``chunked_loss.py``."""
 
     def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class Head(nn.Module):
         self.chunked = False
 
     def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
-        """``scale`` · Σ of −log p(target) in nats, a scalar; without targets the logits [R, V].
+        """``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
 
-        ``chunked``: where gradients are wanted the scalar has its value once its backward has run.
+        ``chunked``: where gradients are required the scalar is NaN until its backward has run.
         """
         h_RD: Tensor = self.norm(x_RD)
         if targets_BT is None or not self.chunked:
@@ -92,7 +92,7 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """The whole decoder. Build it on the meta device and give the parameters storage before use.
 
-    Seam: ``positions`` [T], which tokens of a sequence are here; None: all, in order.
+    ``positions`` [T]: which tokens of a sequence this rank holds (context parallelism); None: all, in order.
     """
 
     def __init__(self, model: Model) -> None:
@@ -113,9 +113,9 @@ class Transformer(nn.Module):
         self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
         documents_BT: Tensor | None = None, scale: float = 1.0,
     ) -> Tensor:  # fmt: skip
-        """``layers`` of the decoder on the stream that enters, or on the embedding; with the last one also the head.
+        """A pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last layer's also the head.
 
-        ``documents_BT``: an id per token of the whole sequences, where none is to be attended to from another.
+        ``documents_BT``: a document id per token of the whole sequences, if tokens attend only inside their document.
         """
         x_RD: Tensor = self.embed(tokens_BT) if entry_RD is None else entry_RD
         cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], like=x_RD)
@@ -127,6 +127,7 @@ class Transformer(nn.Module):
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cached cos and sin tables of the first ``tokens``, in the dtype and on the device of ``like``."""
         if not self.tables or self.tables[0].shape[0] < tokens:
             positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
             self.tables = rotary_tables(self.model, positions=positions, dtype=like.dtype, device=like.device)

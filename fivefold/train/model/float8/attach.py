@@ -1,7 +1,7 @@
-"""Which products are made in eight bits: those of all linear layers and experts in blocks.
+"""Which GEMMs run in fp8: those of all linear layers and experts inside blocks.
 
-Not the embedding, the head, routers, norms and the core of attention, as in torchao's converted models and in
-DeepSeek-V3 (arXiv:2412.19437 §3.3.1).
+Embedding, head, routers, norms and the core of attention stay in bf16 or fp32, as in torchao's converted models and
+in DeepSeek-V3 (arXiv:2412.19437 §3.3.1).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fivefold.train.model.linear import Linear
 
 
 def attach(blocks: nn.Module, job: Job) -> None:
-    """Set the seams ``gemms`` of ``blocks``, if the recipe is narrow."""
+    """Give every ``Linear`` and ``Experts`` in ``blocks`` fp8 GEMMs, if the job's recipe has fp8."""
     if not job.precision.narrow:
         return
     dense, grouped = Float8Gemms(job.precision, kernel=not job.emulate), Float8GroupedGemms(job.precision)

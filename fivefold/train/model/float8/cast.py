@@ -1,10 +1,10 @@
-"""Tensors in eight bits: what they hold times their scale is the value.
+"""Casts to fp8 with scales: value ≈ data · scale.
 
     factor = largest of the format / largest |x| of the part        data = fp8(x · factor), scale = 1 / factor
 
-One scale for all, for each matrix, row, 1 x 128 tile or 128 x 128 block (DeepSeek-V3, arXiv:2412.19437 §3.3). Rounds
-to nearest even and saturates; a NaN or an infinity makes NaN of all that shares its scale. Scales as torchao makes them
-(torchao 0.18.0, pytorch/ao:torchao/float8/float8_utils.py, amax_to_scale), so that both hold the same bits.
+One scale per tensor, matrix, row, 1 x 128 tile or 128 x 128 block (DeepSeek-V3, arXiv:2412.19437 §3.3). Rounds to
+nearest even and saturates; NaN or infinity turns all elements of its scale into NaN. Bit for bit the scales of torchao
+0.18.0 (pytorch/ao:torchao/float8/float8_utils.py, amax_to_scale).
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from torch.linalg import vector_norm
 from fivefold.units import ceil_div
 
 TILE = 128
-LEAST = 1e-12  # largest |x| that a part of zeros is taken to have
-CHUNK_ELEMENTS = 2**22  # that are fp32 at once
+LEAST = 1e-12  # lower bound of amax, so that zeros have a finite factor
+CHUNK_ELEMENTS = 2**22  # elements that are widened to fp32 at a time
 E4M3 = torch.float8_e4m3fn
-ALL, ONE = 0, -1  # rows or columns that share a scale: as many as there are in a matrix; one scale for everything
+ALL, ONE = 0, -1  # rows or columns per scale: ALL of a matrix; ONE scale for the whole tensor
 
 
 class Cast(NamedTuple):
-    """``data`` [..., R, C] in fp8, ``scale`` in fp32: one for all [], or [..., R or 1 or tiles, C or 1 or tiles]."""
+    """``data`` [..., R, C] in fp8 and ``scale`` in fp32: [], or [..., R or 1 or blocks, C or 1 or tiles]."""
 
     data: Tensor
     scale: Tensor
 
 
 def by_tensor(x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
-    """One scale [] for all of ``x``; ``amax``: the largest |x| where it is known already, of any shape that spreads to
-    that of ``x``. ``powers``: of two, below what would be."""
+    """One scale [] for all of ``x``; ``amax``: max |x| if it is known already, of any shape that broadcasts to ``x``.
+    ``powers``: the factor is rounded down to a power of two."""
     return Cast(*_cast(x, amax, ONE, ONE, dtype, powers))
 
 
 def by_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
-    """``x`` [..., R, C] → scale [..., 1, 1]."""
+    """One scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
     return Cast(*_cast(x, None, ALL, ALL, dtype, powers))
 
 
 def by_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
-    """``x`` [..., R, C] → scale [..., R, 1]."""
+    """One scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
     return Cast(*_cast(x, None, 1, ALL, dtype, powers))
 
 
 def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
-    """``x`` [..., R, C] → scale [..., R, C/128], the last of a row's tiles as long as what is left."""
+    """One scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉]; the last tile of a row may be short."""
     return Cast(*_cast(x, None, 1, TILE, dtype, powers))
 
 
-# As rows travel to experts and are multiplied there: their scales are powers of two, so that those of another cast,
-# along columns, change no more than the exponents (DeepSeek-V3 §3.3.3).
+# For rows dispatched to experts in fp8: with power-of-two scales the second cast, along columns for wgrad, changes
+# only exponents (DeepSeek-V3 §3.3.3).
 TILES_OF_POWERS = partial(by_tile, powers=True)
 
 
 def by_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
-    """``w`` [..., R, C] → scale [..., R/128, C/128], the last ones as large as what is left."""
+    """One scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉]; border blocks may be small."""
     return Cast(*_cast(w, None, TILE, TILE, dtype, powers))
 
 
 def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
-    """The values."""
+    """Dequantise: ``data`` · ``scale`` in ``dtype``, computed in fp32."""
     found: Tensor = _widen(cast.data, cast.scale, dtype)
     return found
 
 
 def scale_(x: Tensor, scale: Tensor) -> None:
-    """Multiply ``x`` [..., R, C], in place, by a scale as of a cast; what ``widen`` gives where ``x`` is the data."""
+    """Multiply ``x`` [..., R, C] in place by a scale of the shapes that a ``Cast`` has."""
     _scale_(x, scale)
 
 
@@ -79,7 +79,7 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 def _cast(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One operation, which on a GPU holds no more than it returns: so the dry run sees it."""
+    """Data and scale as one custom op, so that the dry run counts only its outputs, as of a fused GPU kernel."""
     top = torch.finfo(dtype).max
     largest = _largest(x, rows, columns) if amax is None else amax
     factor = (top / largest.double().clamp(min=LEAST)).float()
@@ -127,6 +127,7 @@ def _(x: Tensor, scale: Tensor) -> None:
 
 
 def _scales(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
+    """Shape of the scales of ``x`` with ``rows`` x ``columns`` elements each."""
     if rows == ONE:
         return ()
     parts = zip(x.shape[-2:], (rows, columns), strict=True)
@@ -134,7 +135,7 @@ def _scales(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
 
 
 def _largest(x: Tensor, rows: int, columns: int) -> Tensor:
-    """|x| of each part, in fp32."""
+    """Max |x| of each ``rows`` x ``columns`` part, in fp32."""
     if x.numel() == 0:
         return x.new_zeros(_scales(x, rows, columns), dtype=torch.float32)
     if rows == ONE:
@@ -148,9 +149,9 @@ def _largest(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _spread(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
-    """Of the rows ``part`` of a tensor of ``shape``, each element's, or one that stands for many."""
+    """Scales for the rows ``part`` of a tensor of ``shape``, in a shape that broadcasts to them."""
     if scale.dim() < 2:
-        return scale.view(-1)  # with a dim, so that what it multiplies is widened to fp32
+        return scale.view(-1)  # with a dim, so that type promotion widens the product to fp32
     if scale.shape[-2] == shape[-2]:
         scale = scale[..., part, :]
     elif scale.shape[-2] > 1:
@@ -162,12 +163,12 @@ def _spread(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """A flat one as a column."""
+    """``x`` with at least two dims: a vector [n] as a column [n, 1]."""
     return x if x.dim() > 1 else x.view(-1, 1)
 
 
 def _row_chunks(x: Tensor) -> list[slice]:
-    """Rows so few that they have no more than ``CHUNK_ELEMENTS`` elements."""
+    """Slices of the rows of ``x``; each has at most ``CHUNK_ELEMENTS`` elements, or is one row."""
     rows, each = x.shape[-2], max(1, x.numel() // max(1, x.shape[-2]))
     few = max(1, CHUNK_ELEMENTS // each)
     return [slice(start, min(start + few, rows)) for start in range(0, rows, few)]

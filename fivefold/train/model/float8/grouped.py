@@ -1,9 +1,9 @@
-"""The products of experts side by side with operands in eight bits: as ``matmul.py``, group of rows by group.
+"""Grouped GEMMs of experts in fp8: ``matmul.py`` by group of rows.
 
-    y = x W_eᵀ · dx = g W_e · dW_e = gᵀ x of its rows       the last is summed, and so scaled, along a group's rows
+    y = x W_eᵀ · dx = g W_e · dW_e = gᵀ x of its rows       dW sums over a group's rows, so it is scaled along them
 
-The weight of each expert is a tensor of its own; of rows, one scale for all is one for all that are on this rank. No
-kernel of these is used yet: they are emulated on every chip.
+Tensorwise scales: one per expert for weights, one for all rows on this rank. No grouped fp8 kernel is used yet: the
+GEMMs are emulated on every chip.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from fivefold.units import ceil_div
 
 
 class Float8GroupedGemms(GroupedGemms):
-    """Products by group of rows, which end at ``offsets`` [E]."""
+    """fp8 grouped GEMMs with the casts of ``recipe``; groups of rows end at ``offsets`` [E]."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.casts, self.wide, self.scaling = casts_of(recipe), recipe.wide_gradients, recipe.scaling
-        self.powers = recipe.dispatches == "fp8"  # so that a cast along rows, and then along columns, is one
+        self.powers = recipe.dispatches == "fp8"  # rows come in fp8: casting them again must lose nothing more
         if self.powers:
             self.casts = self.casts._replace(x=TILES_OF_POWERS, gradient=TILES_OF_POWERS)
 
     def operand(self, x: Tensor) -> Cast:
-        """Rows for ``out``."""
+        """Cast rows [n, in] for ``fprop``."""
         return self.casts.x(x)
 
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
-        """Rows [n, in] times [E, out, in]."""
+        """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         found: Tensor = scaled_by_group(*operand, *self.casts.weight(weights), offsets, weights.dtype)
         return found
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
-        """Rows [n, out] times [E, out, in], added to ``total``."""
+        """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         turned = self.casts.weight_back(weights.mT)
         made: Tensor = scaled_by_group(*self.casts.gradient(gradient), *turned, offsets, weights.dtype)
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
-        """Rows for ``weight``."""
+        """Rows [n, in] for ``wgrad``: cast along each group, or as they are if the recipe has wide weight gradients."""
         return x if self.wide else self._along_groups(self.casts.x, x, offsets)
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor:
-        """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
+        """``gradient`` [n, out]ᵀ times rows [n, in], summed by group → [E, out, in]."""
         if not isinstance(columns, Cast):
             return summed_by_group(gradient, columns, offsets, ends)
         left = self._along_groups(self.casts.gradient, gradient, offsets)
@@ -60,7 +60,7 @@ class Float8GroupedGemms(GroupedGemms):
         return found
 
     def _along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
-        """``x`` [n, C] → [C, n], scaled along each group."""
+        """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
         if self.scaling == "tensorwise":
             return caster(x.t())
         return Cast(*cast_groups(x, offsets, self.scaling == "tiles", self.powers))
@@ -70,7 +70,7 @@ class Float8GroupedGemms(GroupedGemms):
 def scaled_by_group(
     x: Tensor, x_scale: Tensor, weights: Tensor, scales: Tensor, offsets: Tensor, dtype: torch.dtype
 ) -> Tensor:  # fmt: skip
-    """Rows [n, K] times the matrix of their group, of [E, N, K] → [n, N]."""
+    """fp8 rows [n, K] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
     for expert, rows in enumerate(_groups(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale)
@@ -87,7 +87,7 @@ def _(
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
 def cast_groups(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows [n, C] → [C, n], scaled along those of each group: one scale per column, or one per 128 of its rows."""
+    """Cast ``x`` [n, C] → data [C, n]; one scale per column and group, or (``tiled``) per 128 rows of the group."""
     data, scale = _room(x, offsets, tiled)
     scale.fill_(1)
     for rows, places in zip(_groups(offsets), _places(offsets, tiled), strict=True):
@@ -106,7 +106,7 @@ def _(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Te
 def scaled_sums(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, offsets: Tensor, dtype: torch.dtype
 ) -> Tensor:  # fmt: skip
-    """Columns [M, n] and [N, n] of each group times one another → [E, M, N]; zeros where a group has no rows."""
+    """fp8 ``a`` [M, n] times ``b`` [N, n] transposed, summed by group → [E, M, N]; 0 for a group without rows."""
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
     tiled = bool(a_scale.dim()) and a_scale.shape[1] != offsets.shape[0]
     for group, rows, places in zip(out, _groups(offsets), _places(offsets, tiled), strict=True):
@@ -127,19 +127,19 @@ def _(
 
 
 def _room(x: Tensor, offsets: Tensor, tiled: bool) -> tuple[Tensor, Tensor]:
-    """For the cast of [n, C] along groups; tiles are as many as there can be."""
+    """Empty data [C, n] and scales of ``cast_groups``; tiled scales have room for the most tiles there can be."""
     scales = x.shape[0] // TILE + offsets.shape[0] + 1 if tiled else offsets.shape[0]
     data = torch.empty(x.shape[1], x.shape[0], dtype=torch.float8_e4m3fn, device=x.device)
     return data, torch.empty(x.shape[1], scales, device=x.device)
 
 
 def _groups(offsets: Tensor) -> list[slice]:
-    """The host waits for them."""
+    """Slice of rows of each group. Synchronises host and device."""
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
 def _places(offsets: Tensor, tiled: bool) -> Iterator[slice]:
-    """Of each group's scales."""
+    """Slice of each group's columns in the scales of ``cast_groups``."""
     start = 0
     for rows in _groups(offsets):
         end = start + (ceil_div(rows.stop - rows.start, TILE) if tiled else 1)

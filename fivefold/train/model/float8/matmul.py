@@ -1,11 +1,11 @@
-"""The three products of a linear layer with operands in eight bits.
+"""The three GEMMs of a linear layer with fp8 operands.
 
-    y = x Wᵀ · dx = g W · dW = gᵀ x        each operand cast along what is summed over
+    y = x Wᵀ · dx = g W · dW = gᵀ x        each operand cast along the dim that is summed over
 
 tensorwise, rowwise   as torchao's recipes of those names (torchao 0.18.0: torchao/float8/config.py)
 tiles                 x and g by 1 x 128, W by 128 x 128, all e4m3, summed in fp32 every 128 (arXiv:2412.19437 §3.3)
 
-Kept for the backward is x as it came, which is cast again. Where no kernel does it, the operands multiply in fp32.
+The backward gets x unquantised and casts it again. Without a kernel the fp8 operands are multiplied in fp32.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fivefold.job import Recipe, Scaling
 from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
 from fivefold.train.model.linear import LinearGemms
 
-ALIGNED = 16  # elements of rows, as the kernel wants them
+ALIGNED = 16  # elements of a row: torch._scaled_mm takes only multiples
 Caster = Callable[[Tensor], Cast]
 
 
 class Casts(NamedTuple):
-    """Of each operand, with what is summed over as its last dim; ``weight_back`` is for dx."""
+    """The cast of each operand, whose last dim is the one summed over; ``weight_back``: of W in dx."""
 
     x: Caster
     gradient: Caster
@@ -43,46 +43,46 @@ CASTS: dict[Scaling, Casts] = {
 
 
 def casts_of(recipe: Recipe) -> Casts:
-    """How ``recipe`` casts; with wide gradients of weights torchao has one scale for the weight of dx."""
+    """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp)."""
     found = CASTS[recipe.scaling]
     return found._replace(weight_back=_matrix) if recipe.wide_gradients else found
 
 
 class Float8Gemms(LinearGemms):
-    """``kernel``: multiplied by the chip's fp8 units; else emulated."""
+    """fp8 GEMMs with the casts of ``recipe``. ``kernel``: on the chip's fp8 units, else emulated in fp32."""
 
     def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
         self.casts, self.kernel, self.wide = casts_of(recipe), kernel, recipe.wide_gradients
 
     def operand(self, x: Tensor) -> Cast:
-        """``x`` for ``out``, cast once for all layers on it."""
+        """Cast ``x`` [R, in] for ``fprop``, once for all layers on it."""
         return self.casts.x(x)
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x Wᵀ + b``."""
+        """``x Wᵀ + b`` [R, out]."""
         y = product(operand, self.casts.weight(weight), dtype=weight.dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-        """``g W``, added to ``total``."""
+        """``g W`` [R, in], added to ``total`` in place if given."""
         made = product(
             self.casts.gradient(gradient), self.casts.weight_back(weight.t()), dtype=weight.dtype, kernel=self.kernel
         )
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor) -> Tensor | Cast:
-        """``x`` for ``weight``."""
+        """``x`` [R, in] for ``wgrad``: cast along its columns, or as it is if the recipe has wide weight gradients."""
         return x if self.wide else self.casts.x(x.t())
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor:
-        """``gᵀ x``."""
+        """``gᵀ x`` [out, in]."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
         return product(self.casts.gradient(gradient.t()), columns, dtype=gradient.dtype, kernel=self.kernel)
 
 
 def product(a: Cast, b: Cast, *, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
-    """``a`` [M, K] times ``b`` [N, K] transposed → [M, N]. ``fast``: the kernel may sum in fewer bits."""
+    """``a`` [M, K] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: _scaled_mm's fast accumulation."""
     found: Tensor = scaled_mm(*a, *b, dtype, kernel, fast)
     return found
 
@@ -91,7 +91,7 @@ def product(a: Cast, b: Cast, *, dtype: torch.dtype, kernel: bool, fast: bool = 
 def scaled_mm(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, kernel: bool, fast: bool
 ) -> Tensor:  # fmt: skip
-    """``product`` as one operation, which the dry run and the meter know."""
+    """``product`` as one custom op, so that the dry run and the meter can count it."""
     if kernel and a.is_cuda and a.numel() and (a.shape[-1] | b.shape[0]) % ALIGNED == 0:
         rows = max(a_scale.numel(), b_scale.numel()) > 1
         left = a_scale.expand(a.shape[0], 1).contiguous() if rows else a_scale.view(())
@@ -108,9 +108,9 @@ def _(
 
 
 def emulated(a: Cast, b: Cast) -> Tensor:
-    """``product`` in fp32: what shares a scale is summed, scaled, and then added to the rest."""
+    """``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
     left, right = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
-    if right.shape[0] not in (1, b.data.shape[0]):  # of blocks
+    if right.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks
         right = right.repeat_interleave(TILE, 0)[: b.data.shape[0]]
     if left.shape[1] == right.shape[1] == 1:
         return (a.data.float() @ b.data.float().t()).mul_(left).mul_(right.t())
