@@ -1,8 +1,8 @@
-"""Documents out of files: the standard library's own source, or any file or folder of text.
+"""Reads documents from a corpus: Python's standard library, or any file or folder of text.
 
-A document is a line of .jsonl, a row of .parquet, or a whole .txt, .md or .py file; of those, what is longer than
-64 KiB is cut at the next line end into several, so that one long file can be split into training and held-out text.
-Files are read in pieces that end where a document ends: memory is bounded, and processes can share one file.
+A document is a line of .jsonl, a row of .parquet, or a whole .txt, .md or .py file; a text file longer than 64 KiB is
+cut at line ends into several, so that one long file can be split into training and held-out text. Files are read in
+slices that end where a document ends: memory is bounded, and processes can share one file.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fivefold.units import KIB, MIB
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
-DOCUMENT_BYTES = 64 * KIB  # of a text file: the longest document, give or take a line
-LINES_BYTES = MIB  # of a .jsonl file: one piece
-# Tests are left out of the standard library: some are not UTF-8 on purpose, and some systems package them apart.
-# Installed packages are not the standard library at all.
+DOCUMENT_BYTES = 64 * KIB  # longest document of a text file, give or take a line
+LINES_BYTES = MIB  # slice of a .jsonl file
+# Folders skipped under the standard library: tests, of which some are not UTF-8 on purpose and which some systems
+# package apart, and installed packages, which are not the standard library.
 STDLIB_SKIPS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a corpus; ``name`` is its path inside the corpus."""
+    """One file of a corpus; ``name``: its path inside the corpus; ``changed_ns``: its mtime in ns."""
 
     path: Path
     name: str
@@ -42,7 +42,8 @@ class File:
 
 @dataclass(frozen=True)
 class FileSlice:
-    """Offsets ``start`` to ``stop`` of a file, each moved to the next end of a document; in .parquet, one row group."""
+    """Byte offsets ``start`` to ``stop`` of a file, each moved on to the next end of a document; of .parquet one row
+    group, by number."""
 
     path: Path
     start: int
@@ -51,7 +52,9 @@ class FileSlice:
 
 
 def list_files(corpus: str) -> list[File]:
-    """The files of ``corpus`` (``stdlib``, a file or a folder), sorted by name; hidden ones are left out."""
+    """The files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
+
+    Raises ``Mistake`` if there are none, they cannot be read or all are empty."""
     if corpus == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         found = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
@@ -106,7 +109,7 @@ def _endings(paths: list[Path]) -> str:
 
 
 def file_slices(file: File) -> Iterator[FileSlice]:
-    """The pieces of ``file`` in order; their ``size_bytes`` add up to the file's."""
+    """The slices of ``file`` in order; their ``size_bytes`` add up to the file's."""
     if file.path.suffix == ".parquet":
         with _parquet(file.path) as parquet:
             groups = parquet.num_row_groups
@@ -121,7 +124,9 @@ def file_slices(file: File) -> Iterator[FileSlice]:
 
 
 def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
-    """The documents of one piece as they stand; ``key`` is the field of .jsonl and the column of .parquet."""
+    """The documents of one slice, not cleaned; ``key``: the field of .jsonl or the column of .parquet.
+
+    Raises ``Mistake`` for a file that cannot be read, is not UTF-8 or lacks ``key``."""
     if piece.path.suffix == ".parquet":
         yield from _read_rows(piece, key)
         return
@@ -136,13 +141,13 @@ def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
 
 
 def clean(text: str) -> str:
-    """``text`` without NUL characters, which are no text and end a document of bytes; "" if nothing is left."""
+    """``text`` without NUL, which is the end of document of the byte tokenizer; "" if only blanks remain."""
     text = text.replace("\0", "")
     return text if text.strip() else ""
 
 
 def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]:
-    """Every document of ``files`` in order, cleaned; blank ones are left out."""
+    """Every document of ``files`` in order, cleaned, without blank ones."""
     for file in files:
         for piece in file_slices(file):
             yield from filter(None, map(clean, read_slice(piece, key=key)))
@@ -157,7 +162,7 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
 
 
 def _cut(file: BinaryIO, offset: int, limit: int) -> int:
-    """Where the line of ``offset`` ends; if that is ``limit`` bytes away or more, where the next character begins."""
+    """End of the line at ``offset``; if it is ``limit`` bytes away or more, the start of the next UTF-8 character."""
     if offset == 0:
         return 0
     file.seek(offset)
@@ -189,7 +194,7 @@ def _read_lines(path: Path, start: int, data: bytes, key: str) -> Iterator[str]:
 
 
 class _LineError(ValueError):
-    """What is wrong with one line, before its number is known."""
+    """What is wrong with one line of .jsonl; ``_read_lines`` adds the line number."""
 
 
 def _field(line: str, key: str) -> str:
@@ -209,6 +214,7 @@ def _field(line: str, key: str) -> str:
 
 
 def _line_number(path: Path, offset: int) -> int:
+    """Number (from 1) of the line at byte ``offset``."""
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(min(MIB, offset - file.tell())), b"")
         return 1 + sum(block.count(b"\n") for block in blocks)
@@ -228,6 +234,7 @@ def _read_rows(piece: FileSlice, key: str) -> Iterator[str]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
+    """An open ``pyarrow.parquet.ParquetFile``; what pyarrow raises becomes a ``Mistake``."""
     import pyarrow
     from pyarrow import parquet
 

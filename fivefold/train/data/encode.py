@@ -1,7 +1,7 @@
-"""Documents into tokens, in this process or in several.
+"""Tokenizes documents, in this process or in a pool of processes.
 
-A unit of work is some MiB of pieces, and its result comes back in order: memory stays bounded, and what comes out
-does not depend on the number of processes. Workers are spawned and import no torch.
+A unit of work is file slices of 1 MiB or a little more. Results come back in order, so that memory is bounded and the
+output does not depend on the number of processes. Workers are spawned and import no torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ TEXT_HASHES = 2**64
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with every document: how it is read, tokenized, and when it is held out (``text_hash`` <
-    ``bound``).
+    """How every document is processed. ``key``: field or column of its text; ``tokenizer``: path; ``bound``: a
+    document is held out if its ``text_hash`` is below it.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """Some documents of one split: tokens with their ends [tokens], lengths [documents], and bytes of text."""
+    """Documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of their text."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of one unit of work; ``lowest`` is the smallest ``text_hash`` of its documents."""
+    """Result of one unit of work: bytes read, NUL bytes removed, smallest ``text_hash``, and documents by split."""
 
     size_bytes: int
     nul_bytes: int
@@ -66,12 +66,14 @@ class Encoded:
 
 
 def text_hash(text: str) -> int:
-    """A number from 0 to 2^64 - 1 that only the text decides: documents below a bound are held out."""
+    """blake2b of ``text`` as a number from 0 to 2^64 - 1, by which the split is decided: duplicates fall together."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
 
 def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[Encoded]:
-    """Tokenize ``files`` in order; with ``workers`` > 1 in as many processes, at most twice as many units ahead."""
+    """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
+
+    Raises ``Fault`` if a worker dies."""
     units = _units(files)
     if workers == 1:
         yield from (_encode(unit, rule) for unit in units)
@@ -93,6 +95,7 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
 
 
 def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
+    """Group consecutive slices until they have ``WORK_BYTES``."""
     unit: list[FileSlice] = []
     size = 0
     for piece in chain.from_iterable(map(file_slices, files)):
@@ -106,7 +109,7 @@ def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
 
 
 def _live_and_die_with_parent() -> None:
-    """Ctrl-C is the parent's to handle; a killed parent, which can tell nobody, must not leave workers behind."""
+    """Set up a worker: ignore SIGINT, which the parent handles, and exit when the parent has died, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -120,7 +123,7 @@ def _live_and_die_with_parent() -> None:
 @lru_cache(maxsize=1)
 def _loaded(path: Path, fingerprint: str) -> Tokenizer:
     tokenizer = load(path)
-    assert tokenizer.fingerprint == fingerprint  # part of the key: another tokenizer may lie at the same path later
+    assert tokenizer.fingerprint == fingerprint  # in the cache's key, as the file at this path may change
     return tokenizer
 
 
@@ -142,6 +145,6 @@ def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
 
 
 def _join(documents: list[Tokens], text_bytes: int) -> Documents:
-    """``documents`` opens with an empty one, which gives the tokens their type and is not counted."""
+    """Concatenate ``documents``; the first is empty, sets the dtype where there are no others, and is not counted."""
     lengths = np.array([len(document) for document in documents[1:]], np.int64)
     return Documents(np.concatenate(documents), lengths, text_bytes)

@@ -2,9 +2,9 @@
 
     position (samples so far) → epoch, place → seeded permutation → window → sequence + 1 tokens
 
-Window i of a split starts at token i · sequence, so neighbours share one token: the target of the last is the input
-of the first. The permutation is a Feistel network walked until it lands inside (Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", 2002): nothing is stored, and the whole state of the loader is one integer.
+Window i of a split starts at token i · sequence, so neighbours share one token: the last target of one is the first
+input of the next. The permutation is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", 2002): no table is stored, and the whole state of the loader is one integer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ROUNDS = 6
 
 
 def permute(numbers: NDArray[np.int64], *, size: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where a permutation of 0 … size - 1, drawn by ``seed`` and ``epoch``, sends ``numbers`` [any shape]."""
+    """Apply to ``numbers`` [any shape] the permutation of 0 … size - 1 that ``seed`` and ``epoch`` determine."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()
     keys = np.frombuffer(digest, "<u8")
     found = _feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
-    while (outside := found >= size).any():  # at most three of four land outside
+    while (outside := found >= size).any():  # cycle walking; at most three of four numbers lie outside
         found[outside] = _feistel(found[outside], keys=keys, half=half, mask=mask)
     return found.astype(np.int64)
 
@@ -47,10 +47,10 @@ def _feistel(
 
 @dataclass(frozen=True)
 class Loader:
-    """One split as windows of ``sequence`` + 1 tokens, in an order that ``seed`` alone decides.
+    """One split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
 
-    A position counts samples since the start of training; position p is in epoch p // windows, and every window comes
-    once in each epoch. To resume is to go on counting.
+    A position counts samples since the start of training; position p is in epoch p // windows, and every epoch reads
+    each window once. To resume, continue from the saved position.
     """
 
     shards: Shards
@@ -68,7 +68,7 @@ class Loader:
         return max(0, self.shards.index.part(self.split).tokens - 1) // self.sequence
 
     def check(self, *, global_batch: int) -> None:
-        """A ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
+        """Raise a ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
         if self.windows < global_batch:
             tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1
             cure = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
@@ -94,8 +94,8 @@ class Loader:
     ) -> NDArray[np.int64]:
         """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, sequence + 1].
 
-        Sample g of the step is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs + j: however many ranks
-        read, and in whatever micro-batches, the step holds positions taken + g.
+        Sample g of the step, position taken + g, is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs +
+        j: so a step holds the same samples under every layout.
         """
         if ranks * micro_batches * mbs != global_batch:
             raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
@@ -107,10 +107,10 @@ class Loader:
 def heldout_batches(
     shards: Shards, *, sequence: int, rows: int, mbs: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[NDArray[np.int64]]:
-    """At most ``rows`` held-out samples, spread over the documents, as [mbs, sequence + 1]; always the same ones.
+    """This rank's batches [mbs, sequence + 1] of at most ``rows`` held-out samples, the same at every evaluation.
 
     Every rank gets the same number of batches, at least one, as collectives in the forward pass require: ``rows`` is
-    rounded down to a multiple of ranks · mbs, and a split that is shorter than one such batch is read again.
+    rounded down to a multiple of ranks · mbs, and a split that is shorter than one such batch is read repeatedly.
     """
     loader = Loader(shards, split="heldout", sequence=sequence, seed=0)
     batch = ranks * mbs

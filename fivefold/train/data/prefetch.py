@@ -1,9 +1,9 @@
-"""The next batch is read while a step runs: by a thread, for a GPU into memory that it copies from by itself.
+"""A thread reads the next batch while a step runs; for a GPU into page-locked memory, so that the copy is asynchronous.
 
-    main      step n: forward, backward, update     take(n + 1): it is there
+    main      step n: forward, backward, update     take(n + 1): ready
     thread            read n + 1, pin it                      read n + 2 …
 
-A batch is a function of its position alone, so that a wrong guess of what comes next costs time and changes nothing.
+A batch depends on its position alone, so that a wrong guess of the next position costs time and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """``read`` gives the batch at a position; ``pinned``: copied from page-locked memory, beside what the GPU does."""
+    """``read``: returns the batch at a position, in samples; ``pinned``: copy it into page-locked memory."""
 
     def __init__(self, read: Callable[[int], NDArray[np.int64]], *, pinned: bool) -> None:
         self.read, self.pinned = read, pinned
@@ -36,7 +36,7 @@ class Prefetcher:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, position: int, *, following: int) -> Tensor:
-        """The batch at ``position``; the one at ``following`` is read from now on. Whatever ``read`` raises."""
+        """Return the batch at ``position`` and start to read that at ``following``. Raises what ``read`` raises."""
         guess, self._coming = self._coming, None
         if guess is not None and guess[0] == position:
             batch = guess[1].result()

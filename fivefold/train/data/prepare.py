@@ -1,8 +1,8 @@
-"""A corpus into shards: list, tokenize, write, publish.
+"""Turns a corpus into token shards: list files, tokenize, write, publish.
 
-Whether a document is held out follows from its own text, so a duplicate never lies on both sides. All is written to a
-hidden folder beside, which takes the place of the old one when it is complete: a run that is killed leaves nothing
-that looks finished, and the next one clears up after it.
+Whether a document is held out depends on its text alone, so duplicates fall into one split. Shards are written to a
+hidden folder beside the target, which replaces the target when it is complete: a killed run leaves nothing that looks
+finished, and the next run removes what it left.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from fivefold.train.data.tokenizer import dtype_of, load
 from fivefold.train.data.tokenizer import tokenizer as make_tokenizer
 from fivefold.units import MIB, show_bytes
 
-# One more process for each so many bytes of corpus: below that, starting it (0.3 s) costs more than it saves.
+# Bytes of corpus per additional process: for less, starting one (0.3 s) costs more than it saves.
 BYTES_PER_WORKER, BPE_BYTES_PER_WORKER = 128 * MIB, 4 * MIB
 
-Progress = Callable[[str, int, int], None]  # what is being done, bytes of the corpus done, bytes in all
+Progress = Callable[[str, int, int], None]  # activity, bytes of the corpus done, bytes in all
 
 
 def prepare(
@@ -58,7 +58,7 @@ def prepare(
     progress: Progress = lambda what, done, total: None,
     shard_tokens: int = 2**28,
 ) -> Index:
-    """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, or find them already there.
+    """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, unless they are there already.
 
     ``tokenizer``: ``bytes``, ``bpe:N`` or a path. ``holdout``: the share of documents held out, at least one unless 0.
     ``key``: field of .jsonl, column of .parquet. ``workers``: processes; the shards do not depend on it.
@@ -84,7 +84,7 @@ def prepare(
 
 @contextmanager
 def terminal_progress() -> Iterator[Progress]:
-    """A bar on stderr for ``prepare``, if stderr is a terminal; otherwise nothing is shown."""
+    """A progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -94,6 +94,8 @@ def terminal_progress() -> Iterator[Progress]:
 
 @dataclass(frozen=True)
 class _Plan:
+    """The arguments of ``prepare`` and the files of the corpus."""
+
     corpus: str
     files: list[File]
     tokenizer: str
@@ -107,12 +109,12 @@ class _Plan:
 
     @property
     def named(self) -> bool:
-        """Whether the tokenizer is made here and not read from a file."""
+        """Whether the tokenizer is bytes or trained here, and not read from a file."""
         return self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:")
 
     @property
     def request(self) -> str:
-        """The sha256 of all that decides what the shards hold; of a file, its path, size and time of change."""
+        """sha256 of all that determines the shards: of each file path, size and time of change, and the settings."""
         said = [
             [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
             self.tokenizer if self.named else load(Path(self.tokenizer)).fingerprint,
@@ -121,13 +123,14 @@ class _Plan:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def workers(self, wanted: int | None) -> int:
+        """``wanted``, or as many processes as the size of the corpus is worth, at most one per core."""
         size = BYTES_PER_WORKER if self.tokenizer == "bytes" else BPE_BYTES_PER_WORKER
         return wanted or min(os.cpu_count() or 1, 1 + self.size_bytes // size)
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other ``prepare`` works in ``folder``; the lock dies with its process."""
+    """Hold an exclusive flock on ``folder``: one ``prepare`` at a time works in it; freed if the process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -137,15 +140,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _reuse(plan: _Plan, directory: Path) -> Index | None:
+    """The index of ``directory`` if it holds complete shards of this plan."""
     try:
         if read_index(directory).request == plan.request:
             return Shards.open(directory).index
-    except Mistake:  # nothing there, or not whole: prepared again
+    except Mistake:  # missing or damaged: prepare again
         pass
     return None
 
 
 def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Progress) -> Index:
+    """Write the shards to a hidden folder, sync it, and rename it to ``directory``."""
     _refuse_strangers(directory)
     partial, old = (directory.with_name(f".{directory.name}.{word}") for word in ("partial", "old"))
     for leftover in (partial, old):  # of a run that was killed
@@ -166,7 +171,7 @@ def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Pro
 
 
 def _refuse_strangers(directory: Path) -> None:
-    """Shards may be replaced; a folder that holds anything else, or no index, may not."""
+    """Raise a ``Mistake`` if ``directory`` is a file, or a folder with anything but shards and their index."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -185,7 +190,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(dtype_of(tokenizer.vocab)), bound)
     index, lowest = _write(plan, folder, rule, workers=workers, progress=progress)
     if plan.holdout and index.train.documents and not index.heldout.documents:
-        # So few documents that none fell below the bound: once more, with the lowest held out.
+        # In so small a corpus no hash may fall below the bound: write again, holding out the lowest one.
         for path in folder.glob("*.bin"):
             path.unlink()
         rule = replace(rule, bound=lowest + 1)
@@ -207,7 +212,7 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
 
 
 def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Progress) -> tuple[Index, int]:
-    """The index of the written shards, and the lowest place of any document."""
+    """Write the shards of both splits; the index of them, and the lowest ``text_hash`` of any document."""
     writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
     done, nul_bytes, lowest = 0, 0, TEXT_HASHES
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:

@@ -1,9 +1,9 @@
-"""Tokens on disk, memory-mapped: the format, its reader and its writer.
+"""Token shards on disk, memory-mapped: the format, its reader and its writer.
 
     directory/  index.json  tokenizer.json  train-00000.bin …  train-ends.bin  heldout-00000.bin …  heldout-ends.bin
 
-A split is one row of tokens: its documents in the order of the corpus, each followed by the end-of-document token.
-``*-ends.bin`` holds, as int64, where each document ends: the place after its end token.
+A split is one array of tokens: its documents in the order of the corpus, each followed by the end-of-document token.
+``*-ends.bin`` holds, as int64, the offset of each document's end in tokens: one past its end token.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 class Shard(Record):
-    """One file of tokens. All shards of a split but its last hold the same number."""
+    """One file of ``tokens`` tokens. All shards of a split but its last hold the same number."""
 
     name: str
     tokens: PositiveInt
 
 
 class Part(Record):
-    """What one split holds; ``text_bytes`` (UTF-8, without ends) turns nats per token into nats per byte.
+    """One split in ``index.json``; by ``text_bytes`` (UTF-8, without ends) nats per token become nats per byte.
 
-    ``sha256``: of its tokens in order, as they lie in the shards, however they are cut.
+    ``sha256``: of all its tokens in order, whatever the size of its shards.
     """
 
     tokens: NonNegativeInt
@@ -52,31 +52,31 @@ class Part(Record):
 
 
 class Index(Record):
-    """``index.json``. ``request`` names what was asked for, so that it is not done twice."""
+    """``index.json``. ``request``: hash of the arguments of ``prepare``, by which finished work is recognised."""
 
     version: PositiveInt = VERSION
     corpus: str
     request: str
-    tokenizer: str  # its fingerprint
+    tokenizer: str  # fingerprint
     dtype: Literal["uint16", "uint32"]
     holdout: NonNegativeFloat
-    nul_bytes: NonNegativeInt  # left out of the text
+    nul_bytes: NonNegativeInt  # removed from the text
     train: Part
     heldout: Part
 
     def part(self, split: Split) -> Part:
-        """What ``split`` holds."""
+        """The entry of ``split``."""
         return self.train if split == "train" else self.heldout
 
     @property
     def text(self) -> str:
-        """A fingerprint of what was read: the tokens of both splits in their order, whatever files they came from."""
+        """sha256 over the tokens of both splits in order, which does not depend on the files they came from."""
         return hashlib.sha256(f"{self.train.sha256} {self.heldout.sha256}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Shards:
-    """An opened folder of shards; nothing is read before it is asked for."""
+    """An opened folder of shards, memory-mapped: tokens are read from disk when they are accessed."""
 
     directory: Path
     index: Index
@@ -87,7 +87,7 @@ class Shards:
     def open(cls, directory: Path, *, fingerprint: str | None = None) -> Self:
         """Map the shards of ``directory``; a ``Mistake`` if a file is missing, cut short, or of another tokenizer.
 
-        ``fingerprint``: the tokenizer that the caller works with, such as a checkpoint's.
+        ``fingerprint``: of the tokenizer that the caller needs, such as a checkpoint's; None: any.
         """
         index = read_index(directory)
         tokenizer = load(directory / TOKENIZER)
@@ -106,7 +106,7 @@ class Shards:
         return cls(directory, index, tokenizer, maps)
 
     def read(self, split: Split, *, start: int, count: int) -> Tokens:
-        """Tokens ``start`` to ``start + count`` of ``split``, across shards."""
+        """Copy tokens ``start`` to ``start + count`` of ``split``, across shards; ``IndexError`` outside of it."""
         part = self.index.part(split)
         if not 0 <= start <= start + count <= part.tokens:
             raise IndexError(f"tokens {start} to {start + count} of {part.tokens}")
@@ -118,13 +118,13 @@ class Shards:
         return np.concatenate(found) if found else np.empty(0, self.index.dtype)
 
     def ends(self, split: Split) -> NDArray[np.int64]:
-        """Where each document of ``split`` ends, ascending; the last is the split's number of tokens."""
+        """Token offset of each document's end [documents], ascending; the last is the split's number of tokens."""
         part = self.index.part(split)
         return np.fromfile(self.directory / part.ends, np.int64)
 
 
 def read_index(directory: Path) -> Index:
-    """The index of ``directory``, of this version."""
+    """Read ``index.json`` in ``directory``; a ``Mistake`` if there is none or it has another version."""
     path = directory / INDEX
     if not path.exists():
         raise Mistake(f"{directory}: holds no prepared corpus; run `fivefold data` first")
@@ -161,11 +161,11 @@ class SplitWriter:
     tokens: int = 0
     documents: int = 0
     text_bytes: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)  # of the tokens so far
+    digest: Any = field(default_factory=hashlib.sha256)  # over the tokens so far
 
     @property
     def ends_name(self) -> str:
-        """The file of the documents' ends."""
+        """Name of the file of document ends."""
         return f"{self.split}-ends.bin"
 
     def add(self, tokens: Tokens, *, lengths: NDArray[np.int64], text_bytes: int) -> None:
@@ -184,7 +184,7 @@ class SplitWriter:
         return f"{self.split}-{number:05d}.bin"
 
     def finish(self) -> Part:
-        """What was written."""
+        """The index entry of what was written."""
         sizes = [self.shard_tokens] * (self.tokens // self.shard_tokens) + [self.tokens % self.shard_tokens]
         shards = [Shard(name=self._shard(number), tokens=size) for number, size in enumerate(sizes) if size]
         return Part(
@@ -198,13 +198,13 @@ class SplitWriter:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add ``data`` to the end of ``path``; the one place where shards are written."""
+    """Append ``data`` to the file ``path``; all shards are written by this function."""
     with path.open("ab") as file:
         file.write(data)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """fsync a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""Text to token numbers and back: plain bytes, a byte-level BPE trained on the spot, or any ``tokenizer.json``.
+"""Text to token ids and back: plain bytes, a byte-level BPE trained on the corpus, or any ``tokenizer.json``.
 
-A tokenizer is its saved text: the fingerprint is the sha256 of that text, so shards and tokenizer cannot be mixed up.
-Every tokenizer has an end-of-document token, which ``encode`` never returns: packing alone writes it.
-BPE: Sennrich et al., arXiv:1508.07909; over bytes: GPT-2 (Radford et al. 2019). The work is done by Hugging Face
-``tokenizers``, imported on first use.
+A tokenizer is identified by its fingerprint, the sha256 of its file, so that shards cannot be read with another one.
+Every tokenizer has an end-of-document token, which ``encode`` never returns: only packing writes it.
+BPE: Sennrich et al., arXiv:1508.07909; over bytes: GPT-2 (Radford et al. 2019); by Hugging Face ``tokenizers``, which
+is imported on first use.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 BYTES_TEXT = '{"version": "1.0", "model": {"type": "fivefold-bytes", "end": 0}}'
 OWN_END = "<|end|>"
-# What published tokenizers call the end of a document, in the order in which they are looked for: GPT-2, Qwen and
-# OLMo; Llama 3; DeepSeek; Gemma; Llama 2 and Mistral.
+# Names of the end-of-document token, in the order in which they are looked for: our own; GPT-2, Qwen and OLMo;
+# Llama 3; DeepSeek; Gemma; Llama 2 and Mistral.
 KNOWN_ENDS = (OWN_END, "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>")
 
 
 class Tokenizer(Protocol):
-    """What the corpus and the loop need to know of any tokenizer."""
+    """What corpus preparation and the training loop need of a tokenizer."""
 
     @property
     def vocab(self) -> int:
-        """Count of token numbers: every token is below it."""
+        """Size of the vocabulary: every token id is below it."""
 
     @property
     def end(self) -> int:
-        """The token that ends a document."""
+        """Id of the end-of-document token."""
 
     @property
     def text(self) -> str:
-        """The whole tokenizer as the text of its file: writing it is saving it."""
+        """Content of its ``tokenizer.json``."""
 
     @property
     def fingerprint(self) -> str:
         """The sha256 of ``text``, in hexadecimal."""
 
     def encode(self, text: str) -> Tokens:
-        """The tokens of ``text``, without the end of document."""
+        """Token ids [n] of ``text``, without the end of document."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
@@ -68,7 +68,7 @@ def _sha256(text: str) -> str:
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One token per byte of UTF-8. Text holds no NUL byte, so token 0 is the end of document."""
+    """One token per byte of UTF-8; token 0, the NUL byte, is the end of document, and text may not hold it."""
 
     vocab: int = 256
     end: int = 0
@@ -76,22 +76,22 @@ class ByteTokenizer:
     fingerprint: str = _sha256(BYTES_TEXT)
 
     def encode(self, text: str) -> Tokens:
-        """The bytes of ``text`` as uint16; a ``Mistake`` if it holds a NUL, which would read as the end."""
+        """The bytes of ``text`` as uint16 [n]; a ``Mistake`` if it holds a NUL, which is the end of document."""
         data = text.encode()
         if (place := data.find(0)) >= 0:
             raise Mistake(f"the text holds {data.count(0)} NUL bytes, the first at offset {place}; remove them")
         return np.frombuffer(data, np.uint8).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; an end of document reads as NUL."""
+        """The text of ``ids``; an end of document becomes NUL."""
         return bytes(int(i) for i in ids).decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class BpeTokenizer:
-    """A Hugging Face tokenizer, made by ``read`` from the text of its ``tokenizer.json``."""
+    """A Hugging Face tokenizer; ``read`` makes it from the content of a ``tokenizer.json``."""
 
-    vocab: int  # the largest token + 1: added tokens may leave gaps
+    vocab: int  # largest id + 1: added tokens may leave gaps
     end: int
     text: str
     fingerprint: str
@@ -99,12 +99,12 @@ class BpeTokenizer:
 
     @classmethod
     def read(cls, text: str, *, origin: str) -> Self:
-        """The tokenizer of ``text``; ``Mistake``s name ``origin``."""
+        """Parse ``text``; a ``Mistake``, which names ``origin``, if that fails or it has no end-of-document token."""
         from tokenizers import Tokenizer as HuggingFace
 
         try:
             rust = HuggingFace.from_str(text)
-        except Exception as error:  # tokenizers raises a bare Exception for all that it cannot read
+        except Exception as error:  # tokenizers raises a bare Exception for every parse error
             raise Mistake(f"{origin}: not a tokenizer.json: {error}") from None
         rust.no_truncation()
         rust.no_padding()
@@ -116,7 +116,7 @@ class BpeTokenizer:
         return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
 
     def encode(self, text: str) -> Tokens:
-        """The tokens of ``text``, with no special token added."""
+        """Token ids [n] of ``text``, with no special token added."""
         return np.array(self.rust.encode(text, add_special_tokens=False).ids, dtype_of(self.vocab))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -127,7 +127,7 @@ class BpeTokenizer:
 def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
     """A byte-level BPE of exactly ``vocab`` tokens: 256 bytes, ``<|end|>`` and the merges that ``texts`` yield.
 
-    The same texts give the same tokenizer. Progress is the caller's: ``texts`` is read once, lazily.
+    Deterministic. Reads ``texts`` once, lazily, so that the caller can show progress. ``Mistake`` for too little text.
     """
     from tokenizers import Tokenizer as HuggingFace
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -150,7 +150,7 @@ def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """Read a saved tokenizer, any ``tokenizer.json``, or the one in the folder ``path``."""
+    """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; a ``Mistake`` if that fails."""
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
