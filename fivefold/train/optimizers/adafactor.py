@@ -1,11 +1,11 @@
-"""Adafactor: of the second moment of a matrix only the means of rows and columns are kept, in fp32; no first moment.
+"""Adafactor: keeps of a matrix's second moment only the means over rows and columns, in fp32, and no first moment.
 
     R ← β R + (1−β) mean_columns g²     C ← β C + (1−β) mean_rows g²     1−β = t^-0.8     v = R C / mean R
     u = g / √v      w ← (1 − lr λ) w − max(ε, rms w) min(lr, 1/√t) u / max(1, rms u)          arXiv:1804.04235
 
-The means are of the whole matrix, though rows lie over ZeRO's group and pieces over tp: sums over what is here are
-summed over both axes, those of all weights in one message. So R lies as the rows of its weight, C on all of the group.
-Each expert is a matrix of its own. Vectors keep all of v.
+The means are of the whole matrix, which ZeRO shards by rows and tp slices: local sums are all_reduced over both axes,
+those of all weights in one message. R is sharded as the rows of its weight, C replicated over ZeRO's group. Each expert
+is a matrix of its own. Vectors keep all of v.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fivefold.update import Rates
 
 ALONE = Axis("alone", 0, (0,), None)
 DECAY = -0.8
-LEAST, LEAST_RMS = 1e-15, 1e-3  # ε of the root of v (the paper has 1e-30 of v) and of rms w
+LEAST, LEAST_RMS = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Over the weights of ``sharded_weights``; ``rates``: λ and the rate's factor of each by name."""
+    """Updates ``sharded_weights``; ``rates``: name → weight decay λ and factor of the learning rate."""
 
     def __init__(self, sharded_weights: list[ShardedWeight], *, lr: float, rates: dict[str, Rates]) -> None:
         super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr})
         found = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
-        # what lies over one group of ranks speaks at once
-        found.sort(key=_group)
-        self.families = [list(same) for _, same in groupby(found, _group)]
-        self.parts: dict[Tensor, dict[str, Shard]] = {}  # of which tensors the moments are this rank's part
+        # weights that are sharded over the same ranks share their messages
+        found.sort(key=_rows_axis)
+        self.families = [list(same) for _, same in groupby(found, _rows_axis)]
+        self.parts: dict[Tensor, dict[str, Shard]] = {}  # weight → moment → its sharding, for checkpoints
         for each in found:
             if each.cut.shard.rows:
                 self.state[each.cut.shard.weight] = each.state
@@ -50,19 +50,19 @@ class Adafactor(torch.optim.Optimizer):
         for family in self.families:
             for each in family:
                 each.square()
-            _meet(family, "row", "column", "weight")
+            _all_reduce_sums(family, "row", "column", "weight")
             for each in family:
-                each.remember()
-            _meet(family, "mean")
+                each.update_moments()
+            _all_reduce_sums(family, "mean")
             for each in family:
-                each.measure()
-            _meet(family, "update")
+                each.sum_update()
+            _all_reduce_sums(family, "update")
             for each in family:
                 each.apply(self.param_groups[0]["lr"])
 
 
 class _Moments:
-    """Those of one weight. ``sums`` are over what is here, and after ``_meet`` over the whole weight, by expert."""
+    """Moments and update of one weight. ``sums``: by expert, over the local shard; then of the whole weight."""
 
     def __init__(self, cut: ShardedWeight, rates: Rates) -> None:
         self.cut, self.rates = cut, rates
@@ -84,13 +84,13 @@ class _Moments:
             self.rows, self.columns = whole
             self.state["rows"] = torch.zeros(shard.rows, 1, device=device)
             self.state["columns"] = torch.zeros(self.experts, shard.columns, device=device)
-            self.parts = {"rows": _thin(cut, dim=-1), "columns": _thin(cut, dim=-2)}
+            self.parts = {"rows": _mean_sharding(cut, dim=-1), "columns": _mean_sharding(cut, dim=-2)}
         else:
             self.state["square"] = torch.zeros_like(shard.weight, dtype=torch.float32)
         self.sums: dict[str, Tensor] = {}
 
     def square(self) -> None:
-        """Squares of the gradient by row and column, and of the weight."""
+        """Start a step: local sums of g² by row and by column, and of w²."""
         gradient = self._gradient()
         self.state["step"] += 1
         self.sums = {"weight": self._norms(self._grid(self.cut.shard.weight))}
@@ -100,8 +100,8 @@ class _Moments:
                 column[expert] = torch.linalg.vector_norm(gradient[rows], dim=0).square()
             self.sums |= {"row": torch.linalg.vector_norm(gradient, dim=1, keepdim=True).square(), "column": column}
 
-    def remember(self) -> None:
-        """Let the moments follow the squares."""
+    def update_moments(self) -> None:
+        """Update the moments R and C (of a vector v) from the summed squares; local sum of R for its mean."""
         fresh = self.state["step"] ** DECAY
         if not self.factored:
             self.state["square"].lerp_(self._gradient().square().view_as(self.state["square"]), fresh)
@@ -112,31 +112,31 @@ class _Moments:
         for expert, rows in self.experts_rows:
             self.sums["mean"][expert] = self.state["rows"][rows].sum() / self.rows
 
-    def measure(self) -> None:
-        """How large the update is."""
+    def sum_update(self) -> None:
+        """Local sum of squares of the update u, for its rms."""
         self.sums["update"] = self._norms(self._update())
 
     def apply(self, rate: float) -> None:
-        """Change the weight."""
+        """Update the weight; ``rate``: learning rate of the step before the weight's own factor."""
         rate *= self.rates.rate
         size, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
         relative = self.state["step"].rsqrt().clamp(max=rate)
         steps = (self.sums["weight"].sqrt() * size).clamp(min=LEAST_RMS) * relative
         steps /= (self.sums["update"].sqrt() * size).clamp(min=1.0)
-        wide, update = weight.float(), self._update()  # itself, where it is wide
+        wide, update = weight.float(), self._update()  # float() returns an fp32 weight itself
         wide.mul_(1 - rate * self.rates.weight_decay)
         for expert, rows in self.experts_rows:
             wide[rows] -= update[rows] * steps[expert]
         weight.copy_(wide)
         self.sums = {}
 
-    def crosses(self, name: str) -> bool:
-        """Whether that sum is over dims that ``cut.pieces`` cut."""
+    def sums_over_slices(self, name: str) -> bool:
+        """Whether the sum ``name`` runs along the dim that tp (or etp) slices, and so has to be reduced over it."""
         dim, last = self.cut.dim, len(self.cut.shard.shape) - 1
         return dim is not None and {"row": dim == last, "column": dim < last, "mean": dim < last}.get(name, True)
 
     def _update(self) -> Tensor:
-        """g / √v, made anew where it is needed, since it is as large as the shard."""
+        """u = g / √v [rows, columns] in fp32; computed twice rather than kept, since it is as large as the shard."""
         found = self._gradient().clone()
         if not self.factored:
             return found.mul_(self._grid(self.state["square"]).clamp(min=LEAST**2).rsqrt_())
@@ -146,29 +146,31 @@ class _Moments:
         return found
 
     def _gradient(self) -> Tensor:
+        """Gradient [rows, columns] of the shard in fp32."""
         gradient = self.cut.shard.weight.grad
         return self._grid(self.cut.shard.weight if gradient is None else gradient).float()
 
     def _grid(self, tensor: Tensor) -> Tensor:
+        """View of a flat shard as [rows, columns]."""
         return tensor.view(self.cut.shard.rows, self.cut.shard.columns)
 
     def _norms(self, values: Tensor) -> Tensor:
-        """Σ of squares by expert."""
+        """Σ of squares by expert [E] of ``values`` [rows, columns]."""
         found = torch.zeros(self.experts, device=values.device)
         for expert, rows in self.experts_rows:
             found[expert] = torch.linalg.vector_norm(values[rows], dtype=torch.float32).square()
         return found
 
 
-def _group(each: _Moments) -> str:
+def _rows_axis(each: _Moments) -> str:
     return each.cut.rows.name
 
 
-def _meet(family: list[_Moments], *names: str) -> None:
-    """Sum what each has of ``names`` over ZeRO's group, and where pieces cut it over them: a message each."""
+def _all_reduce_sums(family: list[_Moments], *names: str) -> None:
+    """All_reduce sums ``names`` of all weights over ZeRO's group, and over tp where it slices them: two messages."""
     found = [(each, name, each.sums[name]) for each in family for name in names if name in each.sums]
     _sum([tensor for _, name, tensor in found if name != "row"], family[0].cut.rows)
-    across = [(each, tensor) for each, name, tensor in found if each.crosses(name)]
+    across = [(each, tensor) for each, name, tensor in found if each.sums_over_slices(name)]
     for each, tensor in across:
         tensor /= each.cut.copies
     _sum([tensor for _, tensor in across], family[0].cut.pieces)
@@ -181,8 +183,8 @@ def _sum(tensors: list[Tensor], axis: Axis) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-def _thin(cut: ShardedWeight, *, dim: int) -> Shard:
-    """The means over ``dim``: a tensor of one row or column, of which a rank has those of its weight."""
+def _mean_sharding(cut: ShardedWeight, *, dim: int) -> Shard:
+    """How the means over ``dim`` (one column or row per matrix) are sharded: R as its weight's rows, C not by ZeRO."""
     held, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
 
     def one(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -190,6 +192,6 @@ def _thin(cut: ShardedWeight, *, dim: int) -> Shard:
 
     slices = list(piece.slices)
     slices[dim] = slice(0, 1)
-    thin = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
+    local = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
     weight = held.weight._replace(shape=one(held.weight.shape))
-    return Shard(LocalWeight(weight, thin, held.holders), axis=cut.rows if dim == -1 else ALONE)
+    return Shard(LocalWeight(weight, local, held.holders), axis=cut.rows if dim == -1 else ALONE)

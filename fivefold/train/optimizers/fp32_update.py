@@ -1,9 +1,9 @@
-"""Updates in fp32 of weights of any width, a block of elements at a time: the widened copy is never large.
+"""Optimizers with fp32 arithmetic and moments for weights of any dtype, a block of elements at a time.
 
     w, g (16 bits) → fp32 block → update with fp32 moments → w, rounded to nearest
 
-torch's fused AdamW keeps its moments in the dtype of the weights, and bf16 cannot hold a second moment: with
-β₂ = 0.95 it stands still once a gradient adds less than 2^-8 of it.
+torch's fused AdamW keeps its moments in the dtype of the weights, and a bf16 second moment stops changing: with
+β₂ = 0.95 an increment below 2^-8 of it is rounded away.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**22  # elements that are fp32 at once
+BLOCK = 2**22  # elements that are widened to fp32 at a time
 Groups = list[dict[str, Any]]
 
 
 class AdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW with fp32 moments and arithmetic, whatever the weights are."""
+    """torch.optim.AdamW with fp32 moments and arithmetic, whatever the dtype of the weights."""
 
     def __init__(self, groups: Groups, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
@@ -37,7 +37,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Sgd(torch.optim.Optimizer):
-    """torch.optim.SGD in fp32:  m ← μ m + g + λ w,  w ← w − lr m. The decay goes through the momentum."""
+    """torch.optim.SGD in fp32:  m ← μ m + g + λ w,  w ← w − lr m. Weight decay is part of the momentum."""
 
     def __init__(self, groups: Groups, *, lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum})
@@ -59,7 +59,7 @@ class Sgd(torch.optim.Optimizer):
 
 
 def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
-    """One update in place, all in fp32."""
+    """One AdamW update of w with gradient g and moments m and v, in place; all fp32. ``step``: from 1."""
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
         [w], [g], [m], [v], [], [step], lr=group["lr"], beta1=beta1, beta2=beta2,
@@ -68,7 +68,7 @@ def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: di
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Any]]]:
-    """All weights with their state, of which this is one more step, and their group."""
+    """Increment the step of every weight; yields each with its state and its parameter group."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state[weight]
@@ -77,18 +77,18 @@ def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[
 
 
 def all_weights(groups: Groups) -> Iterator[Tensor]:
-    """All weights of ``groups``."""
+    """Every weight of the parameter ``groups``."""
     for group in groups:
         yield from group["params"]
 
 
 def blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Weight, gradient and moments in fp32, in pieces; what was done to a piece of the weight is put back."""
+    """Yield weight, gradient and moments in fp32, block by block; an updated block is copied back to the weight."""
     assert weight.grad is not None
     whole = (weight, weight.grad, *moments)
     size = weight.numel() if weight.dtype == torch.float32 else BLOCK
     for w, g, *kept in zip(*(tensor.view(-1).split(size) for tensor in whole), strict=True):
-        wide = w.float()  # itself, where it is wide
+        wide = w.float()  # w itself if it is fp32
         yield wide, g.float(), *kept
         if wide is not w:
             w.copy_(wide)

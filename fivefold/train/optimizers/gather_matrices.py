@@ -1,8 +1,8 @@
-"""How one weight lies over ranks, as an optimizer of whole matrices sees it, and the journey to the whole and home.
+"""Gathers whole matrices on owner ranks for an optimizer that needs them (Muon), and returns the results.
 
-    shard (rows, 1/n of ZeRO's group) ⇢ piece (of tp or etp) ⇢ whole matrix on one rank
+    shard (rows, 1/n of ZeRO's group) ⇢ slice (of tp or etp) ⇢ whole matrix on one rank
 
-⇢ is one all_to_all for many weights: weight i goes to rank i mod n. Every rank has equally many elements of each.
+⇢ is one all_to_all for many weights: rank i mod n owns weight i. All ranks hold equally many (padded) elements of each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fivefold.train.parallel.zero import ZeroUnit
 
 @dataclass(frozen=True)
 class ShardedWeight:
-    """A shard and the axes over which its weight is cut: ``rows`` by ZeRO, ``pieces`` by tp (of experts etp)."""
+    """A shard and the axes that its weight is divided over: ``rows`` by ZeRO, ``pieces`` by tp (of experts etp)."""
 
     shard: Shard
     rows: Axis
@@ -29,37 +29,37 @@ class ShardedWeight:
 
     @property
     def copies(self) -> int:
-        """Ranks of ``pieces`` that hold the same piece."""
+        """Ranks of ``pieces`` that hold the same slice."""
         return self.shard.local_weight.local_slice.holders
 
     @property
     def dim(self) -> int | None:
-        """Along which ``pieces`` cut; None: all hold the whole. Experts are cut between experts besides, over ep."""
+        """Dim that ``pieces`` divides; None: it does not. The experts' first dim, divided over ep, does not count."""
         first = 1 if self.stacked else 0
         shapes = zip(self.shard.shape[first:], self.shard.local_weight.weight.shape[first:], strict=True)
         return next((first + dim for dim, (piece, whole) in enumerate(shapes) if piece != whole), None)
 
     @property
     def hidden(self) -> bool:
-        """Whether it is a matrix, or matrices of experts, between hidden states."""
+        """Whether it maps hidden states to hidden states (matrices of blocks, also of experts), which Muon updates."""
         return self.shard.local_weight.weight.is_hidden
 
     @property
     def stacked(self) -> bool:
-        """Whether the first dim counts experts, each with a matrix or vector of its own."""
+        """Whether the first dim counts experts."""
         return self.shard.local_weight.weight.kind.startswith("expert")
 
 
 def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardedWeight]:
-    """Of every weight of this rank's stages, in module order."""
+    """Every weight of this rank's stages, in module order."""
     for unit in units:
         pieces = ranks["etp" if unit.shard.name == "expert_shard" else "tp"]
-        for shard in unit.shards:  # no other micro-batch waits for its turn
+        for shard in unit.shards:  # no interleaver: in the update no other micro-batch runs on this rank
             yield ShardedWeight(shard, replace(unit.shard, interleaver=None), replace(pieces, interleaver=None))
 
 
 def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
-    """A part of every tensor → all parts [ranks, ...] of those that are this rank's."""
+    """This rank's part of every tensor → all parts [ranks, ...] of tensors it owns, by one all_to_all over ``axis``."""
     if axis.size == 1 or not parts:
         return [part[None] for part in parts]
     mine = parts[axis.rank :: axis.size]
@@ -70,7 +70,7 @@ def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
 
 
 def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[Tensor]:
-    """The way back: all parts of this rank's tensors → its part of every tensor, shaped ``like``."""
+    """Reverse of ``gather_owned``: all parts of owned tensors → this rank's part of every tensor, shaped ``like``."""
     if axis.size == 1 or not like:
         return [whole[0] for whole in wholes]
     owners = [like[rank :: axis.size] for rank in range(axis.size)]
@@ -82,6 +82,7 @@ def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[T
 
 
 def _exchange(sent: list[list[Tensor]], received: list[int], axis: Axis, *, like: Tensor) -> Tensor:
+    """All_to_all: ``sent`` tensors and ``received`` elements by rank → what came, flat, in order of rank."""
     flat = torch.cat([like.new_empty(0), *(part.reshape(-1) for parts in sent for part in parts)])
     return all_to_all(flat, axis, sent=[_numel(parts) for parts in sent], received=received).wait()
 

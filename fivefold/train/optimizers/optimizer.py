@@ -1,6 +1,6 @@
-"""The update of the shards: which optimizer, clipping by their global gradient norm, the learning rate as a function.
+"""The update of the shards: which optimizer, clipping by global gradient norm, learning-rate schedules.
 
-AdamW: Loshchilov & Hutter, arXiv:1711.05101; the others are in ``optimizers/``.
+AdamW: Loshchilov & Hutter, arXiv:1711.05101; torch's, or one of this folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fivefold.update import LearningRate, Part, Rates
 
 
 def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
-    """The optimizer over this rank's shards; every rank calls it."""
+    """Make the job's optimizer over this rank's shards; every rank calls it."""
     settings, rate = job.optimizer, job.learning_rate.peak
     found = list(sharded_weights(units, ranks))
     shards = [cut.shard for cut in found]
@@ -59,7 +59,7 @@ def _adamw(shards: list[Shard], rates: dict[str, Rates], job: Job) -> torch.opti
 
 
 def _groups(shards: list[Shard], rates: dict[str, Rates], rate: float) -> list[dict[str, Any]]:
-    """Weights of one rate and decay together; ``set_rate`` knows ``times``."""
+    """torch's parameter groups, one per learning rate and decay; ``times``: factor of the rate, for ``set_rate``."""
     found: dict[Rates, list[Tensor]] = {}
     for shard in shards:
         if shard.rows:
@@ -71,7 +71,7 @@ def _groups(shards: list[Shard], rates: dict[str, Rates], rate: float) -> list[d
 
 
 def weight_group(weight: Weight) -> Part | None:
-    """Which group of ``job.optimizer.groups`` a weight belongs to, if there is one."""
+    """The group of ``job.optimizer.groups`` that ``weight`` belongs to; None: none of them."""
     if weight.is_vector:
         return "vectors"
     return "experts" if weight.kind.startswith("expert") else PARTS.get(weight.kind)
@@ -81,13 +81,13 @@ PARTS: dict[str, Part] = {"embedding": "embeddings", "head": "head", "router": "
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step."""
+    """Set the learning rate of the next step, times each group's own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("times", 1.0)
 
 
 def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
-    """The rate of step ``step`` (from 0) of ``steps``."""
+    """The learning rate of step ``step`` (from 0) of ``steps``: linear warm-up, then ``schedule.kind``."""
     warmup = schedule.warmup_steps
     if step < warmup:
         return schedule.peak * (step + 1) / warmup
@@ -104,7 +104,7 @@ def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
 def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
     """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 leaves them alone.
 
-    ``scale``: by which the loss was multiplied; the gradients still are, the norm is not.
+    ``scale``: factor of the loss, which is still in the gradients and is divided out here; ``norm`` is without it.
     """
     grads = [shard.weight.grad for shard in shards if shard.weight.grad is not None]
     if grads and (largest or scale != 1):
@@ -113,9 +113,9 @@ def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.
 
 
 def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
-    """The global gradient norm and the sums of ``numbers`` over all ranks, by one all_reduce, in fp32.
+    """Global gradient norm, and sums of ``numbers`` over all ranks, by one all_reduce over the world in fp32.
 
-    The square of a gradient that several ranks hold is divided by their number.
+    Squares of a gradient that several ranks hold are divided by the number of holders.
     """
     square = torch.zeros((), dtype=torch.float32, device=ranks.device)
     for holders in sorted({shard.local_weight.holders for shard in shards}):
@@ -128,20 +128,20 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
 
 
 def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
-    """A ``Mistake`` where moments of a layout cannot be taken up under this one: codes of 8 bits in other blocks."""
+    """Raise a ``Mistake`` if moments of layout ``then`` cannot be loaded here: their 8-bit blocks do not align."""
     if isinstance(optimizer, AdamW8bit):
         optimizer.check_reshardable(then)
 
 
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
-    """What is kept of a weight by name, and of which tensor it is this rank's part; None: a number all ranks share."""
+    """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
     parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor | AdamW8bit) else {}
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor
 
 
 def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[Shard]) -> None:
-    """Give torch's AdamW the state that it would make in its first step; all others have theirs."""
+    """Allocate torch AdamW's state before its first step, so that it can be loaded; other optimizers have theirs."""
     for shard in shards:
         if isinstance(optimizer, torch.optim.AdamW) and shard.rows and not optimizer.state[shard.weight]:
             first, second = (torch.zeros_like(shard.weight) for _ in range(2))
