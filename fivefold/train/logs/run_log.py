@@ -1,4 +1,4 @@
-"""What a run writes while it goes: one JSON object per line, TensorBoard, and W&B if asked; read again after a resume.
+"""The logs of a run: ``log.jsonl``, TensorBoard, and Weights & Biases if asked for.
 
 A line of ``log.jsonl`` is a training step (``loss``), an evaluation (``heldout_loss``) or an ``event``, with ``step``.
 """
@@ -24,7 +24,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class NoLogs:
-    """The logs of every rank but the first."""
+    """Logs of every rank but the first: the same methods, which write nothing."""
 
     def __enter__(self) -> NoLogs:
         return self
@@ -33,20 +33,20 @@ class NoLogs:
         self.close()
 
     def start(self, step: int) -> None:
-        """The run begins or goes on after ``step``."""
+        """Call before the first line; ``step``: the last one done, which lines will follow."""
 
     def write(self, line: dict[str, Any]) -> None:
         """Append ``line``, which names its ``step``."""
 
     def event(self, step: int, text: str) -> None:
-        """Append what is no measurement: a line for the reader, who also sees it at once."""
+        """Append a line of ``text`` instead of numbers, such as a roll-back or a sample; also print it to stderr."""
 
     def close(self) -> None:
         """Flush and close."""
 
 
 class Logs(NoLogs):
-    """The log files of one run, and ``report``, which is handed every line as well; ``run`` may ask for more."""
+    """Log files in ``folder``. ``report``: called with every line written; ``run``: whose settings ask for W&B."""
 
     def __init__(self, folder: Path, *, report: Report, run: Run | None = None) -> None:
         self.folder, self.report, self.run = folder, report, run
@@ -55,7 +55,7 @@ class Logs(NoLogs):
         self._board: SummaryWriter | None = None
 
     def start(self, step: int) -> None:
-        """Open the files; steps of an earlier attempt that lie after ``step`` are dropped, events stay."""
+        """Open the files; drop lines of steps after ``step``, from an earlier attempt, but keep its events."""
         self._close_files()
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")
@@ -66,7 +66,7 @@ class Logs(NoLogs):
             os.replace(partial, path)
             self._file = path.open("a", buffering=1)
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
-            if self._wandb is None and self.run is not None and self.run.logs.wandb:  # open still, if a run goes back
+            if self._wandb is None and self.run is not None and self.run.logs.wandb:  # after a roll-back it is open
                 config = self.run.model_dump(mode="json")
                 self._wandb = Wandb(self.run.logs.wandb, folder=self.folder, config=config)
 
@@ -77,21 +77,21 @@ class Logs(NoLogs):
         with self._writing():
             self._file.write(json.dumps(line) + "\n")
             for key, value in line.items():
-                if key != "step" and not isinstance(value, dict):  # the load of each expert is for reading
+                if key != "step" and not isinstance(value, dict):  # expert_load is a dict: only in log.jsonl
                     self._board.add_scalar(key, value, line["step"])
             if self._wandb is not None:
                 self._wandb.write(line)
         self.report(line)
 
     def event(self, step: int, text: str) -> None:
-        """To the file and to stderr."""
+        """Append ``text`` to log.jsonl and print it to stderr."""
         with self._writing():
             if self._file is not None:
                 self._file.write(json.dumps({"step": step, "event": text}) + "\n")
         print(f"step {step}  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Flush and close all."""
+        """Flush and close all files and W&B."""
         self._close_files()
         if self._wandb is not None:
             self._wandb.close()
@@ -105,7 +105,7 @@ class Logs(NoLogs):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One line of what keeps the logs from being written; TensorBoard learns it late, in a thread of its own."""
+        """Turn an ``OSError`` into a ``Fault``; TensorBoard writes in a thread, so its errors may come later."""
         try:
             yield
         except OSError as error:

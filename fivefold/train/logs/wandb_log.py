@@ -1,8 +1,8 @@
-"""The lines of a run for Weights & Biases, if its run file asks: ``[logs] wandb = "PROJECT"``. The first rank alone.
+"""Logs a run to Weights & Biases, on the first rank, if the run file has ``[logs] wandb = "PROJECT"``.
 
-The id of the run there is kept in FOLDER/wandb-id, so that who resumes goes on in it. Lines carry our own step, over
-which W&B draws: its own only grows, and a run that goes back over bad data does not. Whether to send, where and as whom
-is W&B's own business (``wandb login``, WANDB_MODE=offline).
+The W&B run id is kept in FOLDER/wandb-id, so that a resumed run continues there. W&B plots over our own ``step``: its
+own step only grows, but ours falls when a run rolls back. Account, server and offline mode are configured with W&B
+itself (``wandb login``, WANDB_MODE=offline).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ID = "wandb-id"
 
 
 class Wandb:
-    """An open run of ``project``, which ``config`` describes."""
+    """An open W&B run in ``project``; ``config``: the run file's values. A ``Fault`` if W&B cannot start."""
 
     def __init__(self, project: str, *, folder: Path, config: dict[str, Any]) -> None:
         self._wandb = package()
         try:
             self._run = self._wandb.init(
                 project=project, id=_id(folder), resume="allow", name=folder.name, dir=str(folder), config=config,
-                allow_val_change=True, settings=self._wandb.Settings(console="off"),  # stdout is the answer's
+                allow_val_change=True, settings=self._wandb.Settings(console="off"),  # stdout carries our JSON
             )  # fmt: skip
             self._run.define_metric("step", hidden=True)
             self._run.define_metric("*", step_metric="step")
@@ -37,16 +37,16 @@ class Wandb:
             ) from None
 
     def write(self, line: dict[str, Any]) -> None:
-        """Hand over ``line``, which names its ``step``; a process of W&B's own sends it."""
+        """Log ``line``, which names its ``step``, without dicts; W&B's background process sends it."""
         self._run.log({key: value for key, value in line.items() if not isinstance(value, dict)})
 
     def close(self) -> None:
-        """Send the rest."""
+        """Wait until everything is sent, and finish the W&B run."""
         self._run.finish()
 
 
 def package() -> Any:
-    """The package, which is loaded where it is used alone."""
+    """Import wandb, an optional dependency; a ``Mistake`` if it is not installed."""
     try:
         return import_module("wandb")
     except ImportError:
@@ -56,6 +56,7 @@ def package() -> Any:
 
 
 def _id(folder: Path) -> str:
+    """The W&B run id kept in ``folder``, drawn on first use."""
     path = folder / ID
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What one rank did in the step under the ``Meter``."""
+"""The result of the metered step on one rank: bytes by kind, FLOPs, messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from fivefold.train.measure.meter import Meter
 
 @dataclass(frozen=True)
 class Measured:
-    """What this rank did in the metered step. Bytes of storages; ``kept_bytes`` from a forward to its backward."""
+    """What this rank held and did in the metered step. Bytes are of storages.
+
+    ``kept_bytes``: most activations saved for the backward; ``peak_cause``: phase and operation of the peak."""
 
     parameters: float  # this rank's share of the model: what n ranks hold counts 1/n on each
     parameters_bytes: int
@@ -28,12 +30,12 @@ class Measured:
 
 
 def live_tensors(built: Built) -> list[Tensor]:
-    """Every tensor that lives from step to step."""
+    """Every tensor that lives from step to step: weights, moments, rotary tables."""
     return [*built.weights(), *built.moments(), *built.module.tables]
 
 
 def measure(meter: Meter, *, built: Built, kept_bytes: int) -> Measured:
-    """The meter after the update, while the gradients still live."""
+    """Read ``meter``; call it after the update and before ``zero_grad``, while the gradients are allocated."""
     gradients = [unit.reduced for unit in built.units if unit.reduced is not None]
     return Measured(
         parameters=built.parameters,

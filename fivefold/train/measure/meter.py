@@ -1,7 +1,7 @@
-"""What one training step really does, counted below autograd: live bytes, FLOPs, messages.
+"""Measures one training step in a ``TorchDispatchMode``, below autograd: live bytes, FLOPs, messages.
 
-On CPU torch keeps no memory statistics, so every storage is counted from the operation that makes it until it is
-freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts the full square, backward twice forward.
+torch has no memory statistics on CPU, so every storage is counted from the operation that allocates it until it is
+freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fivefold.step import Traffic, sent_bytes
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
-# operation → which argument is the left matrix
+# operation → index of the argument that is the left matrix
 MATMULS = {
     aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
     aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.scaled_mm.default: 0,
 }  # fmt: skip
-# operation on rows of groups → whether it has the rows of all groups by their matrices; else columns by one another
+# grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
 GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
 ATTENTION_FORWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -42,7 +42,7 @@ ATTENTION_BACKWARD = (
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
 )
-# operation → (collective, which argument is the full tensor)
+# operation → (collective, index of the argument that is the full, unsharded tensor)
 COLLECTIVES = {
     c10d.allreduce_.default: ("all_reduce", 0),
     c10d._allgather_base_.default: ("all_gather", 0),
@@ -54,14 +54,14 @@ COLLECTIVES = {
 
 
 class StepObserver(Protocol):
-    """Who is told what a step does, and knows what lives."""
+    """What the engine sets and reads while a step is observed: ``phase`` of the step, bytes alive now."""
 
     phase: str
     live_bytes: int
 
 
 class Meter(TorchDispatchMode):
-    """Counts while it is entered. Tell it beforehand what already lives, and which group is which axis."""
+    """Counts while it is entered. ``living``: tensors allocated before; ``axis``: name of a process group → axis."""
 
     def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -100,6 +100,7 @@ class Meter(TorchDispatchMode):
         return out
 
     def _see(self, tensor: Tensor) -> None:
+        """Count the storage of ``tensor`` if it is new, until it is freed."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._sizes:
@@ -111,6 +112,7 @@ class Meter(TorchDispatchMode):
         self.live_bytes -= self._sizes.pop(key)
 
     def _resize(self, tensor: Tensor) -> None:
+        """Count a storage that was resized in place, as ZeRO does to free gathered weights."""
         storage = tensor.untyped_storage()
         self.live_bytes += storage.nbytes() - self._sizes.get(storage._cdata, 0)
         self._sizes[storage._cdata] = storage.nbytes()
@@ -125,27 +127,27 @@ class Meter(TorchDispatchMode):
 
 
 def resident_bytes() -> int:
-    """The most that was ever held: by the allocator on a GPU; on CPU by the whole process, libraries included."""
+    """Peak bytes so far: reserved by torch's allocator on a GPU; resident set of the whole process on CPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def is_group(value: Any) -> bool:
-    """Whether a script object is a process group."""
+    """Whether a ``torch.ScriptObject`` is a process group."""
     return bool(value._type().name() == "ProcessGroup")
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """Those among the leaves of ``tree``."""
+    """The tensors among the leaves of ``tree`` (a pytree)."""
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 
 def operation_flops(func: Any, args: Any, out: Any) -> int:
-    """FLOPs of one aten operation; 0 for all that is neither matmul nor attention."""
+    """FLOPs of one operation; 0 for all but GEMMs and attention."""
     if func in MATMULS:
         return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
-    if func is aten._grouped_mm.default:  # rows of a group by its matrix, or the columns of groups by one another
+    if func is aten._grouped_mm.default:  # of both kinds, as in GROUPED
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in GROUPED:
@@ -159,5 +161,5 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
 
 
 def _attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Of q [B, N, T, H] on all of k [B, K, S, H] and v [B, K, S, H of v]."""
+    """Forward FLOPs of q [B, N, T, H] on all of k [B, K, S, H] and v [B, K, S, H of v], mask or not."""
     return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
