@@ -1,10 +1,10 @@
-"""Text from a plain decoder, token by token; attention keeps what it needs of the tokens before.
+"""Autoregressive decoding with a KV cache on a plain decoder. The cache holds per token and layer:
 
-    grouped   k and v of each key/value head, after rotation                                 2 K H numbers a token
-    latent    the latent and the rotated key: q W_UK meets the latent, W_UV the output       kv_rank + rope_dim
+    GQA   k and v of each key/value head, after rope                                          2 K H numbers
+    MLA   the latent and the rotary key; W_UK is absorbed into q, W_UV into the output        kv_rank + rope_dim
 
-A text that has filled the window is read anew from the middle of it, as if it began there: no position is ever beyond
-those of the training. Latent: DeepSeek-V2, arXiv:2405.04434 §2.1; top-p: Holtzman et al., arXiv:1904.09751.
+A text that fills the window is read again from its second half, with positions from 0, so that none is beyond those of
+the training. MLA: DeepSeek-V2, arXiv:2405.04434 §2.1; top-p: Holtzman et al., arXiv:1904.09751.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fivefold.train.model.transformer import Block, Transformer
 
 
 class SamplingParams(Record):
-    """How a token is drawn. Temperature 0: the likeliest; ``top_p``: of the fewest tokens that have so much share."""
+    """How a token is drawn. Temperature 0: greedy; ``top_p``: from the fewest tokens with that much probability."""
 
     temperature: NonNegativeFloat = 0.8
     top_p: float = Field(1.0, gt=0, le=1)
     seed: NonNegativeInt = 0
 
     def draw(self, logits_V: Tensor, generator: torch.Generator) -> int:
-        """One token of ``logits``, which are fp32 on CPU."""
+        """Draw one token id from ``logits`` [V], fp32 on CPU."""
         if self.temperature == 0:
             return int(logits_V.argmax())
         shares = (logits_V / self.temperature).softmax(-1)
         if self.top_p < 1:
             ordered, places = shares.sort(descending=True)
-            kept = ordered.cumsum(-1) - ordered < self.top_p  # the first of them always
+            kept = ordered.cumsum(-1) - ordered < self.top_p  # always includes the likeliest
             shares = torch.zeros_like(shares).scatter_(0, places[kept], ordered[kept])
         return int(torch.multinomial(shares, 1, generator=generator))
 
@@ -49,12 +49,11 @@ def generate(
     module: Transformer, prompts: Sequence[Sequence[int]], *, tokens: int, window: int, vocab: int,
     ends: frozenset[int], sampling: SamplingParams,
 ) -> Iterator[list[int | None]]:  # fmt: skip
-    """Step by step, the next token of each prompt; None where there is none, as it has ended or is still being read.
+    """Yield at each step the next token of every prompt; None for one that has ended or is still being read.
 
-    Texts grow side by side: a longer prompt is read on while shorter ones are continued, and each draws by itself, the
-    n-th with ``sampling.seed`` + n. A token of ``ends`` or ``tokens`` of them end a text. Drawn are tokens below
-    ``vocab``.
-    """
+    All texts are decoded as one batch at the same position: a longer prompt is still read while shorter ones are
+    continued. Text n is drawn with ``sampling.seed`` + n, from ids below ``vocab``; it ends with a token of ``ends``
+    or after ``tokens`` new ones. ``window``: most tokens of context."""
     texts = [list(prompt) for prompt in prompts]
     stops = [len(text) + tokens for text in texts]
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
@@ -70,7 +69,7 @@ def generate(
                 wanted = len(text) == known < stops[number]
                 new.append(sampling.draw(logits_BV[number], generators[number]) if wanted else None)
                 if len(text) == known:
-                    text.append(new[-1] or 0)  # of a text that has ended, no matter what
+                    text.append(new[-1] or 0)  # an ended text is padded to stay in the batch
                 if new[-1] in ends:
                     stops[number] = known
             known += 1
@@ -78,40 +77,40 @@ def generate(
 
 
 class CachedDecoder:
-    """A decoder with what its attention keeps of the tokens read so far."""
+    """A decoder with the KV caches of its blocks; ``length``: tokens read so far."""
 
     def __init__(self, module: Transformer, *, tokens: int) -> None:
-        """``tokens``: at most so many are kept."""
-        self.module, self.here = module, 0
+        """``tokens``: capacity of the caches."""
+        self.module, self.length = module, 0
         like = module.embed.tokens.weight
         positions = torch.arange(tokens, device=like.device)
         self.tables = rotary_tables(module.model, positions=positions, dtype=like.dtype, device=like.device)
         self.kept = [attach(block, tokens=tokens) for block in _blocks(module)]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Read on, as many tokens of each text; → logits [B, V] after the last. After the first time one at a time."""
+        """Read ``texts`` [B, T] after what is cached → logits [B, V] of the last token. T = 1 after the first call."""
         tokens_BT = torch.tensor(texts, device=self.tables[0].device)
-        rows = slice(self.here, self.here + tokens_BT.shape[1])
+        rows = slice(self.length, self.length + tokens_BT.shape[1])
         x_RD = self.module.embed(tokens_BT)
         for block in _blocks(self.module):
             x_RD = block(x_RD, *(table[rows] for table in self.tables))
-        self.here = rows.stop
+        self.length = rows.stop
         last_BD = x_RD.view(*tokens_BT.shape, -1)[:, -1]
         logits_BV: Tensor = self.module.head(last_BD, None, 1.0)
         return logits_BV
 
     def forget(self) -> None:
-        """Begin anew."""
-        self.here = 0
+        """Empty the caches, for another text."""
+        self.length = 0
         for kept in self.kept:
-            kept.here = 0
+            kept.length = 0
 
 
 @contextmanager
 def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
-    """``module`` reads with a memory of so many ``tokens``; afterwards it is as before.
+    """Give ``module`` KV caches of ``tokens`` within the context; restore it afterwards.
 
-    Experts then have room for whoever chooses them: capacity is a matter of whole sequences, which nobody has here.
+    Within it the experts' capacity is unlimited: it is a limit per whole sequence, and here only new tokens pass.
     """
     limited = [part for part in module.modules() if isinstance(part, Moe)]
     limits = [part.moe for part in limited]
@@ -127,74 +126,75 @@ def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
 
 
 class KVCache:
-    """Keys and values of one layer, the latest with all before them. The ``AttentionHooks`` of attention."""
+    """KV cache of one layer, as ``AttentionHooks``. ``tokens``: its capacity; ``length``: tokens cached so far."""
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.here = tokens, 0
+        self.tokens, self.length = tokens, 0
         self.parts: tuple[Tensor, ...] = ()
 
     def add(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """What is new [B, T, …], behind what is kept."""
+        """Append ``new`` tensors [B, T, …] to the cache; return all that is cached of each [B, S, …]."""
         if not self.parts:
             self.parts = tuple(x.new_empty(x.shape[0], self.tokens, *x.shape[2:]) for x in new)
-        rows = slice(self.here, self.here + new[0].shape[1])
+        rows = slice(self.length, self.length + new[0].shape[1])
         for part, x in zip(self.parts, new, strict=True):
             part[:, rows] = x
-        self.here = rows.stop
-        return tuple(part[:, : self.here] for part in self.parts)
+        self.length = rows.stop
+        return tuple(part[:, : self.length] for part in self.parts)
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
-        """Queries of the new tokens, keys and values of all."""
+        """Append k and v; return q of the new tokens, k and v of all tokens."""
         return q_BTNH, *self.add(k_BTKH, v_BTKH)
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """As it is."""
+        """No change."""
         return out_BTNH
 
 
 class LatentKVCache(KVCache):
-    """Latents and rotated keys of one layer, which all heads share; W_UK and W_UV are halves of ``kv_up``."""
+    """Cache of MLA: latent | rotary key per token, shared by all heads; W_UK and W_UV are parts of ``kv_up``."""
 
     def __init__(self, tokens: int, *, attention: LatentAttention) -> None:
         super().__init__(tokens)
         self.mla, self.up = attention.mla, attention.kv_up
 
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
-        """q · (W_UK latent) = (q W_UK) · latent, so that queries go to the latents' dims and no key is made."""
+        """Append the latents; absorb W_UK into q: q · (W_UK latent) = (q W_UK) · latent, so that no keys are made."""
         (bare,) = self.add(k_BTKH)
         still, turned = q_BTNH.split((self.mla.nope_dim, self.mla.rope_dim), dim=-1)
         wide = torch.einsum("btnh,nhr->btnr", still, self._matrix()[:, : self.mla.nope_dim])
         return torch.cat((wide, turned), dim=-1), bare, bare[..., : self.mla.kv_rank]
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
-        """What heads have seen of the latents, as values."""
+        """Attention output over latents [B, T, N, kv_rank] → over values [B, T, N, v_dim], by W_UV."""
         return torch.einsum("btnr,nhr->btnh", out_BTNH, self._matrix()[:, self.mla.nope_dim :])
 
     def _matrix(self) -> Tensor:
+        """W_UK | W_UV of each head: [N, nope_dim + v_dim, kv_rank]."""
         return self.up.matrix.view(-1, self.mla.nope_dim + self.mla.v_dim, self.mla.kv_rank)
 
 
 def attach(block: Block, *, tokens: int) -> KVCache:
-    """Give the attention of ``block`` a memory."""
+    """Give the attention of ``block`` a KV cache of ``tokens`` and return it."""
     attention = block.attention
     latent = isinstance(attention, LatentAttention)
     kept = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
     if latent:
         attention.bare = True
-    attention.hooks, attention.core = kept, partial(_see, attention.scale)
+    attention.hooks, attention.core = kept, partial(_cached_core, attention.scale)
     return kept
 
 
 def detach(block: Block) -> None:
-    """Take it away."""
+    """Remove the KV cache from the attention of ``block``."""
     attention = block.attention
     attention.hooks, attention.core = None, Flash(scale=attention.scale)
     if isinstance(attention, LatentAttention):
         attention.bare = False
 
 
-def _see(scale: float, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None) -> Tensor:
-    """The first time causal, of as many queries as keys; later of one query, which comes after all keys."""
+def _cached_core(scale: float, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None) -> Tensor:
+    """Attention core: causal in the first call, with as many queries as keys; then one query on all keys."""
     out_BNTH = F.scaled_dot_product_attention(
         q_BTNH.transpose(1, 2), k_BSKH.transpose(1, 2), v_BSKH.transpose(1, 2), is_causal=q_BTNH.shape[1] > 1,
         scale=scale, enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],

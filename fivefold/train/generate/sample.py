@@ -1,4 +1,4 @@
-"""A look at what the model has learned: text in, text out, piece by piece as it comes."""
+"""Text generation from prompts: tokenizes, decodes with sampling, and streams the text as it grows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fivefold.train.model.transformer import Transformer
 from fivefold.train.run import Run
 
 OnText = Callable[[int, str], None]
-CUT = "\ufffd"  # what a character reads as whose other bytes are still to come
+CUT = "\ufffd"  # what the tokenizer decodes the first bytes of an incomplete character to
 
 
 class Sample(Record):
-    """A prompt and its continuation of so many ``tokens``; ``ended``: by itself, with a token that ends a text."""
+    """A prompt and its continuation ``text`` of ``tokens`` tokens; ``ended``: with an end token, not at the limit."""
 
     prompt: str
     text: str
@@ -30,9 +30,8 @@ def samples(
     module: Transformer, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, window: int,
     sampling: SamplingParams, ends: frozenset[int] | None = None, on_text: OnText = lambda number, piece: None,
 ) -> list[Sample]:  # fmt: skip
-    """Each of ``prompts`` and up to ``tokens`` more. ``on_text`` is told each piece of text after a prompt, in
-    order.
-    """
+    """Continue each of ``prompts`` by up to ``tokens`` tokens; arguments as of ``generate``. ``on_text``: called with
+    the number of a prompt and each new piece of its continuation, in order."""
     ends = frozenset([tokenizer.end]) if ends is None else ends
     read = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     drawn: list[list[int]] = [[] for _ in prompts]
@@ -41,7 +40,7 @@ def samples(
         module, [ids or [tokenizer.end] for ids in read], tokens=tokens, window=window, vocab=tokenizer.vocab,
         ends=ends, sampling=sampling,
     )  # fmt: skip
-    starts = [tokenizer.decode(ids) for ids in read]  # a tokenizer may write the prompt a little differently
+    starts = [tokenizer.decode(ids) for ids in read]  # may differ a little from the prompt
     for step in steps:
         for number, token in enumerate(step):
             if token is None:
@@ -65,7 +64,9 @@ def samples(
 
 
 def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
-    """What the weights being trained make of the run's prompt, on the first rank; every rank calls it."""
+    """Continue the run's prompt with the current weights, gathered on the first rank; every rank calls it.
+
+    Returns the text on the first rank, "" on others."""
     plain = full_module(built, model=model)
     if plain is None:
         return ""
@@ -75,6 +76,6 @@ def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> 
 
 
 def sample(module: Transformer, tokenizer: Tokenizer, *, prompt: str, tokens: int, window: int, seed: int) -> str:
-    """``prompt`` and up to ``tokens`` more, drawn at temperature 0.8 from a plain decoder on CPU."""
+    """``prompt`` and up to ``tokens`` more tokens as text, drawn at temperature 0.8 from a plain decoder on CPU."""
     (found,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed))
     return found.prompt + found.text

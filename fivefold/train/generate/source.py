@@ -1,4 +1,4 @@
-"""A trained decoder, whole and in one process, from what is on disk: a run, a checkpoint of any layout, Hugging Face.
+"""Loads a trained decoder into one process from a run, a checkpoint of any layout, or a Hugging Face folder.
 
 RUN.toml, a run's folder  >  its newest checkpoint
 a checkpoint              >  model, weights by name, the tokenizer of its run  >  a plain decoder
@@ -34,21 +34,21 @@ from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel.shard import Box
 from fivefold.train.run import Run
 
-WINDOW = 4096  # tokens of a model that does not say for how many it was made
+WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embeddings
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint or a Hugging Face folder at ``path``. ``window``: how many tokens it was trained on at once."""
+    """A checkpoint or a Hugging Face folder at ``path``. ``window``: tokens of a sequence in its training."""
 
     path: Path
     model: Model
     window: int
-    folder: Folder | None  # opened, if it is one of Hugging Face
+    folder: Folder | None  # the opened Hugging Face folder; None: a checkpoint
 
     @classmethod
     def find(cls, path: Path) -> Source:
-        """What ``path`` means; a ``Mistake`` if it holds no weights."""
+        """Resolve ``path`` as above; a ``Mistake`` if it holds no weights."""
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():
@@ -59,7 +59,9 @@ class Source:
         return cls(checkpoint, manifest.model, manifest.job.sequence, None)
 
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
-        """The one that is ``named``, of the Hugging Face folder, or of the run that wrote the checkpoint."""
+        """The ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
+
+        A ``Mistake`` if there is none, or it has more tokens than the model."""
         place = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
         if named is None and not (place / "tokenizer.json").is_file():
             raise Mistake(f"{place}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
@@ -69,19 +71,19 @@ class Source:
         return found
 
     def ends(self, used: Tokenizer) -> frozenset[int]:
-        """The tokens that end a text: the tokenizer's, and those that Hugging Face's config names."""
+        """Ids of the tokens that end a text: the tokenizer's, and eos_token_id of the Hugging Face config."""
         named = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
         more = named if isinstance(named, list) else [named]
         return frozenset([used.end, *(end for end in more if isinstance(end, int))])
 
     def decoder(self, *, dtype: Literal["bf16", "fp32"] | None = None) -> Transformer:
-        """A plain decoder, on a GPU if there is one; its weights in bf16 there, else in fp32, if nothing is said."""
+        """A plain decoder on a GPU if there is one, else on CPU; ``dtype`` defaults to bf16 on a GPU, fp32 on CPU."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         width = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
         return decoder(self.weights(dtype=width), model=self.model).to(device)
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Name → whole weight on CPU in ``dtype``; the biases by which experts are chosen in fp32."""
+        """Name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
         found = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.experts)
@@ -106,7 +108,7 @@ def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Ten
 
 
 def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
-    """The whole of a weight, or each of its experts."""
+    """One box that covers a weight of ``shape``; ``apart``: one per expert, as Hugging Face stores experts apart."""
     first = range(shape[0]) if apart else [0]
     for start in first:
         size = (1 if apart else shape[0], *shape[1:])
@@ -121,7 +123,7 @@ def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Ten
     }
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it is not distributed
+            warnings.simplefilter("ignore")  # torch warns that no process group is initialised
             load_tensors(
                 targets | {f"bias/{layer}": bias for layer, bias in biases.items()},
                 storage_reader=FileSystemReader(path), no_dist=True,
