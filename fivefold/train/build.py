@@ -1,4 +1,4 @@
-"""Model + layout + job → ready-to-run modules and optimizer. Training and the dry run both start here."""
+"""Builds modules and optimizer of one rank from model, layout and job. Training and the dry run both start here."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from fivefold.train.supported import check_supported
 
 @dataclass(frozen=True)
 class Built:
-    """What one rank trains with."""
+    """What one rank trains with: modules, ZeRO units, optimizer, process groups and pipeline schedule."""
 
     module: Transformer
     units: list[ZeroUnit]
     wgrad_store: WgradStore
     optimizer: torch.optim.Optimizer
     ranks: Ranks
-    table: Table  # of the pipeline; of one rank, forward and backward in turn
-    scaler: LossScaler | None = None  # of the loss, where gradients are fp16
+    table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
+    scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property
     def shards(self) -> list[Shard]:
-        """This rank's part of every weight of its stages, in module order."""
+        """This rank's shard of every weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
 
     @property
     def parameters(self) -> float:
-        """This rank's share of the model: what n ranks hold counts 1/n on each."""
+        """This rank's share of the model's parameters: one that n ranks hold counts 1/n on each."""
         return sum(math.prod(box.sizes) / shard.local_weight.holders for shard in self.shards for box in shard.boxes())
 
     def weights(self) -> list[Tensor]:
-        """What holds them from step to step."""
+        """Tensors that hold the weights from step to step."""
         return [tensor for unit in self.units for tensor in unit.live_tensors()]
 
     def moments(self) -> list[Tensor]:
-        """What the optimizer holds; nothing before its first step."""
+        """Tensors of the optimizer's state; torch's AdamW has none before its first step."""
         return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
 
     @property
     def routed(self) -> dict[int, Moe]:
-        """The mixtures of experts of this rank's stages, by layer."""
+        """Layer → mixture of experts, of this rank's stages."""
         layers = {int(shard.name.split(".")[1]) for shard in self.shards if ".experts." in shard.name}
         found = {layer: self.module.blocks[layer].get_submodule("moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
@@ -71,10 +71,10 @@ def build(
     *, model: Model, layout: Layout, job: Job, device: torch.device, table: Table | None = None,
     streams: bool | None = None,
 ) -> Built:  # fmt: skip
-    """Every rank calls it; weights are drawn from ``job.seed`` by name, so that no layout changes them.
+    """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
-    ``table``: a pipeline schedule of one's own instead of the layout's. ``streams``: whether messages travel on streams
-    of their own; ``None``: as on ``device``.
+    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run on CUDA streams
+    of their own; ``None``: if ``device`` has them. Raises ``Mistake`` for what the engine cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
@@ -96,11 +96,11 @@ def build(
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
-    """The whole initial weight in fp32: normal(0, 0.02), smaller into the residual stream (GPT-2)."""
+    """The full initial weight in fp32 on CPU: normal(0, 0.02), output projections by 1/√(2 layers) less (GPT-2)."""
     if weight.kind == "norm":
         return torch.zeros(weight.shape) if weight.name.endswith("bias") else torch.ones(weight.shape)
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     spread = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # it keeps 32 bits
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
     return torch.empty(weight.shape).normal_(0.0, spread, generator=generator)

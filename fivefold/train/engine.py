@@ -1,4 +1,4 @@
-"""One training step on this rank: the schedule is played, gradients meet, their norm is cut, the shards are updated.
+"""One training step on this rank: run the pipeline schedule, reduce gradients, clip their norm, update the shards.
 
 tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reductions → norm, clip, update
 """
@@ -29,36 +29,36 @@ from fivefold.train.parallel.pipeline import Pipeline
 
 
 class StepResult(NamedTuple):
-    """What all know after a step: mean loss in nats per token, gradient norm before clipping, whether to stop.
+    """Result of a step, the same on all ranks: mean loss in nats per token, gradient norm before clipping, stop vote.
 
-    ``skipped``: weights, moments and biases of experts are what they were, as a scaled gradient was not finite or the
-    judge did not allow the update.
+    ``skipped``: no update was made, as a scaled gradient was not finite or the judge refused; weights, moments and
+    routing biases are unchanged.
     """
 
     loss: float
     norm: float
     stop: bool
     skipped: bool = False
-    loss_scale: float = 1.0  # of this step
+    loss_scale: float = 1.0  # scale of the loss in this step (fp16)
 
 
 class Engine:
-    """Plays steps. ``meter``, where there is one, learns the phase, and ``kept_bytes`` the most that was kept between
-    two passes for backwards to come, of all micro-batches in flight.
+    """Runs training steps on this rank. If ``meter`` is set, the engine tells it the phase and tracks ``kept_bytes``:
+    the most activations that were saved between two passes, over all live micro-batches.
     """
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
-        """``end``: the token with which a document ends, needed where documents are kept apart."""
+        """``end``: id of the end-of-document token, needed if tokens attend only inside their document."""
         if job.documents == "apart" and end is None:
             raise ValueError("documents that are kept apart need the token that ends one")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "apart" else None
         self.layers = stage_layers(model.layers, layout)
-        self.sequences = job.global_batch  # of this step
-        self.scale = 1.0  # of the loss of one token, in the graph
+        self.sequences = job.global_batch  # in this step, over all ranks
+        self.scale = 1.0  # factor of each token's loss, so that gradients are those of the mean
         self.tokens = torch.empty(0, dtype=torch.long)
         self.meter: StepObserver | None = None
-        self.kept_bytes, self._before = 0, -1  # and what else lived before the first forward
+        self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: not known yet
         self.routed = built.routed
         self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
@@ -78,8 +78,8 @@ class Engine:
     ) -> StepResult:  # fmt: skip
         """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it.
 
-        ``judge``: told loss and norm, the same on all ranks, before the update, it says whether that is made. Of a
-        gradient that overflowed it is not asked: a lower scale follows, unless there is none.
+        ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
+        same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can mend.
         """
         built, scaler = self.built, self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
@@ -96,7 +96,7 @@ class Engine:
         finite = True
         if scaler is not None:
             norm = norm / scale
-            finite = math.isfinite(norm.item())  # of all ranks alike
+            finite = math.isfinite(norm.item())  # the same on all ranks
         wanted = finite
         if judge is not None and (finite or scale <= LEAST):
             wanted = judge(loss.item() / scale, norm.item()) and finite
@@ -105,13 +105,13 @@ class Engine:
         if wanted:
             optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
             built.optimizer.step()
-        else:  # experts were chosen by what is not taken
+        else:  # the backward has moved the routing biases by this step's load: restore them
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
         return StepResult(loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale)
 
     def _resize_schedule(self, micro_batches: int) -> None:
-        """A batch of another size has another schedule, and as many more gradients of each weight."""
+        """Build the pipeline schedule for so many ``micro_batches``, and expect as many gradients of each weight."""
         before, layout = self.pipeline, self.layout
         if micro_batches == before.table.micro_batches:
             return
@@ -123,15 +123,17 @@ class Engine:
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
-        """Losses of one token are multiplied by ``scale`` over the tokens of a step, those of the router too."""
+        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of a step."""
         self.scale = scale / (self.sequences * self.job.sequence)
         for moe in self.routed.values():
             moe.scale = self.scale
 
     def backward(self, tokens: Tensor) -> Tensor:
-        """Losses of this rank, summed; afterwards every shard has its gradient."""
+        """Forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
+
+        Returns the sum of this rank's scaled losses."""
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
-        self.kept_bytes, self._before = 0, -1
+        self.kept_bytes, self._baseline = 0, -1
         total = self.pipeline.step()
         for unit in self.built.units:
             unit.finish()
@@ -140,14 +142,16 @@ class Engine:
         return total
 
     def expert_loads(self) -> dict[int, list[int]]:
-        """Layer → how often each expert was chosen since this was last asked, over all data; every rank calls it."""
+        """Layer → choices per expert [E] since the last call, over all data ranks; of this rank's stages. Every rank
+        calls it."""
         if not self.free:
             self._balance()
         loads, self.loads = self.loads, torch.zeros_like(self.loads)
         return dict(zip(self.routed, loads.tolist(), strict=True))
 
     def expert_shares(self) -> dict[int, list[float]]:
-        """Of ``expert_loads`` of all stages, by layer; an even share is 1. Every rank calls it."""
+        """``expert_loads`` of all stages, relative to the mean of the layer (1 = even), by all_gather_object; every
+        rank calls it."""
         if self.loads.shape[1] == 0:  # no experts anywhere
             return {}
         everyone: list[dict[int, list[int]]] = [{}] * self.built.ranks.world
@@ -156,19 +160,19 @@ class Engine:
         return {layer: [round(n * len(load) / sum(load), 3) for n in load] for layer, load in sorted(loads.items())}
 
     def _balance(self) -> None:
-        """Sum over ranks how often experts were chosen, and move the biases by which they are."""
+        """Add this step's choices per expert, all_reduced over data ranks, to ``loads``; update routing biases."""
         if self.routed:
             axes = [self.built.ranks[name] for name in ("stage", "twin") if name in self.built.ranks.axes]
             self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes)
 
     def zero_grad(self) -> None:
-        """Let gradients go; the weights are stale."""
+        """Free the gradients; gathered copies of the weights are stale and will be gathered again."""
         for unit in self.built.units:
             unit.updated()
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> Tensor:
-        """Σ nats of ``tokens`` [batches, mbs, T + 1] over this rank's part, to be summed over the world."""
+        """Summed loss in nats of ``tokens`` [batches, mbs, T + 1], this rank's part; the caller sums over the world."""
         scale, self.scale = self.scale, 1.0
         self.tokens = tokens.to(self.built.ranks.device)
         total = self.pipeline.evaluate(len(tokens)) / self.layout.tp
@@ -176,6 +180,7 @@ class Engine:
         return total
 
     def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
+        """Forward of a stage on one micro-batch; ``entry`` [R, D]: from the previous stage. Output [R, D], or loss."""
         module, tokens = self.built.module, self.tokens[micro_batch]
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
@@ -189,26 +194,28 @@ class Engine:
             self._metered.phase = "backward"
         return out
 
-    # What the meter is told
+    # Measurement
 
     @property
     def _metered(self) -> StepObserver | None:
-        """The meter, unless two passes run beside one another: each makes and lets go of its own."""
+        """The meter; None while two micro-batches are interleaved, as their bytes cannot be told apart."""
         interleaver = self.built.ranks.interleaver
         return self.meter if interleaver is None or interleaver.alone else None
 
     def _begin_forward(self, entry: Tensor | None) -> None:
         if self._metered is not None:
             self._metered.phase = "forward"
-            if self._before < 0:
-                self._before = self._apart(self._metered) - (0 if entry is None else entry.untyped_storage().nbytes())
+            if self._baseline < 0:
+                self._baseline = self._lasting_bytes(self._metered) - (
+                    0 if entry is None else entry.untyped_storage().nbytes()
+                )
 
     def _note_kept(self) -> None:
-        if self._metered is not None and self._before >= 0:
-            self.kept_bytes = max(self.kept_bytes, self._apart(self._metered) - self._before)
+        if self._metered is not None and self._baseline >= 0:
+            self.kept_bytes = max(self.kept_bytes, self._lasting_bytes(self._metered) - self._baseline)
 
-    def _apart(self, meter: StepObserver) -> int:
-        """Live bytes less what comes and goes: weights that are gathered, gradients, messages between stages."""
+    def _lasting_bytes(self, meter: StepObserver) -> int:
+        """Live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
         passing = [*self.pipeline.messages(), *(each for unit in self.built.units for each in unit.passing())]
         storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in passing}
         return meter.live_bytes - sum(storages.values())

@@ -1,4 +1,4 @@
-"""This process among its peers: started alone, by ``launch`` below, or by torchrun on many machines."""
+"""Starts processes and joins them: one alone, several by ``launch`` on this machine, or by torchrun on many."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from fivefold.train.checkpoint.checkpoint_folder import latest
 from fivefold.train.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, StopSignal, resume_hint
 from fivefold.units import ceil_div
 
-# A collective that waits longer than this for a peer ends the run: longer than any step, shorter than patience.
+# Timeout of collectives and of the rendezvous; longer than any step.
 TIMEOUT = timedelta(minutes=10)
-# A death is noticed by the second; a peer's complaint about it may bear an earlier time, by less than this.
+# A death is noticed after up to a second, so a peer's error about it may have an earlier time, by less than this.
 NOTICED_SECONDS = 5.0
-ROLL_SECONDS = 0.02  # between two looks at who has come, for each 64 ranks that look
+ROLL_SECONDS = 0.02  # poll interval of ``roll_call`` per 64 ranks
 
 
 @dataclass(frozen=True)
 class Process:
-    """Which process this is. ``joined``: others were started with it, and say so in its environment."""
+    """Rank of this process. ``joined``: torchrun or ``launch`` started it, with others or alone."""
 
     rank: int = 0
     local_rank: int = 0
@@ -46,14 +46,14 @@ class Process:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Process:
-        """This process, by what torchrun or ``launch`` put into its ``environment``."""
+        """Read the variables that torchrun or ``launch`` set in ``environment``; without them a process alone."""
         if "RANK" not in environment:
             return cls()
         names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
         return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
 
     def start(self) -> torch.device:
-        """Join the process group and take this process's device and share of the cores."""
+        """Initialise the process group (NCCL on GPUs, else gloo); return the device. On CPU also share the cores."""
         if torch.cuda.is_available():
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
@@ -77,11 +77,11 @@ class Process:
 
 
 def roll_call(store: Any, *, rank: int, world: int) -> str:
-    """A name for this start, the same on all its ranks and never used before.
+    """A store prefix for this start, the same on all its ranks and never used before.
 
-    torchrun starts processes again with the store of those who died, whose addresses it still holds; and a host that
-    has come back counts its starts anew. So each rank says a number of its own, the first lists them, and it is a start
-    when all have answered to one list: the dead do not answer.
+    torchrun restarts processes on the same store, which still holds addresses of dead ones, and a replaced host counts
+    restarts from 0. So each rank writes a random token, rank 0 publishes the list of them, and a list is valid once all
+    its ranks have acknowledged it, which dead ones never do. ``Fault`` after ``TIMEOUT``.
     """
     mine, answered, end = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
     store.set(f"here/{rank}", mine)
@@ -100,10 +100,10 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
 
 
 def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:
-    """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes.
+    """Run ``python -m fivefold ARGUMENTS``, which train in ``folder``, as ``ranks`` local processes, and wait.
 
-    If one is killed, hangs or fails by what nobody foresaw, all are started again, at most ``restarts`` times in a row
-    without a new checkpoint. SIGINT and SIGTERM are passed on once, and waited for.
+    If one is killed, hangs or fails unexpectedly, all are restarted, at most ``restarts`` times in a row without a new
+    checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``Mistake``, ``Fault``, ``StopSignal`` or ``SystemExit``.
     """
     left, before = restarts, latest(folder / "checkpoints")
     while True:
@@ -121,17 +121,17 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
 
 
 class RetryableExit(Exception):
-    """Processes have ended, and the same command may succeed; the line is empty if it was said."""
+    """Processes have ended, and the same command may succeed; the message is empty if a process has printed it."""
 
 
 def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
-    """One start: torch's elastic library watches; if one process fails, others are ended and the first cause raised."""
+    """Start the processes once, watched by torch's elastic library: if one fails, the others are ended; raises why."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any that is free
     asked: list[int] = []
-    logging.disable()  # torch's own account of a failure; ours is one line
-    # Born with signals blocked, a process is not hit before it heeds them (``signals.install_signal_handlers``).
+    logging.disable()  # torch's report of a failure; ours is one line
+    # Children inherit blocked signals, until they have handlers for them (``signals.install_signal_handlers``).
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     with TemporaryDirectory() as answers:
         processes = start_processes(
@@ -152,13 +152,14 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
             signal.signal(number, handler)
     logging.disable(logging.NOTSET)
     if sys.stderr.isatty():
-        print(end="\x1b[?25h", file=sys.stderr)  # the cursor, which a progress line that was killed may have hidden
+        print(end="\x1b[?25h", file=sys.stderr)  # show the cursor, which a killed progress bar may have hidden
     if result.failures:
         name = signal.Signals(asked[0]).name if asked else ""
         _conclude(list(result.failures.values()), asked=name, folder=folder)
 
 
 def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
+    """The variables of rank ``rank``, as torchrun sets them."""
     values = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, LAUNCHER: os.getpid(),
@@ -173,21 +174,21 @@ def _send(number: int, pids: Iterable[int]) -> None:
 
 
 def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
-    """Raise for the first cause among torch's ``ProcessFailure``s: who was killed, or else who spoke first.
+    """Raise for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error by time.
 
-    What the others complain of, a peer that does not answer, follows from it; so does the SIGTERM that ends them.
+    Errors of the others, such as a peer that does not answer or the SIGTERM that ends them, follow from it.
     """
     spoke = sorted((f for f in failures if TIME in f.error_file_data), key=lambda f: f.error_file_data[TIME])
     killed = [f for f in failures if f.exitcode < 0 and -f.exitcode not in STOP_SIGNALS]
     if spoke and killed and killed[0].timestamp > spoke[0].timestamp + NOTICED_SECONDS:
-        killed = []  # it did not end when it was told to, after the other's failure
+        killed = []  # killed later, because it did not end after the other's failure
     first = (killed or spoke or failures)[0]
     if first.exitcode == EXIT_RETRY and not asked:
         raise RetryableExit(first.message if first in spoke else "")
     if first.exitcode >= 0:
         if first in spoke:
             raise (Mistake if first.exitcode == 2 else Fault)(first.message)
-        raise SystemExit(first.exitcode)  # stopped in the loop, and has said so
+        raise SystemExit(first.exitcode)  # it stopped in the loop, and has printed why
     if asked:
         raise StopSignal(asked)
     name = first.signal_name()

@@ -1,4 +1,4 @@
-"""The run file: what ``train RUN.toml`` reads. No torch here, so that a bad file is refused at once."""
+"""The run file that ``train RUN.toml`` reads. Imports no torch, so that a bad file is refused at once."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from fivefold.train.faults.spikes import Faults
 
 
 class Data(Record):
-    """The text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
+    """[data]: the text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
 
     corpus: str = "stdlib"
     tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
-    key: str = "text"  # of .jsonl and .parquet
+    key: str = "text"  # field of .jsonl, column of .parquet
     heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
 
 
 class Checkpoints(Record):
-    """How often the run is saved; ``keep`` of the newest stay."""
+    """[checkpoints]: how often the run is saved; the newest ``keep`` are kept."""
 
     every_steps: PositiveInt = 100
     keep: PositiveInt = 2
-    asynchronous: bool = True  # a copy in host memory is written while training goes on
+    asynchronous: bool = True  # copy to host memory, and write that while training goes on
 
 
 class Start(Record):
-    """What a run starts from where it has no checkpoint yet; without weights they are drawn."""
+    """[start]: initial weights of a run that has no checkpoint yet; None: random."""
 
     weights: Path | None = None  # a Hugging Face folder
 
 
 class Boards(Record):
-    """Where else a run's lines go, beside its folder. ``wandb``: a project of Weights & Biases; empty: none."""
+    """[logs]: where a run logs besides its folder. ``wandb``: a project of Weights & Biases; empty: none."""
 
     wandb: str = ""
 
 
 class Run(Record):
-    """One training run by names: of a model, a machine, a layout (``auto``: the fastest that fits) and a job."""
+    """One training run: names of model, machine and layout (``auto``: the fastest that fits), the job, settings."""
 
     model: str = "tiny"
     machine: str = "local"
     layout: str = "auto"
-    schedule: Path | None = None  # a pipeline schedule of one's own (.csv) instead of the one that the layout names
+    schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
     folder: Path = Path("runs/tiny")
     job: Job = Job()
     start: Start = Start()
@@ -63,9 +63,9 @@ class Run(Record):
     logs: Boards = Boards()
     evaluate_every: PositiveInt = 50
     evaluate_sequences: PositiveInt = 64
-    sample: str = "def "  # prompt of the sample printed at the end; empty: none
+    sample: str = "def "  # prompt of the sample; empty: none
     sample_tokens: NonNegativeInt = 200
-    sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each, as an event of the log
+    sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -73,7 +73,7 @@ class Run(Record):
         return cls.read(read_file(path), origin=str(path))
 
     def table(self, layout: Layout) -> Table | None:
-        """The run's own schedule; a ``Mistake`` where it is not for ``layout`` and the job's micro-batches."""
+        """Read the custom schedule, if any; a ``Mistake`` unless it fits ``layout`` and the job's micro-batches."""
         if self.schedule is None:
             return None
         if self.job.ramp is not None:
@@ -86,10 +86,10 @@ class Run(Record):
         return table
 
     def shards(self, model: Model) -> Shards:
-        """The prepared corpus; a ``Mistake`` unless each split holds one batch and ``model`` has all its tokens."""
+        """Open the prepared corpus; a ``Mistake`` if a split is too small or ``model`` has a smaller vocabulary."""
         shards, job = Shards.open(self.folder / "data"), self.job
         Loader(shards, sequence=job.sequence, seed=job.seed).check(global_batch=job.global_batch)
-        Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # checks for one sequence itself
+        Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # raises if it holds no sequence
         if (needed := shards.tokenizer.vocab) > model.vocab:
             raise Mistake(
                 f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "

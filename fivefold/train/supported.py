@@ -1,4 +1,4 @@
-"""What the engine runs, out of all that the planner plans. Refused in one line before a process starts."""
+"""Which planned jobs the engine can run; others are refused in one line before a process starts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.model.precision import check_trainable
 
-# Facts of other people's software that the planner can count with, and the one value that is ours.
+# Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
 OURS = {
     "attention": "flash", "kernels": "fused", "joint": False, "weight_gradients": "apart",
     "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False,
 }  # fmt: skip
 
 LOSSES = ("fused", "chunked")
-# Fields of a model that may have any value; all others must be those of a plain decoder.
+# Fields of a model that may have any value; all others must have the default.
 FREE = frozenset({
     "layers", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "mla", "moe",
