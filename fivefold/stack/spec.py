@@ -11,7 +11,6 @@ from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
 from fivefold.record import Record
 from fivefold.sizes import Multiple
 
-
 ZeroStage = Literal[0, 1, 2, 3]
 
 

@@ -3,14 +3,15 @@
     matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth
 
 On a calibrated machine the rate is interpolated from its measurements (``measured.py``), otherwise it follows from the
-chip (``roofline.py``). Fused kernels add dW to the gradient sums in the matmul; plain ones in a separate pass.
+chip (``roofline.py``). Fused kernels add dW to the gradient sums in the matmul; plain ones and our engine in a separate
+pass. The experts of our engine are one kernel (``grouped_mm``), Transformer Engine's are one each.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.job import LOSS_CHUNK_ROWS, Job
+from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.price import roofline
@@ -80,11 +81,23 @@ class Prices:
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
         self.plain = job.stack.kernels == "plain" and not job.stack.compile and machine.backend == "nccl"
+        # as the engine runs it on a GPU: one kernel for all experts, sums of gradients and of branches apart
+        added = job.stack.weight_gradients in ("summed", "placeholders")  # by the matmul: Megatron
+        self.ours = job.stack.linears == "fanned" and not added and self.measured is None
 
     def operation(self, op: Op, *, heads: int) -> OpTime:
         """Seconds of ``op``; ``heads``: attention heads on this rank."""
         if op.kind == "matmul":
             return self._linear(op)
+        time = self._other(op, heads=heads)
+        if not self.ours or not op.parameters or op.kind == "loss":
+            return time
+        # a table's gradient is as large as the table
+        made = op.parameters * self.job.precision.gradients_bytes if op.kind == "embedding" else 0
+        backward = time.backward + self.moving(made) + self._summing(op.parameters)
+        return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
+
+    def _other(self, op: Op, *, heads: int) -> OpTime:
         if op.kind == "attention":
             forward, backward = self._attention(op, heads=heads)
             return OpTime(forward, backward)
@@ -97,10 +110,12 @@ class Prices:
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
-            rate = LOSS_RATE * self.chip.multiprocessors
+            rate, rounds = LOSS_RATE * self.chip.multiprocessors, self._rounds(*op.shape[:2])
+            apart = (rounds - 1) * roofline.KERNEL_SECONDS
             return OpTime(
-                max(self.moving(op.moved_bytes), op.moved_bytes / rate),
+                max(self.moving(op.moved_bytes), op.moved_bytes / rate) + apart,
                 max(self.moving(op.moved_backward_bytes), op.moved_backward_bytes / rate),
+                kernels=rounds,
             )
         kernel = KERNELS[op.kind]
         kernels, share = (PLAIN_KERNELS.get(op.kind, 1), PLAIN_BYTES.get(op.kind, 1.0)) if self.plain else (1, 1.0)
@@ -108,8 +123,8 @@ class Prices:
             mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
             return OpTime(self.moving(mask), self.moving(op.moved_backward_bytes), kernels=0)
         forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
-        if op.kind == "add" and self.measured is None:
-            backward = 0  # the gradient is passed on unchanged; a sum of two is fused into the kernel that follows
+        if op.kind == "add" and self.measured is None and not self.ours:
+            backward = 0  # the gradient is handed on; where two meet, the sum is fused into what follows
         return OpTime(
             self.moving(forward, kernel=kernel),
             self.moving(backward, kernel=f"{kernel}_backward") if backward else 0.0,
@@ -147,8 +162,14 @@ class Prices:
             seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
             recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
             products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.gradients_bytes)
-            seconds += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.summed_bytes)
-        return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=5 * ceil_div(rows, chunk))
+            products += (self._rounds(chunk, vocab) - 1) * roofline.KERNEL_SECONDS
+            seconds += self._summing(vocab * width)
+        launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))
+        return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
+
+    def _rounds(self, rows: int, vocab: int) -> int:
+        """Of the loss: our engine widens a few rows at a time."""
+        return ceil_div(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab)) if self.ours else 1
 
     def _linear(self, op: Op) -> OpTime:
         """Seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
@@ -162,10 +183,9 @@ class Prices:
         recipe, numel = self.job.precision, n * k * op.batch
         each = EXPERT_KERNELS[narrow]
         if self.measured is None:
-            sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if self.plain else 0)))
-            weight += sums if self.plain else (1 - HIDDEN_SUMS) * sums
-        if op.batch > 1 and self.job.stack.graphs != "full" and self.measured is None:
-            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # full graphs use fused kernels
+            weight += self._summing(numel)
+        if op.batch > 1 and not self.ours and self.job.stack.graphs != "full" and self.measured is None:
+            apart = roofline.KERNEL_SECONDS * (op.batch * each - 1)  # whole graphs hold fused kernels
             forward, into, weight = forward + apart, into + apart, weight + apart
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
                 forward += self.moving(BIAS_BYTES[0] * m * n * op.batch)
@@ -175,11 +195,17 @@ class Prices:
             forward, into, weight = (a + b for a, b in zip((forward, into, weight), casts, strict=True))
         elif narrow:  # the gradient of the output is cast before dx and dW
             into += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
-        launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 else 1
-        cast = op.casts  # each is a kernel
+        launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 and not self.ours else 1
+        cast = op.casts  # of which each is a kernel
         before = bool(cast.x) + bool(cast.weight)
-        after = sum(map(bool, (cast.gradient, cast.transposed, cast.columns, cast.gradient_columns)))
-        return OpTime(forward, into, weight, launches + before, 2 * launches + after)
+        after = sum(map(bool, (cast.gradient, cast.turned, cast.columns, cast.gradient_columns)))
+        return OpTime(forward, into, weight, launches + before, 2 * launches + after + self.ours)
+
+    def _summing(self, numel: int) -> float:
+        """A weight's gradient of ``numel`` elements added to the sums: within the matmul that makes it, or after it."""
+        recipe, apart = self.job.precision, self.plain or self.ours
+        sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if apart else 0)))
+        return sums if apart else (1 - HIDDEN_SUMS) * sums
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
         """Seconds of ``batch`` products ``(m, k) @ (k, n)``."""

@@ -99,7 +99,7 @@ def head(local: Local) -> list[Op]:
     project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
-        "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True,
+        "loss", "loss", ("logits",), {"loss": 4}, keeps=("logits",), in_place=True, shape=(rows, vocab, model.width),
         moved_bytes=2 * logits, moved_backward_bytes=2 * logits,
         forward_scratch=_softmax_bytes(local, rows),
         message=small,
