@@ -198,7 +198,7 @@ class Prices:
         launches = 1 + op.batch * each // EXPERTS_PER_LAUNCH if op.batch > 1 and not self.ours else 1
         cast = op.casts  # of which each is a kernel
         before = bool(cast.x) + bool(cast.weight)
-        after = sum(map(bool, (cast.gradient, cast.turned, cast.columns, cast.gradient_columns)))
+        after = sum(map(bool, (cast.gradient, cast.transposed, cast.columns, cast.gradient_columns)))
         return OpTime(forward, into, weight, launches + before, 2 * launches + after + self.ours)
 
     def _summing(self, numel: int) -> float:

@@ -35,6 +35,12 @@ CASES = (
     Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8),
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
+    # a part of what linear layers on one input make is asked for again: all of it is made
+    Case("qwen3-0.6b", 2, "dp2 zero1 mbs1 ac=core+mlp+qkv", 256, 2),
+    Case("llama3.2-1b", 2, "dp2 zero1 mbs1 ac=qkv+rope", 256, 2),
+    Case("qwen3-30b-a3b", 2, "dp2 zero1 mbs1 ac=norm+qkv", 256, 2),
+    Case("deepseek-v2-lite", 2, "dp2 zero1 mbs1 ac=norm+qkv", 256, 2),  # queries are by themselves
+    Case("deepseek-v3", 2, "dp2 zero1 mbs1 ac=norm+qkv", 256, 2),
     Case("deepseek-v3", 3, "dp2 pp2 ep2 zero1 mbs1 ac=selective", 768, 6),
     # some rows at a time: several chunks, one, and a rest
     Case("llama3-8b", 2, "dp2 zero2 mbs2", 4096, 8, loss="chunked"),

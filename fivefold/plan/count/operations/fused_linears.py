@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.plan.count.operations.op import Op
-from fivefold.plan.count.operations.recompute import Unit
+from fivefold.plan.count.operations.recompute import Unit, fuses, is_linear
 
 
 def fuse_linears(unit: Unit, *, width: int) -> Unit:
@@ -31,10 +31,10 @@ def fuse_linears(unit: Unit, *, width: int) -> Unit:
 def _group_size(ops: Sequence[Op]) -> int:
     """How many of the first operations form one group of fused linears; 0: the first is no linear."""
     start = 1 if _is_tp_message(ops[0]) and len(ops) > 1 and ops[1].reads == tuple(ops[0].writes) else 0
-    if not _is_linear(ops[start]):
+    if not is_linear(ops[start]):
         return 0
     end = start + 1
-    while end < len(ops) and _is_linear(ops[end]) and ops[end].reads == ops[start].reads:
+    while end < len(ops) and fuses(ops[end], ops[start]):
         end += 1
     after = end < len(ops) and _is_tp_message(ops[end]) and ops[end].name == f"{ops[start].name}.reduce"
     return end + after
@@ -42,10 +42,6 @@ def _group_size(ops: Sequence[Op]) -> int:
 
 def _is_tp_message(op: Op) -> bool:
     return op.message is not None and op.kind == "message" and op.message.axis == "tp"
-
-
-def _is_linear(op: Op) -> bool:
-    return op.kind == "matmul" and op.name != "moe.router"
 
 
 def _fused(ops: Sequence[Op], *, width: int) -> Op:

@@ -185,4 +185,7 @@ def _in_16_bits(local: Local) -> Local:
 
 def block_unit(local: Local, *, layer: int) -> Unit:
     """The operations of one block, with those marked that are recomputed."""
-    return recompute(block(local, layer=layer), local.part.recomputed, early_stop=local.job.stack.early_stop)
+    stack = local.job.stack
+    return recompute(
+        block(local, layer=layer), local.part.recomputed, early_stop=stack.early_stop, fused=stack.linears == "fanned"
+    )

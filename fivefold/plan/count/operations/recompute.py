@@ -7,7 +7,7 @@ Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.layout.spec import CHEAP
@@ -44,10 +44,13 @@ def groups(op: Op) -> frozenset[str]:
     return frozenset(found)
 
 
-def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False) -> Unit:
+def recompute(
+    ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False
+) -> Unit:  # fmt: skip
     """``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
 
-    ``early_stop``: operations whose results the backward does not need are not recomputed.
+    ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
+    one input are one operation, which is recomputed whole or not at all.
     """
     chosen = [bool(groups(op) & wanted) for op in ops]
     if not any(chosen):
@@ -67,11 +70,34 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
         for op, again in zip(ops, chosen, strict=True)
     ]
     if early_stop:
-        marked = _stop_early(marked, frozenset(dropped), whole="layer" in wanted)
+        marked = _stop_early(marked, frozenset(dropped), whole="layer" in wanted, fused=fused)
     return Unit(tuple(marked), frozenset(dropped))
 
 
-def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> list[Op]:
+def is_linear(op: Op) -> bool:
+    """Whether ``op`` is a linear layer that our engine may fuse with others on the same input; a router is not."""
+    return op.kind == "matmul" and op.name != "moe.router"
+
+
+def fuses(op: Op, first: Op) -> bool:
+    """Whether our engine runs ``op`` in one operation with ``first``; the query of latent attention runs alone."""
+    apart = first.name == "attention.q" and op.name == "attention.kv_down"
+    return is_linear(op) and is_linear(first) and op.reads == first.reads and not apart
+
+
+def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
+    """``ops`` in order, as lists: fused linear layers together, every other operation alone."""
+    found: list[Op] = []
+    for op in ops:
+        if found and not fuses(op, found[0]):
+            yield found
+            found = []
+        found.append(op)
+    if found:
+        yield found
+
+
+def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fused: bool) -> list[Op]:
     """``ops`` without the mark where nothing is needed: neither a dropped tensor that the backward keeps or that is
     read to recompute one, nor the input of an operation that gathers again. ``whole``: everything before the last
     needed operation runs again.
@@ -80,12 +106,13 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool) -> l
     entered = {name for op in ops if op.message and op.message.regather for name in op.writes}
     found: list[Op] = []
     running = False
-    for op in reversed(ops):
-        wanted = not needed.isdisjoint(op.writes) or not entered.isdisjoint(op.reads)
-        running = op.recomputed and ((running and whole) or wanted)
-        found.append(op._replace(recomputed=running))
+    for together in reversed(list(_groups_of_linears(ops) if fused else ([op] for op in ops))):
+        first = together[0]  # all belong to the same groups
+        wanted = not entered.isdisjoint(first.reads) or any(not needed.isdisjoint(op.writes) for op in together)
+        running = first.recomputed and ((running and whole) or wanted)
+        found += [op._replace(recomputed=running) for op in reversed(together)]
         if running:
-            needed |= dropped.intersection(op.reads)
+            needed |= dropped.intersection(first.reads)
     return found[::-1]
 
 
