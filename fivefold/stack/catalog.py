@@ -1,4 +1,7 @@
-"""Named stacks: what each software does otherwise than ours, each fact with the file and commit where it stands."""
+"""Named stacks by name, and the source of every fact in which they differ from the record's defaults, which are ours.
+
+The entries are beside: ``megatron.py``, ``pytorch.py``, ``others.py``; docs/stacks.md shows them as a table.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fivefold.record import nearest
+from fivefold.stack import megatron, others, pytorch
+from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack
 
-STACKS: Mapping[str, Stack] = MappingProxyType({"fivefold": Stack()})
+OURS = Entry(name="fivefold", version="", family="fivefold", facts={}, runs={})
+ENTRIES = (OURS, *megatron.ENTRIES, *pytorch.ENTRIES, *others.ENTRIES)
+
+STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
+SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
 
 
 def named(name: str) -> Stack:

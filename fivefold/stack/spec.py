@@ -1,6 +1,6 @@
 """The stack as a record: the software that runs a job, as far as memory, work, messages and time depend on it.
 
-The defaults are this engine's. A fact that a catalog's stack states otherwise has its source there (``catalog.py``).
+The defaults are this engine's. A fact that a named stack states otherwise has its source in its entry (``catalog.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Runs(Record):
     axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "pp")  # whose degree may exceed 1
     schedules: tuple[ScheduleName, ...] = SCHEDULES
     zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)
-    pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # with pp > 1
+    pipelined_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # of these, with pp > 1
     shard_groups: bool = True  # ZeRO within groups of replicas (zero3/8)
     cp_kinds: tuple[CpKind, ...] = ("ring", "ulysses")
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
@@ -30,7 +30,7 @@ class Runs(Record):
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
         """The ZeRO stages beside ``pp`` pipeline ranks."""
-        return self.pipelined_zero if pp > 1 else self.zero
+        return tuple(stage for stage in self.zero if pp == 1 or stage in self.pipelined_zero)
 
 
 class Stack(Record):

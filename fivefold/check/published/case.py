@@ -1,7 +1,8 @@
 """One published run in our nouns: what was trained how, and what its authors measured.
 
-A source's reader (one file each) turns its rows into cases. It states facts of that source (kernels, overlap,
-precision, FLOPs convention); the numbers of the price model are not its own (docs/how-a-step-costs/constants.md).
+A source's reader (one file each) turns its rows into cases. Facts of a software are those of its named stack
+(``fivefold/stack``); the reader states what its runs did otherwise. The numbers of the price model are not its own
+(docs/how-a-step-costs/constants.md).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.price import errors
 
+Counter = Literal["allocated", "reserved", "driver"]
+Quantity = Literal["peak", "states", "activations"]
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -34,9 +38,9 @@ class Case(NamedTuple):
     job: Job
     step_seconds: float | None = None
     memory_bytes: float | None = None
-    memory: Literal["allocated", "reserved", "driver"] = "allocated"
+    memory: Counter = "allocated"
     rivals: str = ""
-    quantity: Literal["peak", "states", "activations"] = "peak"  # of ``memory_bytes``; the last two of the first stage
+    quantity: Quantity = "peak"  # of ``memory_bytes``; the last two of the first stage
     left_out: tuple[tuple[str, str], ...] = ()  # what else the row measured, as (quantity, the rule that leaves it out)
 
 

@@ -13,20 +13,15 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from fivefold.check.published.case import Case, Excluded, rows
-from fivefold.check.published.cells import Row, degree, integer, needed, schedule, where
-from fivefold.job import Job
-from fivefold.layout.names import Axis
+from fivefold.check.published.case import Case, Counter, Excluded, Quantity, regime, rows
+from fivefold.check.published.cells import Row, degree, integer, needed, precision, schedule, where
+from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 from fivefold.record import Mistake, explain
-
-# Megatron-Core with Transformer Engine: joint projections, an unused gradient of each shape, a padded vocabulary.
-TRANSFORMER_ENGINE = Job(
-    vocab_multiple=128, joint=True, linears="apart", early_stop=False, weight_gradients="placeholders"
-)
+from fivefold.stack.spec import Stack
 
 CHECK = "the source contradicts itself"
 OUT_OF_MEMORY = "the run ended out of memory"
@@ -94,6 +89,51 @@ def batch(row: Row, layout: Layout) -> int:
     return needed(row, "gbs")
 
 
+def case_of(
+    source: str,
+    row: Row,
+    *,
+    stack: Stack,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    recipe: Recipe | None = None,
+    sequence: int | None = None,
+    seconds: float | Callable[[Job], float] | None = None,
+    memory_bytes: float | None = None,
+    memory: Counter = "allocated",
+    quantity: Quantity = "peak",
+    rivals: str = "",
+    name: str = "",
+    left_out: tuple[tuple[str, str], ...] = (),
+) -> Case:
+    """The case of a row: sequence, batch and precision are as it prints them, unless they are given.
+
+    ``seconds``: of a step, or what makes them of the job. ``name``: the row's, unless one row is several cases.
+    """
+    job = Job(
+        sequence=sequence or needed(row, "seq"),
+        global_batch=batch(row, layout),
+        precision=recipe or precision(row["precision"], sums="fp32" if stack.reduce_in_fp32 else "narrow"),
+        stack=stack,
+    )
+    return Case(
+        source=source,
+        row=name or row["row_id"],
+        regime=regime(stack.family, model, machine, layout),
+        model=model,
+        machine=machine,
+        layout=layout,
+        job=job,
+        step_seconds=seconds(job) if callable(seconds) else seconds,
+        memory_bytes=memory_bytes,
+        memory=memory,
+        quantity=quantity,
+        rivals=rivals,
+        left_out=left_out,
+    )
+
+
 RACK_RANKS = 64
 
 
@@ -110,14 +150,6 @@ def in_nodes(found: Machine, ranks: int) -> Machine:
     near, far = found.links
     links = (near.replace(span=ranks), far.replace(span=max(found.ranks, ranks)))
     return found.replace(ranks_per_node=ranks, links=links)
-
-
-def megatron_overlap(layout: Layout, *, tensor: bool = False, expert: bool = False) -> tuple[Axis, ...]:
-    """Megatron-Core hides pipeline messages only when stages interleave; ``tensor``: userbuffers are on."""
-    found: tuple[Axis, ...] = ("dp", "cp")
-    found += ("pp",) if layout.v > 1 else ()
-    found += ("tp",) if tensor and layout.tp > 1 else ()
-    return found + (("ep",) if expert else ())
 
 
 def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:

@@ -11,6 +11,7 @@ from fivefold.check.published.case import Case, Excluded, machine, rows
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 
 
 def test_a_silent_cell_is_zero_and_text_no_number() -> None:
@@ -45,8 +46,9 @@ def test_narrow_gradients_take_two_bytes_of_sixteen() -> None:
 def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
     row = {"gpus": "64", "tp": "4", "pp": "4", "mbs": "1"}
     plain, interleaved = convert.layout_of_row(row, zero=1), convert.layout_of_row(row | {"vp": "5"}, zero=1)
-    assert convert.megatron_overlap(plain) == ("dp", "cp")
-    assert convert.megatron_overlap(interleaved, tensor=True, expert=True) == ("dp", "cp", "pp", "tp", "ep")
+    for name in ("megatron-core", "megatron-bridge", "nemo"):
+        assert not named(name).hides_p2p(plain.schedule)
+        assert named(name).hides_p2p(interleaved.schedule)
 
 
 def test_nodes_of_another_size_keep_the_rates() -> None:

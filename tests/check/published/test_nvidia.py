@@ -104,7 +104,9 @@ def test_bridge_facts() -> None:
     assert drop.model.moe.capacity == 1.0
     assert found["megatron_bridge_perf-0267"].job.precision.name == "fp8-grad16"
     assert found["megatron_bridge_perf-0266"].job.precision.name == "mxfp8-grad16"
-    legacy, whole, hopper, flat = (found[f"megatron_bridge_perf-{row}"].job for row in ("0098", "0048", "0151", "0258"))
+    legacy, whole, hopper, flat = (
+        found[f"megatron_bridge_perf-{row}"].job.stack for row in ("0098", "0048", "0151", "0258")
+    )
     assert (legacy.graphs, legacy.dispatcher, legacy.pairs) == ("router", "fused", False)
     assert (whole.graphs, whole.dispatcher, whole.pairs) == ("full", "fused", True)
     assert (hopper.graphs, hopper.dispatcher, hopper.pairs) == ("none", "all_to_all", True)

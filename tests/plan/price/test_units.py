@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt
+from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.plan.predict import Planner
+from fivefold.stack.catalog import named
 
 GPT_22B = gpt(layers=48, width=6144, heads=64, vocab=51200, positions=2048)
-JOB = PLAIN_MEGATRON.replace(
-    sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, vocab_multiple=128, async_tp=True
-)
+JOB = Job(sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, stack=named("megatron-lm"))
 
 
 def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:

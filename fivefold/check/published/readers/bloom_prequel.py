@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, needed, number, precision, recomputed, sharding, where
-from fivefold.check.published.convert import NOTHING, batch, layout_of_row, read
-from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, needed, number, recomputed, sharding, where
+from fivefold.check.published.convert import NOTHING, batch, case_of, layout_of_row, read
+from fivefold.check.published.readers.gpt import gpt_of
+from fivefold.stack.catalog import named
 from fivefold.units import GIB, ceil_div
 
 SOURCE = "bloom_prequel"
@@ -56,26 +57,17 @@ def _case(row: Row) -> Case:
         sp=row["tp"] == "1",
         stages=_stages(model.layers, needed(row, "pp")),
     )
-    job = PLAIN_MEGATRON.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow"),
-        vocab_multiple=128,
-        joined=("gradients",),
-        blocking=True,
-    )
     machines = where(row, nic_gigabits=50, source=NETWORK)
     tuned = "tuned" if "tuning" in row["note"] else "untuned"
-    return Case(
+    return case_of(
         SOURCE,
-        row["row_id"],
-        regime("megatron-deepspeed", model, machines, layout),
-        model,
-        machines,
-        layout,
-        job,
-        step_seconds=number(row, "step_s"),
+        row,
+        stack=named("megatron-deepspeed").replace(blocking=True),
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=number(row, "step_s"),
         memory_bytes=number(row, "mem_gb_nvidia_smi") * GIB,
         memory="driver",
-        rivals=f"{SOURCE} {model.name} {model.heads} {machines.ranks} {job.global_batch} {tuned}",
+        rivals=f"{SOURCE} {model.name} {model.heads} {machines.ranks} {batch(row, layout)} {tuned}",
     )

@@ -9,34 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     NO_STAGES,
     Row,
     degree,
     integer,
     named_model,
-    needed,
     number,
-    precision,
     printed,
     recomputed,
 )
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
-    TRANSFORMER_ENGINE,
-    batch,
+    case_of,
     cluster,
     layout_of_row,
-    megatron_overlap,
     read,
     seconds_of_tokens,
 )
-from fivefold.job import Recipe
 from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
 
 PROXY = "a proxy with fewer layers, for which the source repeats the whole model's FLOPs"
 XLA = "XLA schedules and recomputes by its own rules (MaxText's save_qkv_proj, PaxML's policy is not stated)"
@@ -74,10 +71,12 @@ def _hydra(row: Row) -> bool:
     return row["release"] < "v25.04"
 
 
-def _precision(row: Row, model: Model) -> Recipe:
+def _stack(row: Row, model: Model) -> Stack:
+    stack = named("nemo")
+    if model.moe:
+        stack = stack.replace(overlap=("dp", "cp", "pp"))  # grok1_314b.yaml: ub_tp_comm_overlap false
     # nemotron4-15b-synth.yaml sets no grad_sync_dtype, which NeMo then reads as fp32.
-    wide = model.name == "nemotron4-15b" and _hydra(row)
-    return precision(row["precision"], sums="fp32" if wide else "narrow")
+    return stack.replace(reduce_in_fp32=model.name == "nemotron4-15b" and _hydra(row))
 
 
 def _rule(row: Row) -> str:
@@ -101,22 +100,15 @@ def _case(row: Row) -> Case:
     # The expert tensor degree of NeMo 1 is that of the rest.
     etp = degree(row, "etp" if row["etp"] else "tp") if model.moe else 1
     layout = layout_of_row(row, zero=1, etp=etp, ac=recomputed(row, silent="selective" if selective else "none"))
-    job = TRANSFORMER_ENGINE.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=_precision(row, model),
-        overlap=megatron_overlap(layout, tensor=not model.moe),  # grok1_314b.yaml: ub_tp_comm_overlap false
-    )
     where = cluster(row)
-    return Case(
-        source="dgxc_benchmarking",
-        row=row["row_id"],
-        regime=regime("megatron", model, where, layout),
+    return case_of(
+        "dgxc_benchmarking",
+        row,
+        stack=_stack(row, model),
         model=model,
         machine=where,
         layout=layout,
-        job=job,
-        step_seconds=number(row, "step_s") or seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
+        seconds=lambda job: number(row, "step_s") or seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
     )
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, named_model, needed, number, number_format, printed, where
-from fivefold.check.published.convert import ADAPTERS, layout_of_row, read
-from fivefold.job import Job, recipe
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, named_model, number, number_format, printed, where
+from fivefold.check.published.convert import ADAPTERS, case_of, layout_of_row, read
+from fivefold.job import recipe
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
 SHORT = "samples are shorter than the printed length"
@@ -64,25 +65,20 @@ def _case(row: Row) -> Case:
     if number_format(row["precision"]) != "bf16":
         raise Mistake(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = layout_of_row(row, zero=0, ac=rung.ac)
-    job = Job(
-        linears="apart",
-        early_stop=False,
-        sequence=needed(row, "seq"),
-        global_batch=layout.dp * layout.mbs,
-        precision=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+    stack = named("torchtune").replace(
+        early_stop=False,  # PyTorch's checkpoints stop early since 2.1; whether torchtune's do was not read
         loss=rung.loss,
         kernels="fused" if rung.compile else "plain",
         compile=rung.compile,
     )
-    machines = where(row)
-    return Case(
-        source="finetune_memory",
-        row=row["row_id"],
-        regime=regime("torch", model, machines, layout),
+    return case_of(
+        "finetune_memory",
+        row | {"gbs": str(layout.dp * layout.mbs)},
+        stack=stack,
         model=model,
-        machine=machines,
+        machine=where(row),
         layout=layout,
-        job=job,
+        recipe=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
         memory_bytes=number(row, "peak_gib") * GIB,
         left_out=(("time", SHARED),) if number(row, "tokens_per_s") else (),
     )

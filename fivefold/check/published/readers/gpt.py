@@ -1,15 +1,11 @@
-"""GPT as Megatron-LM trained it: layer norms and biases, learned positions, a plain GELU MLP, a tied head, dropout 0.1.
-
-Until 2022 its attention writes the scores, softmax, bias with GELU and bias with dropout are fused kernels, and the
-cross entropy over the split vocabulary works on fp32 logits (arXiv:2104.04473 §4.2 and Megatron-LM of that time).
-"""
+"""GPT as Megatron-LM trained it: layer norms, biases, learned positions, a plain GELU MLP, a tied head, dropout 0.1."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from fivefold.check.published.cells import Row, needed
-from fivefold.job import Job, recipe
+from fivefold.job import recipe
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -53,18 +49,3 @@ def gpt_of(row: Row, *, vocab: int) -> Model:
         vocab=vocab,
         positions=needed(row, "seq"),
     )
-
-
-# Of Megatron-LM and Megatron-DeepSpeed until 2022: nothing runs beside compute, the loss works on fp32 logits, q, k and
-# v are one matmul, and hops carry parts of the stream (arXiv:2104.04473 §4.1; DeepSpeed's runtime/pipe/engine.py).
-PLAIN_MEGATRON = Job(
-    linears="apart",
-    early_stop=False,
-    precision=recipe("fp16"),
-    attention="unfused",
-    loss="widened",
-    kernels="fused",
-    overlap=(),
-    joint=True,
-    scatter_hops=True,
-)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     Row,
     head_dim,
@@ -22,13 +22,14 @@ from fivefold.check.published.cells import (
     sharding,
     where,
 )
-from fivefold.check.published.convert import in_nodes, layout_of_row, read, seconds_of_tokens
-from fivefold.job import Job, Recipe, recipe
+from fivefold.check.published.convert import case_of, in_nodes, layout_of_row, read, seconds_of_tokens
+from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
 SOURCE = "kempnerforge"
@@ -100,29 +101,17 @@ def _case(row: Row) -> Case:
     # The mixture runs print no batch: 48521 and 50972 tokens/s for 2.7 and 2.57 s are 32 sequences.
     batch = integer(row, "gbs") or layout.dp * layout.mbs
     compiled = row["torch_compile"] == "true"
-    job = Job(
-        linears="apart",
-        sequence=needed(row, "seq"),
-        global_batch=batch,
-        precision=SUMMED if layout.dp > 1 else STATES,
-        loss="narrow",
-        attention="flash",
-        early_stop=True,
-        kernels="fused" if compiled else "plain",
-        compile=compiled,
-        overlap=("dp",),
-    )
-    seconds = seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1)
     left_out = _left_out(row, layout, model)
-    return Case(
-        source=SOURCE,
-        row=row["row_id"],
-        regime=regime("torch", model, machines, layout),
+    rate = number(row, "tokens_per_s")
+    return case_of(
+        SOURCE,
+        row | {"gbs": str(batch)},
+        stack=named("kempnerforge").replace(kernels="fused" if compiled else "plain", compile=compiled),
         model=model,
         machine=machines,
         layout=layout,
-        job=job,
-        step_seconds=None if "time" in left_out else seconds,
+        recipe=SUMMED if layout.dp > 1 else STATES,
+        seconds=None if "time" in left_out else lambda job: seconds_of_tokens(job, rate=rate, ranks=1),
         memory_bytes=None if "peak" in left_out else number(row, "peak_allocated_gib") * GIB,
         left_out=tuple(left_out.items()),
         rivals=f"{model.name} on {machines.ranks}, batch {batch}",

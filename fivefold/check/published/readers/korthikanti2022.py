@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import Row, integer, needed, number, number_format, recomputed, where
-from fivefold.check.published.convert import batch, layout_of_row, read
-from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, PLAIN_MEGATRON, gpt_of
+from fivefold.check.published.convert import case_of, layout_of_row, read
+from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, gpt_of
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
 SOURCE = "korthikanti2022"
@@ -63,12 +64,14 @@ def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Cas
     model = gpt_of(row, vocab=needed(row, "vocab"))
     interleaved = "interleaved" if integer(row, "vp") > 1 else "1f1b"  # the cell speaks of all models
     layout = layout_of_row(row | {"schedule": interleaved}, zero=0, ac=recomputed(row), sp=sp)
-    job = PLAIN_MEGATRON.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=FP16_FP32_GRADIENTS,
-        vocab_multiple=128,
-        async_tp=True,
+    return case_of(
+        SOURCE,
+        row,
+        name=name,
+        stack=named("megatron-lm"),
+        model=model,
+        machine=where(row),
+        layout=layout,
+        recipe=FP16_FP32_GRADIENTS,
+        seconds=seconds,
     )
-    machines = where(row)
-    return Case(SOURCE, name, regime("megatron", model, machines, layout), model, machines, layout, job, seconds)

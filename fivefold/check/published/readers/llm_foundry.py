@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     Row,
     degree,
     head_dim,
     needed,
     number,
-    precision,
     recomputed,
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
-from fivefold.job import Job
+from fivefold.check.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
 
 UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
 
@@ -55,27 +54,14 @@ def _rule(row: Row) -> str:
 def _case(row: Row) -> Case:
     model = _model(row)
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
-    job = Job(
-        linears="apart",
-        early_stop=False,
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow" if row["mp_mode"] == "PURE" else "fp32"),
-        attention="flash1",
-        kernels="plain",
-        overlap=("dp",),
-        reduce="micro_batch",
-    )
-    machines = where(row)
-    return Case(
-        source="llm_foundry",
-        row=row["row_id"],
-        regime=regime("torch", model, machines, layout),
+    return case_of(
+        "llm_foundry",
+        row,
+        stack=named("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
         model=model,
-        machine=machines,
+        machine=where(row),
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
+        seconds=lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
     )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, integer, needed, number, precision, recomputed, sharding, where
-from fivefold.check.published.convert import batch, layout_of_row, read
-from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, integer, needed, number, recomputed, sharding, where
+from fivefold.check.published.convert import case_of, layout_of_row, read
+from fivefold.check.published.readers.gpt import gpt_of
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 
 SOURCE = "megatron2021"
+MEGATRON = named("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
 
 
 def cases() -> Iterator[Case | Excluded]:
@@ -43,21 +45,14 @@ def _case(row: Row) -> Case:
     degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
     layout = layout_of_row(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
     model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
-    job = PLAIN_MEGATRON.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow"),
-        reduce="micro_batch" if zero == 3 else "step",
-    )
     rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
-    return Case(
+    return case_of(
         SOURCE,
-        row["row_id"],
-        regime("deepspeed" if zero == 3 else "megatron", model, machines, layout),
-        model,
-        machines,
-        layout,
-        job,
-        step_seconds=hardware_flops(row) / rate if rate else None,
+        row,
+        stack=named("megatron-deepspeed").replace(family="deepspeed", reduce="micro_batch") if zero == 3 else MEGATRON,
+        model=model,
+        machine=machines,
+        layout=layout,
+        seconds=hardware_flops(row) / rate if rate else None,
         rivals=f"{SOURCE} {model.name} {machines.ranks} {row['gbs']}",
     )

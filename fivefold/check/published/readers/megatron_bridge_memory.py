@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     NO_STAGES,
     RECOMPUTED,
@@ -18,6 +18,7 @@ from fivefold.check.published.cells import (
     degree,
     integer,
     named_model,
+    narrow_gradients,
     needed,
     number,
     number_format,
@@ -28,18 +29,24 @@ from fivefold.check.published.cells import (
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
-    TRANSFORMER_ENGINE,
-    batch,
+    case_of,
     cluster,
     layout_of_row,
-    megatron_overlap,
     read,
 )
-from fivefold.check.published.readers.megatron_bridge_perf import HYBRID, PREDICTS_MORE, job_of, recomputed_by_recipe
-from fivefold.job import Job
+from fivefold.check.published.readers.megatron_bridge_perf import (
+    HYBRID,
+    PREDICTS_MORE,
+    precision_of,
+    recomputed_by_recipe,
+    stack_of,
+)
+from fivefold.job import Recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
 from fivefold.units import GIB
 
 SOURCE = "megatron_bridge_memory"
@@ -95,8 +102,9 @@ def _case(row: Row) -> Case:
     silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
     layout = layout_of_row(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
     sequence = integer(row, "seq") or 4096  # the length of all its performance recipes
-    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
-    return _made(row, model=model, layout=layout, job=job)
+    stack = stack_of(model, layout, precision=row["precision"], chip=on)
+    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    return _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
 
 
 def _moonlight(row: Row) -> Case:
@@ -104,13 +112,9 @@ def _moonlight(row: Row) -> Case:
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
-    job = TRANSFORMER_ENGINE.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=half,
-        overlap=megatron_overlap(layout),
-    )
-    return _made(row, model=model, layout=layout, job=job)._replace(rivals="moonlight recomputation")
+    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"))
+    made = _made(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
+    return made._replace(rivals="moonlight recomputation")
 
 
 def _llama(row: Row) -> Case:
@@ -118,25 +122,26 @@ def _llama(row: Row) -> Case:
     model = printed(resolve("llama3-70b"), row)
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     sequence, on = needed(row, "seq"), chip(row["hardware"])
-    job = job_of(model, layout, sequence=sequence, batch=batch(row, layout), precision=row["precision"], chip=on)
-    made = _made(row, model=model, layout=layout, job=job)
+    stack = stack_of(model, layout, precision=row["precision"], chip=on)
+    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    made = _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
     left_out = (("time", PACKED),) if made.step_seconds else ()
     return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")
 
 
-def _made(row: Row, *, model: Model, layout: Layout, job: Job) -> Case:
-    where = cluster(row)
+def _made(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: Recipe, sequence: int) -> Case:
     allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
     milliseconds = number(row, "iteration_ms")
-    return Case(
-        source=SOURCE,
-        row=row["row_id"],
-        regime=regime("megatron", model, where, layout),
+    return case_of(
+        SOURCE,
+        row,
+        stack=stack,
         model=model,
-        machine=where,
+        machine=cluster(row),
         layout=layout,
-        job=job,
-        step_seconds=milliseconds / 1e3 if milliseconds else None,
+        recipe=recipe,
+        sequence=sequence,
+        seconds=milliseconds / 1e3 if milliseconds else None,
         memory_bytes=allocated or number(row, "peak_gb") * 1e9,
     )
 

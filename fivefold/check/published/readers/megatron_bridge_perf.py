@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     Row,
     chip,
@@ -19,7 +19,6 @@ from fivefold.check.published.cells import (
     integer,
     named_model,
     narrow_gradients,
-    needed,
     number,
     number_format,
     printed,
@@ -27,19 +26,20 @@ from fivefold.check.published.cells import (
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
-    TRANSFORMER_ENGINE,
-    batch,
+    case_of,
     cluster,
     layout_of_row,
-    megatron_overlap,
     read,
     seconds_of_flops,
     seconds_of_tokens,
 )
 from fivefold.job import Job
+from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
 
 REGRESSION = "a known regression of that release"
 HYBRID = "state-space layers are no part of our models"
@@ -78,7 +78,7 @@ def recomputed_by_recipe(model: Model, *, chip: str, precision: str) -> str:
 
 
 class Experts(NamedTuple):
-    """How the experts of a run are launched and reached; the fields of a job."""
+    """How the experts of a run are launched and reached; the fields of a stack."""
 
     graphs: Literal["none", "router", "partial", "full"]
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
@@ -114,24 +114,17 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
     return Experts("partial", "fused") if layout.mbs > 1 else Experts("none")  # B200: one sequence until 26.02
 
 
-def job_of(
-    model: Model, layout: Layout, *, sequence: int, batch: int, precision: str, chip: str, release: str = "26.06"
-) -> Job:
+def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release: str = "26.06") -> Stack:
     """What the performance scripts set for all runs of a model; ``precision`` as printed."""
     precision = precision_of(precision, chip=chip)
     # Userbuffers serve the dense models except under NVFP4 (llama3_llm_pretrain.py); of the mixtures only H100's
     # Qwen3-235B has tp > 1, without them.
-    tensor = model.moe is None and precision != "nvfp4"
-    experts = Experts("none")
-    if model.moe:
-        experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
-    return TRANSFORMER_ENGINE.replace(
-        sequence=sequence,
-        global_batch=batch,
-        precision=narrow_gradients(precision),
-        overlap=megatron_overlap(layout, tensor=tensor, expert=experts.pairs),
-        **experts._asdict(),
-    )
+    overlap: tuple[Axis, ...] = ("dp", "cp", "pp")
+    if model.moe is None:
+        return named("megatron-bridge").replace(overlap=overlap if precision == "nvfp4" else (*overlap, "tp"))
+    experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
+    overlap += ("ep",) if experts.pairs else ()
+    return named("megatron-bridge").replace(overlap=overlap, **experts._asdict())
 
 
 def _rule(row: Row) -> str:
@@ -159,26 +152,24 @@ def _case(row: Row) -> Case:
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.name == "deepseek-v3" else ()
     layout = layout_of_row(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
-    job = job_of(
-        model, layout, sequence=needed(row, "seq"), batch=batch(row, layout), precision=row["precision"], chip=on,
-        release=row["release"][:5],
-    )  # fmt: skip
     where = cluster(row)
-    # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed.
-    if model.name == "gpt-oss-120b":
-        seconds = seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)
-    else:
+
+    def seconds(job: Job) -> float:
+        # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed.
+        if model.name == "gpt-oss-120b":
+            return seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)
         rate = number(row, "model_tflops_per_gpu") * 1e12
-        seconds = seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="causal")
-    return Case(
-        source="megatron_bridge_perf",
-        row=row["row_id"],
-        regime=regime("megatron", model, where, layout),
+        return seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="causal")
+
+    return case_of(
+        "megatron_bridge_perf",
+        row,
+        stack=stack_of(model, layout, precision=row["precision"], chip=on, release=row["release"][:5]),
         model=model,
         machine=where,
         layout=layout,
-        job=job,
-        step_seconds=seconds,
+        recipe=narrow_gradients(precision),
+        seconds=seconds,
     )
 
 

@@ -9,25 +9,24 @@ doc/en/install.md), tensor parallel without sequence parallel (mtp). fms-fsdp@5a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import (
     Row,
     named_model,
-    needed,
     number,
-    precision,
     printed,
     recomputed,
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
+from fivefold.check.published.convert import batch, case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 
 SOURCE = "misc_throughput"
 TPU = "a TPU, which is not in our catalog"
@@ -76,29 +75,16 @@ def _internevo(row: Row) -> Case:
     shards = min(int(group[1]), layout.dp) if group else layout.dp
     layout = layout.replace(sp=layout.tp == 1, shard_group=shards if shards < layout.dp else None)
     model = printed(INTERNLM, row)
-    job = Job(
-        linears="apart",
-        early_stop=False,
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow"),
-        loss="plain",
-        attention="flash1",
-        joint=True,
-        overlap=("dp",),
-        weights="broadcast",
-    )
     machines = _cluster(row)
-    return Case(
-        source=SOURCE,
-        row=row["row_id"],
-        regime=regime("internevo", model, machines, layout),
+    return case_of(
+        SOURCE,
+        row,
+        stack=named("internevo"),
         model=model,
         machine=machines,
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
-        rivals=f"internlm-7b on {machines.ranks}, batch {job.global_batch}, {row['table']}",
+        seconds=_seconds(row, machines),
+        rivals=f"internlm-7b on {machines.ranks}, batch {batch(row, layout)}, {row['table']}",
     )
 
 
@@ -106,29 +92,21 @@ def _fms(row: Row) -> Case:
     model = printed(named_model(row["model"]), row)
     shards = 8 if row["fsdp"] == "HSDP" else None  # within a node
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row), shard_group=shards)
-    job = Job(
-        linears="apart",
-        early_stop=False,
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow"),
-        loss="plain",
-        attention="flash2",
-        compile=True,
-        overlap=("dp",),
-        reduce="micro_batch",
-    )
     machines = _cluster(row)
-    return Case(
-        source=SOURCE,
-        row=row["row_id"],
-        regime=regime("torch", model, machines, layout),
+    return case_of(
+        SOURCE,
+        row,
+        # PyTorch's checkpoints stop early since 2.1; whether its own of selected blocks do was not read.
+        stack=named("fms-fsdp").replace(early_stop=False),
         model=model,
         machine=machines,
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
+        seconds=_seconds(row, machines),
     )
+
+
+def _seconds(row: Row, machine: Machine) -> Callable[[Job], float]:
+    return lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machine.ranks)
 
 
 def cases() -> Iterator[Case | Excluded]:

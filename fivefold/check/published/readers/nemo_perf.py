@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, named_model, needed, number, precision, printed
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, named_model, number, printed
 from fivefold.check.published.convert import (
     ADAPTERS,
     PACKED,
-    TRANSFORMER_ENGINE,
-    batch,
+    case_of,
     cluster,
     layout_of_row,
-    megatron_overlap,
     read,
     seconds_of_tokens,
 )
 from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
 
 NO_BATCH = "the table of long sequences prints neither the batch nor, without context parallelism, the layout"
 
@@ -65,22 +64,15 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     model, layout = printed(_model(row), row), layout_of_row(row, zero=1)
-    job = TRANSFORMER_ENGINE.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="narrow"),
-        overlap=megatron_overlap(layout, tensor=True),
-    )
     where = cluster(row)
-    return Case(
-        source="nemo_perf",
-        row=row["row_id"],
-        regime=regime("megatron", model, where, layout),
+    return case_of(
+        "nemo_perf",
+        row,
+        stack=named("nemo"),
         model=model,
         machine=where,
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks),
+        seconds=lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, degree, integer, needed, number, precision, recomputed, sharding, where
-from fivefold.check.published.convert import TRANSFORMER_ENGINE, batch, layout_of_row, read
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, degree, integer, needed, number, recomputed, sharding, where
+from fivefold.check.published.convert import batch, case_of, layout_of_row, read
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import nearest
+from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
 SOURCE = "simumax_b200"
@@ -51,22 +52,17 @@ def _case(row: Row) -> Case:
         ac=recomputed(row, silent="none"),
         cp_kind="ulysses" if cp > 1 else "ring",
     )
-    job = TRANSFORMER_ENGINE.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="fp32"),
-        overlap=(),
-    )
-    machines = where(row)
-    return Case(
+    # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, beside a product
+    # of its backward, is what Megatron-Core does, and was not read of these runs.
+    stack = named("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
+    return case_of(
         SOURCE,
-        row["row_id"],
-        regime("megatron", model, machines, layout),
-        model,
-        machines,
-        layout,
-        job,
-        step_seconds=number(row, "iteration_ms") / 1e3,
+        row,
+        stack=stack,
+        model=model,
+        machine=where(row),
+        layout=layout,
+        seconds=number(row, "iteration_ms") / 1e3,
         memory_bytes=number(row, "peak_allocated_gib") * GIB,
-        rivals=f"{SOURCE} {model.name} {job.tokens_per_step}",
+        rivals=f"{SOURCE} {model.name} {needed(row, 'seq') * batch(row, layout)}",
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, machine, regime
+from fivefold.check.published.case import Case, Excluded, machine
 from fivefold.check.published.cells import (
     Row,
     named_model,
@@ -23,10 +23,11 @@ from fivefold.check.published.cells import (
     sharding,
     where,
 )
-from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_tokens
-from fivefold.job import Job, Recipe, recipe
+from fivefold.check.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.job import Recipe, recipe
 from fivefold.machine.spec import Machine
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 from fivefold.units import GIB
 
 OP_WISE = "op-wise recomputation keeps every second matmul (w1 but not w3); our groups hold an MLP's matmuls together"
@@ -66,31 +67,22 @@ def _case(row: Row) -> Case:
     model, machines = printed(named_model(row["model"]), row), _machine(row)
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
-    job = Job(
-        linears="apart",
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=_precision(row["precision"]),
-        loss="plain",
-        attention="flash2",
+    stack = named("torchtitan").replace(
         kernels="plain" if eager else "fused",
         compile=not eager,
-        # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
         overlap=("dp", "tp") if "async TP" in row["technique"] else ("dp",),
-        reduce="micro_batch",
-        early_stop=True,
     )
     gibibytes = number(row, "peak_reserved_gib") or number(row, "peak_gb")  # torchao prints torchtitan's GiB as GB
-    disputed = row["trust"] == "low"
-    return Case(
-        source="torchtitan",
-        row=row["row_id"],
-        regime=regime("torch", model, machines, layout),
+    disputed, rate = row["trust"] == "low", number(row, "tokens_per_s_per_gpu")
+    return case_of(
+        "torchtitan",
+        row,
+        stack=stack,
         model=model,
         machine=machines,
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=machines.ranks),
+        recipe=_precision(row["precision"]),
+        seconds=lambda job: seconds_of_tokens(job, rate=rate, ranks=machines.ranks),
         memory_bytes=None if disputed else gibibytes * GIB,
         memory="reserved",
         left_out=(("peak", DISPUTED),) if disputed and gibibytes else (),

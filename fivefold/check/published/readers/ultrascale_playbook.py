@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
-from fivefold.check.published.cells import Row, head_dim, needed, number, precision, sharding, where
-from fivefold.check.published.convert import batch, layout_of_row, read, seconds_of_flops
-from fivefold.job import Job
+from fivefold.check.published.case import Case, Excluded
+from fivefold.check.published.cells import Row, head_dim, needed, number, sharding, where
+from fivefold.check.published.convert import case_of, layout_of_row, read, seconds_of_flops
+from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Stack
 from fivefold.units import GIB
 
 PEAK_FLOPS = 989e12
@@ -50,38 +52,28 @@ def _case(row: Row) -> Case:
     model, layout = _model(row), layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=_stages(model, layout.pp))
-    sharded = layout.zero > 0  # and so without DistributedDataParallel (trainer.py@004a89c, _init_model)
-    job = Job(
-        linears="apart",
-        early_stop=False,
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision(row["precision"], sums="fp32"),
-        loss="copied",
-        attention="flash2",
-        kernels="norms",
-        joint=True,
-        weight_gradients="late" if sharded or layout.dp == 1 else "buckets",
-        overlap=("dp",),
-        weights="at_once",
-        joined=("weights",) if sharded else (),
-        async_tp=True,
-        run_ahead=True,
-    )
-    machines = where(row)
-    rate = number(row, "mfu_pct") / 100 * PEAK_FLOPS
-    return Case(
-        source="ultrascale_playbook",
-        row=row["row_id"],
-        regime=regime("nanotron", model, machines, layout),
+    machines, rate = where(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
+    return case_of(
+        "ultrascale_playbook",
+        row,
+        stack=_stack(layout),
         model=model,
         machine=machines,
         layout=layout,
-        job=job,
-        step_seconds=seconds_of_flops(model, job, rate=rate, ranks=machines.ranks, count="full"),
+        seconds=lambda job: seconds_of_flops(model, job, rate=rate, ranks=machines.ranks, count="full"),
         memory_bytes=number(row, "peak_mem_gib") * GIB,
         memory="reserved",
     )
+
+
+def _stack(layout: Layout) -> Stack:
+    """Without ZeRO-1, nanotron joins no weights, and several replicas are PyTorch's DistributedDataParallel
+    (trainer.py@004a89c, _init_model).
+    """
+    stack = named("nanotron")
+    if layout.zero:
+        return stack
+    return stack.replace(joined=(), weight_gradients="late" if layout.dp == 1 else "buckets")
 
 
 def cases() -> Iterator[Case | Excluded]:

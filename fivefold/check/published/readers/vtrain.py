@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import Row, needed, number, precision, recomputed, where
-from fivefold.check.published.convert import batch, layout_of_row, read
-from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.check.published.convert import batch, case_of, layout_of_row, read
+from fivefold.check.published.readers.gpt import gpt_of
+from fivefold.stack.catalog import named
 
 SOURCE = "vtrain"
 NETWORK = "800 Gbit/s per node: VIA-Research/vTrain@f8dda84:config/validation; latency as in the catalog"
 EITHER = "fp16 or bf16 (not stated in the repository)"  # of the runs; its predictor is for fp16
+
+RUNS = named("megatron-deepspeed").runs
+STACK = named("megatron-deepspeed").replace(runs=RUNS.replace(schedules=("1f1b", "gpipe")))  # gpipe: as 1F1B, see below
 
 
 def cases() -> Iterator[Case | Excluded]:
@@ -30,20 +34,14 @@ def _case(row: Row) -> Case:
     if layout.schedule == "1f1b" and layout.pp > needed(row, "microbatches"):
         # With fewer micro-batches than stages, 1F1B and GPipe both take (m + pp − 1)(F + B); memory is not asked.
         layout = layout.replace(schedule="gpipe")
-    job = PLAIN_MEGATRON.replace(
-        sequence=needed(row, "seq"),
-        global_batch=batch(row, layout),
-        precision=precision("fp16" if row["precision"] == EITHER else row["precision"], sums="narrow"),
-        vocab_multiple=128,
-    )
-    return Case(
+    return case_of(
         SOURCE,
-        row["row_id"],
-        regime("megatron-deepspeed", model, machines, layout),
-        model,
-        machines,
-        layout,
-        job,
-        step_seconds=number(row, "iteration_ms") / 1e3,
-        rivals=f"{SOURCE} {model.name} {machines.ranks} {job.global_batch}",
+        row,
+        stack=STACK,
+        model=model,
+        machine=machines,
+        layout=layout,
+        recipe=precision("fp16" if row["precision"] == EITHER else row["precision"], sums="narrow"),
+        seconds=number(row, "iteration_ms") / 1e3,
+        rivals=f"{SOURCE} {model.name} {machines.ranks} {batch(row, layout)}",
     )

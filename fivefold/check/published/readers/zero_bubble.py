@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fivefold.check.published.case import Case, Excluded, regime
+from fivefold.check.published.case import Case, Excluded
 from fivefold.check.published.cells import Row, needed, number, where
-from fivefold.check.published.convert import batch, layout_of_row, read
-from fivefold.check.published.readers.gpt import PLAIN_MEGATRON, gpt_of
+from fivefold.check.published.convert import batch, case_of, layout_of_row, read
+from fivefold.check.published.readers.gpt import gpt_of
+from fivefold.job import recipe
 from fivefold.layout.names import ScheduleName
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
 
 SOURCE = "zero_bubble"
 SCHEDULES: dict[str, ScheduleName] = {"1F1B": "1f1b", "ZB-1p": "zb1p", "ZB-2p": "zb2p"}
@@ -41,17 +43,15 @@ def _case(row: Row) -> Case:
     layout = layout_of_row(
         row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1)
     )
-    job = PLAIN_MEGATRON.replace(sequence=needed(row, "seq"), global_batch=batch(row, layout), vocab_multiple=128)
-    machines = where(row)
-    return Case(
+    return case_of(
         SOURCE,
-        row["row_id"],
-        regime("megatron", model, machines, layout),
-        model,
-        machines,
-        layout,
-        job,
-        step_seconds=number(row, "iteration_s_derived"),
+        row,
+        stack=named("zero-bubble"),
+        model=model,
+        machine=where(row),
+        layout=layout,
+        recipe=recipe("fp16"),
+        seconds=number(row, "iteration_s_derived"),
         memory_bytes=number(row, "memory_gb") * 1e9,
-        rivals=f"{SOURCE} {model.name} {job.global_batch}",
+        rivals=f"{SOURCE} {model.name} {batch(row, layout)}",
     )

@@ -1,0 +1,38 @@
+"""An entry of the catalog: what a software does otherwise than ``Stack``'s defaults, each fact with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fivefold.stack.spec import Runs, Stack
+
+
+class Fact(NamedTuple):
+    """A value of a field, and where it stands: repository@commit:path, or a paper with its section."""
+
+    value: object
+    source: str
+
+
+class Entry(NamedTuple):
+    """A named software; ``facts`` are fields of ``Stack``, ``runs`` fields of ``Runs``."""
+
+    name: str
+    version: str  # of the software that the facts are of
+    family: str
+    facts: Mapping[str, Fact]
+    runs: Mapping[str, Fact]
+
+    def stack(self) -> Stack:
+        """The record: the stated facts over the defaults."""
+        runs = Runs.model_validate({field: fact.value for field, fact in self.runs.items()})
+        facts = {field: fact.value for field, fact in self.facts.items()}
+        return Stack.model_validate(
+            {"name": self.name, "version": self.version, "family": self.family, "runs": runs, **facts}
+        )
+
+    def sources(self) -> dict[str, str]:
+        """The source of each fact, those of what it runs as ``runs.FIELD``."""
+        facts = {field: fact.source for field, fact in self.facts.items()}
+        return facts | {f"runs.{field}": fact.source for field, fact in self.runs.items()}

@@ -1,0 +1,135 @@
+"""Megatron-LM of 2021 and 2022, what descends from it, and Megatron-Core with Transformer Engine."""
+
+from __future__ import annotations
+
+from fivefold.stack.entry import Entry, Fact
+
+LAYERS = "NVIDIA/Megatron-LM@960c06b:megatron/core/tensor_parallel/layers.py"
+SCHEDULES = "NVIDIA/Megatron-LM@00611e6:megatron/core/pipeline_parallel/schedules.py"
+PTD_P = "arXiv:2104.04473"
+SP = "arXiv:2205.05198"
+CHRONICLES = "bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md"
+HYDRA = "NVIDIA/dgxc-benchmarking@35a9aec:nemo_megatron/gpt3_175b_hydra.yaml"
+RECIPES = "NVIDIA-NeMo/Megatron-Bridge@00538e2:scripts/performance/utils/overrides.py"
+
+COMMON = {
+    "linears": Fact("apart", f"{LAYERS}, LinearWithGradAccumulationAndAsyncCommunication: an autograd function each"),
+    "joint": Fact(True, f"{LAYERS}; query_key_value of a ColumnParallelLinear, gate and up of another"),
+    "early_stop": Fact(
+        False, "NVIDIA/Megatron-LM@cf547de:megatron/core/tensor_parallel/random.py, CheckpointFunction runs all again"
+    ),
+    "vocab_multiple": Fact(
+        128, "NVIDIA/Megatron-LM@307dcf3:megatron/training/arguments.py, --make-vocab-size-divisible-by"
+    ),
+}
+
+# Until 2022: scale, mask and softmax are one kernel on scores that are written; nothing runs beside compute.
+PLAIN = COMMON | {
+    "attention": Fact("unfused", f"{PTD_P} §4.2: fused kernels for scale, mask and softmax on the scores"),
+    "loss": Fact(
+        "widened", f"{PTD_P} §4.2 and Megatron-LM of that time: cross entropy of fp32 logits, split by vocabulary"
+    ),
+    "overlap": Fact((), f"{PTD_P} §3: gradients are all-reduced and stages send when their passes have ended"),
+    "scatter_hops": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
+}
+PLAIN_AXES = Fact(("dp", "tp", "pp"), f"{PTD_P} §2: pipeline, tensor and data parallelism")
+
+MEGATRON_LM = Entry(
+    name="megatron-lm",
+    version="2022",
+    family="megatron",
+    facts=PLAIN
+    | {"async_tp": Fact(True, f"{SP} §4.2.2: the gather of a layer's input beside a product of its backward")},
+    runs={
+        "axes": PLAIN_AXES,
+        "schedules": Fact(("1f1b", "interleaved"), f"{PTD_P} §2.2"),
+        "zero": Fact((0,), f"{PTD_P} §2: optimizer states are as the parameters of a rank"),
+        "shard_groups": Fact(False, f"{PTD_P} §2: optimizer states are as the parameters of a rank"),
+    },
+)
+
+ZERO_BUBBLE_REPOSITORY = "sail-sg/zero-bubble-pipeline-parallelism@475e062"
+ZERO_BUBBLE = MEGATRON_LM._replace(
+    name="zero-bubble",
+    version="2023",
+    runs={
+        **MEGATRON_LM.runs,
+        "schedules": Fact(
+            ("1f1b", "interleaved", "zb1p", "zb2p", "zbv"), f"{ZERO_BUBBLE_REPOSITORY}:README.md; arXiv:2401.10241 §2"
+        ),
+    },
+)
+
+MEGATRON_DEEPSPEED = Entry(
+    name="megatron-deepspeed",
+    version="2022",
+    family="megatron-deepspeed",
+    facts=PLAIN
+    | {
+        "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
+        "reduce_in_fp32": Fact(False, f"{CHRONICLES}: 16-bit gradients unless a run says fp32"),
+    },
+    runs={
+        "axes": PLAIN_AXES,
+        "schedules": Fact(("1f1b",), "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py, train_batch"),
+        "pipelined_zero": Fact(
+            (0, 1), "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py, __init__: no ZeRO-2 and ZeRO-3"
+        ),
+    },
+)
+
+TRANSFORMER_ENGINE = COMMON | {
+    "weight_gradients": Fact(
+        "placeholders", "NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad"
+    ),
+    "p2p_overlap": Fact(
+        "interleaved", f"{SCHEDULES}, forward_backward_pipelining_without_interleaving refuses overlap_p2p_comm"
+    ),
+}
+CORE_RUNS = {
+    "schedules": Fact(("1f1b", "interleaved"), f"{SCHEDULES}, get_forward_backward_func"),
+    "zero": Fact((0, 1), "NVIDIA/Megatron-LM@d08b402:megatron/core/optimizer/distrib_optimizer.py"),
+}
+CORE_CONFIG = "NVIDIA/Megatron-LM@02aa3ee:megatron/core/model_parallel_config.py"
+
+MEGATRON_CORE = Entry(
+    name="megatron-core",
+    version="2025",
+    family="megatron",
+    facts=TRANSFORMER_ENGINE
+    | {
+        "loss": Fact("widened", f"{CORE_CONFIG}: cross_entropy_loss_fusion is off"),
+        "overlap": Fact(
+            ("dp", "cp", "pp"), f"{CORE_CONFIG}: tp_comm_overlap and overlap_moe_expert_parallel_comm are off"
+        ),
+        "async_tp": Fact(True, f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication"),
+    },
+    runs=CORE_RUNS,
+)
+
+# Userbuffers hide the messages of tensor parallelism; the loss is Transformer Engine's.
+MEGATRON_BRIDGE = Entry(
+    name="megatron-bridge",
+    version="25.09 to 26.08",
+    family="megatron",
+    facts=TRANSFORMER_ENGINE
+    | {
+        "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py beside: userbuffers"),
+        "reduce_in_fp32": Fact(False, f"{RECIPES}: grad_reduce_in_fp32 is off"),
+    },
+    runs=CORE_RUNS,
+)
+
+NEMO = Entry(
+    name="nemo",
+    version="24.07 to 25.05",
+    family="megatron",
+    facts=TRANSFORMER_ENGINE
+    | {
+        "overlap": Fact(("dp", "cp", "pp", "tp"), f"{HYDRA}: ub_tp_comm_overlap, overlap_grad_sync"),
+        "reduce_in_fp32": Fact(False, f"{HYDRA}: grad_sync_dtype; NVIDIA/dgxc-benchmarking@741c886:llama3.1"),
+    },
+    runs=CORE_RUNS,
+)
+
+ENTRIES = (MEGATRON_LM, ZERO_BUBBLE, MEGATRON_DEEPSPEED, MEGATRON_CORE, MEGATRON_BRIDGE, NEMO)

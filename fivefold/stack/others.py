@@ -1,0 +1,90 @@
+"""DeepSpeed under Hugging Face's models, nanotron, InternEvo."""
+
+from __future__ import annotations
+
+from fivefold.stack.entry import Entry, Fact
+
+ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
+ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
+NANOTRON_REPOSITORY = "huggingface/nanotron"
+INTERNEVO_REPOSITORY = "InternLM/InternEvo@c628a8c"
+INTERNEVO_CONFIG = "InternLM/InternEvo@00de613:configs/7B_sft.py"
+
+DEEPSPEED = Entry(
+    name="deepspeed",
+    version="2025",
+    family="deepspeed",
+    facts={
+        "attention": Fact("flash2", "huggingface/transformers: PyTorch's scaled_dot_product_attention by default"),
+        "loss": Fact("plain", "huggingface/transformers@0114da0:src/transformers/loss/loss_utils.py, ForCausalLMLoss"),
+        "kernels": Fact("plain", "huggingface/transformers: models are PyTorch's modules"),
+        "linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd"),
+        "early_stop": Fact(False, f"{ENGINE}: use_reentrant is on"),
+        "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
+        "overlap": Fact(("dp",), f"{ZERO_CONFIG}: overlap_comm, on by itself under stage 3"),
+        "reduce": Fact("micro_batch", f"{ZERO_CONFIG}: stages 2 and 3 keep parts of gradients; stage 1 reduces once"),
+        "weights": Fact("at_once", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
+        "scatter_hops": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
+    },
+    runs={
+        "schedules": Fact(("1f1b",), f"{ENGINE}, train_batch: TrainSchedule"),
+        "pipelined_zero": Fact((0, 1), f"{ENGINE}, __init__: ZeRO-2 and ZeRO-3 are incompatible with pipelines"),
+        "cp_kinds": Fact(
+            ("ulysses",), "deepspeedai/DeepSpeed@3492962:deepspeed/sequence/layer.py, DistributedAttention"
+        ),
+    },
+)
+
+NANOTRON = Entry(
+    name="nanotron",
+    version="2025",
+    family="nanotron",
+    facts={
+        "attention": Fact("flash2", f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: flash_attn"),
+        "loss": Fact("copied", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel"),
+        "kernels": Fact(
+            "norms", f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: flash_attn's norms, rotary"
+        ),
+        "linears": Fact("apart", f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
+        "joint": Fact(True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"),
+        "early_stop": Fact(False, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel: layers are run again whole"),
+        "weight_gradients": Fact("late", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim: gradient accumulator"),
+        "joined": Fact(("weights",), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/distributed.py, of ZeRO-1's gather"),
+        "weights": Fact("at_once", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: after the update"),
+        "overlap": Fact(
+            ("dp",), f"{NANOTRON_REPOSITORY}@0e0a27e:scripts/scaling_benchmarks.py; stages wait for theirs"
+        ),
+        "async_tp": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
+        "run_ahead": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8: torch.distributed holds what it sends: record_stream"),
+    },
+    runs={
+        "schedules": Fact(
+            ("gpipe", "1f1b"), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/parallelism_config.py, pp_engine"
+        ),
+        "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py"),
+        "shard_groups": Fact(False, f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: over all of dp_pg"),
+        "orders": Fact(False, f"{NANOTRON_REPOSITORY}@009b8f7:src/nanotron/parallel/context.py: pp, dp, cp, tp"),
+    },
+)
+
+INTERNEVO = Entry(
+    name="internevo",
+    version="c628a8c",
+    family="internevo",
+    facts={
+        "attention": Fact("flash1", "InternLM/InternLM:doc/en/install.md: FlashAttention 1.0.5"),
+        "loss": Fact("plain", f"{INTERNEVO_REPOSITORY}:configs/7B_sft.py: logits are widened to fp32"),
+        "linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd"),
+        "joint": Fact(True, f"{INTERNEVO_REPOSITORY}:internlm/model: Wqkv"),
+        "early_stop": Fact(False, "InternLM/InternEvo@108e1a5:internlm/solver/activation_checkpoint.py, use_reentrant"),
+        "overlap": Fact(("dp",), f"{INTERNEVO_CONFIG}: overlap_sync_grad, not overlap_sync_param"),
+        "weights": Fact("broadcast", f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: each owner's whole tensors"),
+        "reduce_in_fp32": Fact(False, f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: 16-bit gradients"),
+    },
+    runs={
+        "schedules": Fact(("1f1b", "interleaved"), f"{INTERNEVO_CONFIG}: num_chunks of the pipeline scheduler"),
+        "zero": Fact((0, 1, 3), f"{INTERNEVO_CONFIG}: zero1 parallel, or fsdp"),
+    },
+)
+
+ENTRIES = (DEEPSPEED, NANOTRON, INTERNEVO)

@@ -1,0 +1,125 @@
+"""PyTorch's FSDP and the trainers on it: each layer under autograd, gradients reduced as the backward makes them."""
+
+from __future__ import annotations
+
+from fivefold.stack.entry import Entry, Fact
+
+FULLY_SHARD = "pytorch/pytorch@0257dd1:torch/distributed/fsdp/_fully_shard/_fully_shard.py"
+PARALLELIZE = "pytorch/torchtitan@018740b:torchtitan/models/llama3/infra/parallelize.py"
+PARALLEL_DIMS = "pytorch/torchtitan@0119de1:torchtitan/distributed/parallel_dims.py"
+TABLES = "pytorch/torchtitan@b5bcd76:benchmarks"
+KEMPNERFORGE_REPOSITORY = "KempnerInstitute/KempnerForge@01b461a"
+FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
+TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
+FMS = "foundation-model-stack/fms-fsdp@5a296af"
+
+AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
+DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
+
+FSDP2 = Entry(
+    name="fsdp2",
+    version="2.10",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "attention": Fact("flash2", "pytorch/pytorch: scaled_dot_product_attention is FlashAttention-2 since 2.2"),
+        "loss": Fact("narrow", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"),
+        "kernels": Fact("plain", "PyTorch without torch.compile: a kernel for each operation"),
+        "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
+        "reduce": Fact("micro_batch", f"{FULLY_SHARD}, set_requires_gradient_sync: on unless turned off"),
+    },
+    runs={
+        "axes": DATA_PARALLEL._replace(source=f"{FULLY_SHARD}: a mesh of one or two data-parallel dimensions"),
+        "zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
+    },
+)
+
+TORCHTITAN = Entry(
+    name="torchtitan",
+    version="2025",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "attention": Fact("flash2", f"{PARALLELIZE}: scaled_dot_product_attention, FlashAttention-2 since PyTorch 2.2"),
+        "loss": Fact("plain", "pytorch/torchtitan@00a388d:torchtitan/components/loss.py: cross_entropy(pred.float())"),
+        "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
+        # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
+        "overlap": Fact(("dp",), f"{PARALLELIZE}: fully_shard; async tensor parallelism only by maybe_enable_async_tp"),
+        "reduce": Fact("micro_batch", f"{TABLES}; {FULLY_SHARD}, set_requires_gradient_sync"),
+    },
+    runs={
+        "schedules": Fact(
+            ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev"),
+            "pytorch/pytorch@cf30153:torch/distributed/pipelining/schedules.py, get_schedule_class",
+        ),
+        "zero": Fact((0, 2, 3), f"{PARALLELIZE}: apply_ddp; fsdp_reshard_after_forward never or always"),
+        "pipelined_zero": Fact((2, 3), f"{PARALLELIZE}: DDP has not supported > 1D parallelism"),
+        "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),
+        "no_sp": Fact(False, f"{PARALLELIZE}, apply_tp: SequenceParallel in every plan"),
+        "orders": Fact(False, f"{PARALLEL_DIMS}, build_mesh: pp, dp, cp, tp"),
+    },
+)
+
+KEMPNERFORGE = Entry(
+    name="kempnerforge",
+    version="01b461a",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "loss": Fact("narrow", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
+        "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
+        "overlap": Fact(("dp",), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: fully_shard"),
+    },
+    runs={},
+)
+
+LLM_FOUNDRY = Entry(
+    name="llm-foundry",
+    version="8c8dd48",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "attention": Fact("flash1", f"{FOUNDRY}: Triton's flash attention"),
+        "kernels": Fact("plain", f"{FOUNDRY}: no torch.compile"),
+        "early_stop": Fact(False, f"{FOUNDRY}: whole blocks are recomputed"),
+        "overlap": Fact(("dp",), f"{FOUNDRY}: FSDP"),
+        "reduce": Fact("micro_batch", "mosaicml/composer: FSDP's gradient synchronisation is on in every micro-batch"),
+    },
+    runs={
+        "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: FSDP alone"),
+        "zero": Fact((0, 2, 3), "pytorch/pytorch: ShardingStrategy NO_SHARD, SHARD_GRAD_OP, FULL_SHARD of FSDP"),
+    },
+)
+
+TORCHTUNE = Entry(
+    name="torchtune",
+    version="bd2a0fc",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "loss": Fact("plain", f"{TORCHTUNE_README}: without the chunked cross entropy"),
+        "kernels": Fact("plain", f"{TORCHTUNE_README}: without torch.compile"),
+    },
+    runs={},
+)
+
+FMS_FSDP = Entry(
+    name="fms-fsdp",
+    version="5a296af",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "attention": Fact("flash2", f"{FMS}:README.md: SDPA's FlashAttention-2"),
+        "loss": Fact("plain", f"{FMS}:fms_fsdp/utils/train_utils.py: CrossEntropyLoss"),
+        "compile": Fact(True, f"{FMS}:README.md: torch.compile"),
+        "overlap": Fact(("dp",), f"{FMS}:README.md: FSDP"),
+        "reduce": Fact("micro_batch", f"{FMS}:fms_fsdp/utils/train_utils.py: one backward a step"),
+        "reduce_in_fp32": Fact(False, "foundation-model-stack/fms-fsdp@8ec8256:fms_fsdp/policies/mixed_precision.py"),
+    },
+    runs={
+        "axes": DATA_PARALLEL._replace(source=f"{FMS}:README.md: FSDP and HSDP alone"),
+        "zero": Fact((0, 2, 3), "pytorch/pytorch: ShardingStrategy NO_SHARD, SHARD_GRAD_OP, FULL_SHARD of FSDP"),
+    },
+)
+
+ENTRIES = (FSDP2, TORCHTITAN, KEMPNERFORGE, LLM_FOUNDRY, TORCHTUNE, FMS_FSDP)

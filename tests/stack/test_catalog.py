@@ -1,0 +1,90 @@
+"""Named stacks: every fact beside its source, and nothing stated that is a default anyway."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named as model
+from fivefold.record import Mistake
+from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, named
+from fivefold.stack.entry import Entry
+from fivefold.stack.spec import Runs, Stack
+
+NAMES = ("name", "version", "family", "runs")
+REPOSITORY = r"[\w.-]+/[\w.-]+(@[0-9a-f]{7})?[:,; ]"  # NVIDIA/Megatron-LM@960c06b:
+WRITTEN = re.compile(rf"{REPOSITORY}|arXiv:\d{{4}}\.\d{{5}} §|PyTorch")
+
+
+def changed(entry: Entry) -> set[str]:
+    """The fields in which a stack differs from the record's defaults."""
+    stack, usual = STACKS[entry.name], Stack()
+    fields = {field for field in Stack.model_fields if field not in NAMES}
+    found = {field for field in fields if getattr(stack, field) != getattr(usual, field)}
+    return found | {
+        f"runs.{field}" for field in Runs.model_fields if getattr(stack.runs, field) != getattr(usual.runs, field)
+    }
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_what_is_unlike_the_defaults_has_a_source_and_nothing_else_has(entry: Entry) -> None:
+    assert SOURCES[entry.name].keys() == changed(entry)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_a_source_is_a_repository_or_a_paper(entry: Entry) -> None:
+    assert [source for source in SOURCES[entry.name].values() if not WRITTEN.search(source)] == []
+
+
+def test_names_are_unique_and_ours_is_the_default() -> None:
+    assert max(Counter(entry.name for entry in ENTRIES).values()) == 1
+    assert named("fivefold") == Stack()
+    assert all(entry.version and entry.family for entry in ENTRIES if entry.name != "fivefold")
+
+
+def test_an_unknown_name_is_one_line() -> None:
+    with pytest.raises(Mistake, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
+        named("megatron-cor")
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
+    stack, llama = STACKS[name], model("llama3-8b")
+    job = Job(global_batch=64, stack=stack)
+    words = [f"dp4 zero{zero}" for zero in stack.runs.zero]
+    if "pp" in stack.runs.axes:
+        assert "1f1b" in stack.runs.schedules
+        words += [f"dp2 pp2 1f1b zero{zero}" for zero in stack.runs.zero_with(2)]
+        assert stack.runs.zero_with(2)
+    for text in words:
+        refuse(Layout.parse(text), model=llama, job=job)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "reason"),
+    [
+        ("megatron-core", "dp2 pp4 dualpipev", "megatron-core has no dualpipev; take 1f1b or interleaved"),
+        ("megatron-core", "dp8 zero3", "megatron-core has no zero3; take zero0 or zero1"),
+        ("deepspeed", "dp2 pp2 zero2", "deepspeed has no zero2 with pipelines; take zero0 or zero1"),
+        ("deepspeed", "cp2", "deepspeed has no cp=ring; take cp=ulysses"),
+        ("torchtitan", "dp8 zero1", "torchtitan has no zero1; take zero0 or zero2 or zero3"),
+        ("torchtitan", "tp2 nosp", "torchtitan has no tensor parallelism without sequence parallelism"),
+        ("torchtitan", "dp2 tp2 order=dp-cp-tp-pp", "torchtitan has no other orders of the ranks"),
+        ("nanotron", "dp8 zero1/4", "nanotron has no shard groups"),
+        ("fsdp2", "tp2", "fsdp2 has no tp; take tp1"),
+    ],
+)
+def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:
+    with pytest.raises(Mistake, match=reason):
+        refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=named(name)))
+
+
+def test_a_recipe_is_what_the_stack_makes_of_it() -> None:
+    """Megatron-Bridge reduces gradients in 16 bits, Megatron-Core in 32."""
+    assert Job(stack="megatron-bridge", precision="bf16").precision.summed_bytes == 2
+    assert Job(stack="megatron-core", precision="bf16").precision.summed_bytes == 4
