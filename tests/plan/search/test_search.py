@@ -8,6 +8,7 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, Job
+from fivefold.layout.legal import reasons
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -20,6 +21,7 @@ from fivefold.plan.predict import Estimate, Planner, predict
 from fivefold.plan.search import fits_any, search
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named as stack
 
 JOB = Job(sequence=4096, global_batch=64)
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -62,6 +64,25 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
         known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
     assert found.evaluated < found.tried / 10
+
+
+def test_a_stack_finds_the_best_of_what_it_runs() -> None:
+    """Of all layouts of ours, those that ``refuse`` lets pass under the stack."""
+    machine, job = tight(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
+    ours = Space(SMALL, FEW, world=4)
+    candidates = ours.expand(ours.partials, ours.partials.dp.nonzero()[0])
+    candidates = ours.shard(ours.partials, ours.place(ours.partials, candidates))
+    every = [ours.layout(ours.partials, candidates, at) for at in range(len(candidates.partial))]
+    runs = [layout for layout in every if not any(reasons(layout, model=SMALL, job=job, machine=machine))]
+    assert 100 < len(runs) < len(every) / 2
+    planner = Planner(model=SMALL, machine=machine, job=job)
+    fitting = [each for each in map(planner.estimate, runs) if each.peak_bytes <= room_bytes(machine)]
+    found = search(model=SMALL, machine=machine, job=job, top=5)
+    best = found.best[0].step
+    fastest = min((each.step_time.seconds, each.peak_bytes) for each in fitting)
+    assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
+    assert found.tried == len(runs)
+    assert {each.step.layout for each in found.best} <= set(map(str, runs))
 
 
 def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import permutations, product
 
 import numpy as np
@@ -9,18 +10,21 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.space import CandidateLayouts, Space
 from fivefold.record import Mistake
+from fivefold.stack.catalog import named
+from fivefold.stack.spec import Runs, Stack
 from fivefold.update import Ramp
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
 JOB = Job(sequence=64, global_batch=8)
+LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
 
 
 def all_leaves(space: Space) -> CandidateLayouts:
@@ -30,7 +34,17 @@ def all_leaves(space: Space) -> CandidateLayouts:
 
 
 def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
-    """All that parse, without regard to how the space is made; one order, and v that divides a rank's layers."""
+    """All that are legal, without regard to how the space is made; one order, and v that divides a rank's layers."""
+    return {layout for layout in every_parsed(model, world=world) if _legal(layout, model, job)}
+
+
+def _legal(layout: Layout, model: Model, job: Job) -> bool:
+    return next(reasons(layout, model=model, job=job, machine=None), None) is None
+
+
+@lru_cache
+def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
+    """All that parse."""
     sizes = [size for size in range(1, world + 1) if world % size == 0]
     experts = [1, 2, 4] if model.moe else [1]
     found = set()
@@ -48,11 +62,10 @@ def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
             try:
                 layout = Layout(dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, mbs=mbs,
                                 cp_kind=kind, sp=sp, zero=zero, shard_group=shards)  # fmt: skip
-                refuse(layout, model=model, job=job)
-            except (ValidationError, Mistake):
+            except ValidationError:
                 continue
             found.add(layout)
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
@@ -65,12 +78,29 @@ def test_a_batch_that_grows_leaves_out_more() -> None:
     _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
 
 
-def _check_space(model: Model, job: Job) -> None:
+NARROW = Stack(name="narrow", runs=Runs(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,)))
+
+
+@pytest.mark.parametrize("stack", [*map(named, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> None:
+    every, mine = _space(model, JOB), _check_space(model, JOB.replace(stack=stack))
+    assert mine < every
+
+
+def _check_space(model: Model, job: Job) -> set[Layout]:
+    mine = _space(model, job)
+    assert mine == every_layout(model, job, world=4)
+    return mine
+
+
+def _space(model: Model, job: Job) -> set[Layout]:
+    """As the search makes it, each layout once."""
     space = Space(model, job, world=4, recomputations=("none",), placements=False)
     candidates = all_leaves(space)
     mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
     assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())
-    assert set(mine) == every_layout(model, job, world=4)
+    return set(mine)
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)

@@ -1,0 +1,64 @@
+"""What a stack cannot run is refused in one line, field by field, and taken once the stack can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MoE
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.stack.spec import Runs, Stack
+
+MODEL = Model(
+    name="small",
+    layers=8,
+    width=64,
+    heads=8,
+    kv_heads=8,
+    head_dim=8,
+    ffn=64,
+    vocab=128,
+    moe=MoE(experts=4, topk=2, ffn=32),
+)
+DENSE = MODEL.replace(moe=None)
+LACKS: tuple[tuple[str, Any, str, str], ...] = (
+    ("axes", ("dp", "tp"), "cp2", "mine has no cp; take cp1 or another stack"),
+    ("axes", ("dp", "tp"), "dp4 ep2", "mine has no ep; take ep1 or another stack"),
+    ("schedules", ("1f1b", "gpipe"), "pp2 zb1p", "mine has no zb1p; take 1f1b or gpipe, or another stack"),
+    ("zero", (0, 1), "dp4 zero2", "mine has no zero2; take zero0 or zero1, or another stack"),
+    ("zero", (0, 1), "dp2 pp2 zero2", "mine has no zero2 with pipelines; take zero0 or zero1, or another stack"),
+    ("zero", (3,), "dp4 zero0", "mine has no zero0; take zero3, or another stack"),
+    ("pipelined_zero", (0,), "dp2 pp2 zero1", "mine has no zero1 with pipelines; take zero0, or another stack"),
+    ("shard_groups", False, "dp4 zero3/2", "mine has no shard groups; take zero3 or another stack"),
+    ("cp_kinds", ("ulysses",), "cp2", "mine has no cp=ring; take cp=ulysses or another stack"),
+    ("cp_kinds", ("ring",), "cp2 cp=ulysses", "mine has no cp=ulysses; take cp=ring or another stack"),
+    ("expert_tensor", False, "dp2 tp2 etp2", "mine has no tensor parallelism of experts; take etp1 or another stack"),
+    ("no_sp", False, "tp2 nosp", "mine has no tensor parallelism without sequence parallelism; take it without nosp"),
+    ("uneven_stages", False, "pp2 stages=3-5", "mine has no stages of other sizes; take it without stages="),
+    ("orders", False, "dp2 pp2 order=pp-tp-cp-dp", "mine has no other orders of the ranks; take it without order="),
+)
+
+
+def test_every_field_is_refused_by() -> None:
+    assert {field for field, *_ in LACKS} == Runs.model_fields.keys()
+
+
+@pytest.mark.parametrize(("field", "value", "text", "reason"), LACKS)
+def test_what_a_stack_lacks_is_refused(field: str, value: Any, text: str, reason: str) -> None:
+    model, layout = DENSE if "nosp" in text else MODEL, Layout.parse(text)
+    job = Job(sequence=64, global_batch=16, stack=Stack(name="mine"))
+    refuse(layout, model=model, job=job)
+    with pytest.raises(Mistake) as refused:
+        refuse(layout, model=model, job=job.replace(stack=Stack(name="mine", runs=Runs(**{field: value}))))
+    assert str(refused.value).startswith(f"layout {str(layout)!r}: {reason}")
+
+
+def test_one_rank_shards_nothing() -> None:
+    """A stack that always shards (FSDP2) takes one rank, where zero0 is all there is."""
+    stack = Stack(name="mine", runs=Runs(zero=(3,)))
+    refuse(Layout.parse("tp2"), model=DENSE, job=Job(sequence=64, global_batch=16, stack=stack))
