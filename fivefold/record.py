@@ -31,6 +31,9 @@ class Remark(UserWarning):
     """A one-line warning about something that is legal, but perhaps not intended."""
 
 
+PLAIN = frozenset({int, float, str, type(None)})  # what is no truth value and holds none
+
+
 class Record(BaseModel):
     """An immutable record, validated on construction; ``replace`` makes changed copies."""
 
@@ -44,12 +47,16 @@ class Record(BaseModel):
         """Refuse a boolean for a number: spell it as a word, as pydantic would take ``layers = true`` for 1."""
         if not isinstance(values, dict):
             return values
-        truths = {key: values[key] for key in _numbers(cls) & values.keys() if _has_truth(values[key])}
-        return {**values, **{key: _spelled(value) for key, value in truths.items()}} if truths else values
+        single, several = _numbers(cls)  # a search makes many records: all plain is seen at a glance
+        suspects = several if PLAIN.issuperset(map(type, map(values.get, single))) else (*single, *several)
+        truths = {key: _spelled(values[key]) for key in suspects if key in values and _has_truth(values[key])}
+        return {**values, **truths} if truths else values
 
     def replace(self, **changes: Any) -> Self:
-        """Return a validated copy with some fields changed."""
-        return type(self).model_validate({**self.model_dump(), **changes})
+        """A checked copy with some fields changed; records within it are checked already."""
+        kind = type(self)
+        kept = self.__dict__  # with what is cached
+        return kind.model_validate({name: kept[name] for name in kind.__pydantic_fields__} | changes)
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str) -> Self:
@@ -130,14 +137,16 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
 
 
 @lru_cache
-def _numbers(record: type[BaseModel]) -> frozenset[str]:
-    """Names of the fields that hold numbers but not booleans."""
-    kinds = {name: field.annotation for name, field in record.model_fields.items()}
-    return frozenset(
-        name
-        for name, kind in kinds.items()
-        if (_holds(kind, int) or _holds(kind, float)) and not (_holds(kind, bool) or _holds(kind, Any))
-    )
+def _numbers(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a record that hold a number, or several, and no truth values."""
+    kinds = {
+        name: field.annotation
+        for name, field in record.model_fields.items()
+        if (_holds(field.annotation, int) or _holds(field.annotation, float))
+        and not (_holds(field.annotation, bool) or _holds(field.annotation, Any))
+    }
+    single = tuple(name for name, kind in kinds.items() if {kind, *get_args(kind)} <= {int, float, type(None)})
+    return single, tuple(name for name in kinds if name not in single)
 
 
 def _has_truth(value: object) -> bool:

@@ -82,6 +82,20 @@ def test_a_truth_value_is_no_number(values: dict[str, Any]) -> None:
     assert f"{named}: must be a " in line(values, Model)
     assert "number, not '" in line(values, Model)
     assert line({"chip": {"peak_flops": {"bf16": True}}, "ranks": 1}, Machine).count("number, not 'true'") == 1
+    assert "stages.1: must be a whole number, not 'true'" in line({"stages": [1, True], "dp": 2}, Layout)
+    assert "shard_group: must be a whole number, not 'true'" in line({"shard_group": True, "zero": 1}, Layout)
+
+
+def test_a_varied_record_is_checked_without_what_it_holds() -> None:
+    job = Job(global_batch=64)
+    varied = job.replace(sequence=2048)
+    assert varied.precision is job.precision
+    assert varied == Job(global_batch=64, sequence=2048)
+    assert Layout(dp=8, zero=1).replace(dp=4).shards == 4  # nothing that was cached is taken along
+    with pytest.raises(ValidationError, match="sequence"):
+        job.replace(sequence=0)
+    with pytest.raises(ValidationError, match="true"):
+        job.replace(sequence=True)
 
 
 @pytest.mark.parametrize(
