@@ -39,7 +39,7 @@ class DataParallel:
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
-        self.beside = "dp" in self.job.stack.overlap and units.machine.backend == "nccl"
+        self.beside = "dp" in self.job.stack.overlap and units.machine.backend == "nccl"  # messages overlap compute
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:

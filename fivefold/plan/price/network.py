@@ -114,6 +114,7 @@ class Network:
         raise nearest(collective, list(get_args(Collective)), kind="collective")
 
     def _place(self, group: Group) -> Place:
+        """Ranks per node and nodes of a group, and the smallest far link that spans it."""
         links = self._machine.links
         local = min(group.ranks, max(1, links[0].span // group.stride))
         nodes = -(-group.ranks // local)

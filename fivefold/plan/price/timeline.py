@@ -99,17 +99,17 @@ class Durations:
         """Seconds of one action, split into compute and exposed messages."""
         stage = self.stages[task.stage]
         if task.kind == "F":
-            return self._sent(stage.forward)
+            return self._with_sends(stage.forward)
         if task.kind == "B":
-            return self._sent(stage.backward)
+            return self._with_sends(stage.backward)
         if task.kind == "BW":
-            return self._sent(stage.whole)
+            return self._with_sends(stage.whole)
         if task.kind == "W":
             return Cost(stage.weight, {})
         forward, backward = self.pass_time(task.stage, back=False), self.pass_time(task.backward_stage, back=True)
-        return self._sent(self._both(forward, backward), hops=2)
+        return self._with_sends(self._both(forward, backward), hops=2)
 
-    def _sent(self, cost: Cost, hops: int = 1) -> Cost:
+    def _with_sends(self, cost: Cost, hops: int = 1) -> Cost:
         return cost._replace(exposed={**cost.exposed, "pp": hops * self.sending}) if self.sending else cost
 
     def pass_time(self, stage: int, *, back: bool) -> PassTime:

@@ -31,7 +31,7 @@ class Bounds:
         self.micro_batches = space.micro_batches(self.partials)
         samples = [Layout(ac=ac) for ac in space.recomputations]
         self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
-        self._forms: dict[tuple[int, int], PipelineUnits] = {}
+        self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
         self.update_slope = _update_slope(planner)
 
     def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
@@ -39,32 +39,32 @@ class Bounds:
 
         ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
         """
-        form, m = self.forms(candidates), self.micro_batches[candidates.partial]
+        pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial]
         kept, above, apart = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
         rest, during, ends, gathered, _ = np.moveaxis(
             self.estimates.states(candidates) if states is None else states, 1, 0
         )
-        base, last = _over(form.held, rest), _over(form.held, ends)
-        alone = form.pp == 1
-        whole = np.where(alone & (m[:, None] == 1), 0.0, _over(form.held, during))
-        split = np.isin(form.schedule, SPLIT)
+        base, last = _over(pipe.held, rest), _over(pipe.held, ends)
+        alone = pipe.pp == 1
+        whole = np.where(alone & (m[:, None] == 1), 0.0, _over(pipe.held, during))
+        split = np.isin(pipe.schedule, SPLIT)
         above = np.where(split[:, :1], np.maximum(0.0, apart), above)
-        count, one = live_micro_batches(form, m), form.chunks == 1
-        head = np.where(one, form.least[:, :, 1] * kept[:, None, 1], 0.0)
-        least = form.least.copy()
+        count, one = live_micro_batches(pipe, m), pipe.chunks == 1
+        head = np.where(one, pipe.least[:, :, 1] * kept[:, None, 1], 0.0)
+        least = pipe.least.copy()
         least[:, :, 1] = 0
         body = count * _over(least, kept)
-        inside = np.where(form.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
+        inside = np.where(pipe.held[:, :, 2:] > 0, (above + gathered)[:, None, 2:], np.inf).min(axis=2)
         inside = np.where(np.isfinite(inside), inside, 0.0)
-        loss = np.where(form.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
+        loss = np.where(pipe.held[:, :, 1] > 0, above[:, None, 1] + head, 0.0)
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
         gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
         # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
         # first backward of each stage; else one fewer with one stage, and at least one with several.
-        deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * form.pp))
+        deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
         fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
         # No gradient is reduced before all sums are allocated, except with interleaved stages.
-        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (form.schedule != LOOP)
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (pipe.schedule != LOOP)
         sure = alone | deep | (stays & (m[:, None] > 2))
         late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
         born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
@@ -85,36 +85,36 @@ class Bounds:
         return self._seconds(candidates, self.estimates.units(candidates), self.estimates.parallel(candidates))
 
     def _seconds(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
-        form, m = self.forms(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
+        pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
         forward, backward, weight = unit[:, 0], unit[:, 1], unit[:, 2]
         talk = np.zeros((len(m), 4, unit.shape[2]))
         talk[:, :3] = unit[:, 3:6]
         fronts = unit[:, 6]
-        ends = np.zeros(form.rank.shape)
+        ends = np.zeros(pipe.rank.shape)
         if parallel is not None:
-            ends = self._ends(form, candidates, unit, parallel)
+            ends = self._ends(pipe, candidates, unit, parallel)
             ahead, behind = self._gathers(candidates, unit, parallel)
             forward, backward = forward + ahead, backward + behind
             talk[:, 3] = ahead + behind
         states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
-        update = _over(form.held, states[:, 4]) * self.update_slope
-        dual, split = np.isin(form.schedule, DUAL), np.isin(form.schedule, SPLIT)
-        share = np.where(form.schedule == DUAL[0], 0.5, 1.0) * m
-        said = np.stack([_over(form.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        update = _over(pipe.held, states[:, 4]) * self.update_slope
+        dual, split = np.isin(pipe.schedule, DUAL), np.isin(pipe.schedule, SPLIT)
+        share = np.where(pipe.schedule == DUAL[0], 0.5, 1.0) * m
+        said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         whole = forward + backward + weight
-        work, hides = _over(form.held, whole), np.array([axis in self.planner.job.stack.overlap for axis in PARTS[1:4]])
+        work, hides = _over(pipe.held, whole), np.array([axis in self.planner.job.stack.overlap for axis in PARTS[1:4]])
         # With FB a micro-batch takes at least the longer of compute and messages, of which half of both directions and
         # the smaller one are counted, to stay below. Messages of axes that do not overlap count in full.
         every = talk[:, :3][:, hides].sum(axis=1)
         least = np.minimum(fronts, every - fronts) if hides.all() else np.zeros_like(every)
         beside = said[:, :, :3][:, :, ~hides].sum(axis=2) + np.maximum(
-            work - said[:, :, :3].sum(axis=2), _over(form.held, every / 2 + least)
+            work - said[:, :, :3].sum(axis=2), _over(pipe.held, every / 2 + least)
         )
         work = np.where(dual, beside, work)
-        way = _over(form.before, forward)
+        way = _over(pipe.before, forward)
         own = way + share * work + ends + update
-        late = np.where(split, _over(form.held, weight), 0.0)  # W may run while the last backward goes to rank 0
-        back = np.where(dual, 0.0, _over(form.before, backward) + np.where(split, 0.0, _over(form.before, weight)))
+        late = np.where(split, _over(pipe.held, weight), 0.0)  # W may run while the last backward goes to rank 0
+        back = np.where(dual, 0.0, _over(pipe.before, backward) + np.where(split, 0.0, _over(pipe.before, weight)))
         there = way + share * (work - late) + back + (ends + update)[:, :1]
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
@@ -138,23 +138,23 @@ class Bounds:
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
         return np.where(stage3, gather, 0.0), np.where(stage3, back, 0.0)
 
-    def _ends(self, form: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
+    def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
         reduce = np.where(stays | (not self.estimates.each), parallel[:, 1], 0.0)
         if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces = _over(form.held, gather), _over(form.held, reduce)
+        gathers, reduces = _over(pipe.held, gather), _over(pipe.held, reduce)
         if not self.planner.timeline.beside:
             return gathers + reduces
-        first = np.take_along_axis(gather, form.start, axis=1)
-        last = np.take_along_axis(reduce, form.start, axis=1)
-        ahead, behind = _over(form.lead, unit[:, 0]), _over(form.lead, unit[:, 1] + unit[:, 2])
-        late = last + np.maximum(0.0, (reduces - last) / form.chunks - behind)
+        first = np.take_along_axis(gather, pipe.start, axis=1)
+        last = np.take_along_axis(reduce, pipe.start, axis=1)
+        ahead, behind = _over(pipe.lead, unit[:, 0]), _over(pipe.lead, unit[:, 1] + unit[:, 2])
+        late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         if self.planner.job.stack.weights != "ahead":
             return np.asarray(late + gathers)
-        return np.asarray(late + first + np.maximum(0.0, (gathers - first) / form.chunks - ahead))
+        return np.asarray(late + first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead))
 
     def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
         """Bytes and seconds of every partial layout, for every schedule, ZeRO stage and order; with ``timed`` seconds
@@ -181,21 +181,23 @@ class Bounds:
         if timed and len(at):
             alone = candidates.take(at)._replace(shape=np.zeros(len(at), np.int64))
             kernels = self.estimates.kernels(alone, limit=True)[:, :3]
-            whole = np.einsum("nu,nku->n", self.forms(alone).held[:, 0], kernels)
+            whole = np.einsum("nu,nku->n", self.pipelines(alone).held[:, 0], kernels)
             seconds[at] = m[at] * whole / s.pp[at] * SAFE
         return size, seconds
 
-    def forms(self, candidates: CandidateLayouts) -> PipelineUnits:
+    def pipelines(self, candidates: CandidateLayouts) -> PipelineUnits:
         """The candidates' pipelines, one row per candidate."""
         every = self.every[self.partials.ac[candidates.partial]]
         _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
         found = []
         for at in first:
             key = int(candidates.shape[at]), int(every[at])
-            if key not in self._forms:
+            if key not in self._pipelines:
                 shape = self.space.shapes[key[0]]
-                self._forms[key] = pipeline_units(self.planner.counts, shape, every=key[1], runs=self.estimates.runs)
-            found.append(self._forms[key])
+                self._pipelines[key] = pipeline_units(
+                    self.planner.counts, shape, every=key[1], runs=self.estimates.runs
+                )
+            found.append(self._pipelines[key])
         return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
 
 

@@ -137,6 +137,7 @@ class Estimates:
     def _per_sequence(
         self, name: str, candidates: CandidateLayouts, make: Callable[[Layout], Floats], *, limit: bool
     ) -> Floats:  # fmt: skip
+        """``_table`` of figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
         if not limit:
             return self._table(name, candidates, self._part(candidates), make)
         scale = self.partials.mbs[candidates.partial] / MANY * (1 - 1e-3)  # MANY is finite

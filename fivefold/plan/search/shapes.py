@@ -48,7 +48,7 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
         for run, times in work:
             table[stage, place[run.name, run.recomputed]] += times
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
-    held = [_held(shape, rank) for rank in range(shape.pp)]
+    held = [_stages_of_rank(shape, rank) for rank in range(shape.pp)]
     layers = [table[list(mine), 2:].sum() for mine in held]
     last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
@@ -69,7 +69,7 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     )
 
 
-def _held(shape: Shape, rank: int) -> tuple[int, ...]:
+def _stages_of_rank(shape: Shape, rank: int) -> tuple[int, ...]:
     if shape.schedule in ("zbv", "dualpipev"):
         return rank, 2 * shape.pp - 1 - rank
     if shape.schedule == "dualpipe":
@@ -77,12 +77,12 @@ def _held(shape: Shape, rank: int) -> tuple[int, ...]:
     return tuple(range(rank, shape.pp * shape.v, shape.pp))
 
 
-def live_micro_batches(form: PipelineUnits, m: Ints) -> NDArray[np.float64]:
+def live_micro_batches(pipe: PipelineUnits, m: Ints) -> NDArray[np.float64]:
     """Most live micro-batches of a rank, times stages, [n, 3]: those whose forward ran before its first backward ends.
 
     The counts are those of ``layout/schedule``; ``m``: micro-batches of a step.
     """
-    rank, pp, v, m = form.rank, form.pp, form.v, m[:, None]
+    rank, pp, v, m = pipe.rank, pipe.pp, pipe.v, m[:, None]
     groups = np.maximum(1, m // pp)
     size = m // groups + (m % groups > 0)
     ahead = (v - 1) * size + 2 * (pp - rank - 1) + 1
@@ -96,5 +96,5 @@ def live_micro_batches(form: PipelineUnits, m: Ints) -> NDArray[np.float64]:
         "dualpipe": pp + 0 * m,  # on every rank
         "dualpipev": 2 * pp + 0 * m,
     }
-    found = np.select([form.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))
+    found = np.select([pipe.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))
     return np.where(pp == 1, 1, found).astype(float)

@@ -76,6 +76,7 @@ def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
 
 
 def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+    """Bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
     part, stages = part_of(layout), counts.stage_runs(layout)

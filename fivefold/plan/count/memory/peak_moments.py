@@ -47,16 +47,16 @@ class PeakFinder:
         job, model, part = counts.job, counts.model, part_of(layout)
         self.counts, self.stages, self.policy = counts, stages, policy(layout)
         self.stream = counts.local(part).stream_bytes
-        # ids and targets of the rank's own tokens, copied under cp
-        self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0
+        self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
         # Gradients that matmuls accumulate are one buffer, allocated from the start.
         self.lasting = job.stack.weight_gradients != "apart" and self.policy.gradients_stay
+        # All weight gradients of a backward live until its end, and only then are added to the sums.
         self.late = job.stack.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
         self.offloads = "activations" in job.offload
         self.each = job.stack.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced after every backward
-        # Experts' gradients are reduced in the middle of their block's backward, after the last of them.
-        self.midway = not self.each and job.stack.linears == "fanned"
-        self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"
+        self.midway = not self.each and job.stack.linears == "fanned"  # experts reduced within their block's backward
+        self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
+        # A unit's sums live until the next unit's are reduced.
         self.lags = "dp" in job.stack.overlap and not self.policy.gradients_stay and not self.each
         # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
         # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
@@ -64,7 +64,7 @@ class PeakFinder:
         self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
         self.table = counts.states(layout, "embed") if self.tied else UnitStates()
         recipe = job.precision
-        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes
+        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
         waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
         self.waiting = waiting if self.tied and not self.adds else 0
 

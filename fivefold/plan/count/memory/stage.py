@@ -98,6 +98,7 @@ def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
 
 
 def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
+    """Live bytes and states of one unit of a run."""
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense = counts.parts(layout, run.name), state.sums
     experts = parts[-1].sums if isinstance(run.name, Kind) and run.name.moe else 0
