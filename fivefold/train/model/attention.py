@@ -114,7 +114,7 @@ class LatentAttention(_Attention):
         assert mla is not None
         super().__init__(scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
         self.mla = mla
-        self.share: Callable[[Tensor], Tensor] = _as_is
+        self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False
         wide = model.heads * (mla.nope_dim + mla.rope_dim)
         if mla.q_rank is None:
@@ -135,7 +135,7 @@ class LatentAttention(_Attention):
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
         if self.bare:
-            return self._bare(q, latent, key, cos_TH, sin_TH)
+            return self._absorbed_heads(q, latent, key, cos_TH, sin_TH)
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
@@ -143,7 +143,7 @@ class LatentAttention(_Attention):
         k = self.run("rope.k", _rotate_shared, k, key, cos_TH, sin_TH)
         return q, k, v
 
-    def _bare(
+    def _absorbed_heads(
         self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """As ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
@@ -165,7 +165,7 @@ class LatentAttention(_Attention):
         return q, kv
 
 
-def _as_is(rows: Tensor) -> Tensor:
+def _identity(rows: Tensor) -> Tensor:
     return rows
 
 
@@ -218,11 +218,11 @@ def frequencies(model: Model) -> list[float]:
     plain = [model.rope_theta ** -(index / dim) for index in range(0, dim, 2)]
     if scaling is None:
         return plain
-    shares = _unscaled(scaling, model=model, plain=plain)
+    shares = _unscaled_shares(scaling, model=model, plain=plain)
     return [share * own + (1 - share) * own / scaling.factor for share, own in zip(shares, plain, strict=True)]
 
 
-def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
+def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
     """Weight from 0 to 1 of each pair's unscaled frequency in the mix; 1 for pairs that turn fast (llama3, YaRN)."""
     if scaling.kind == "linear":
         return [0.0 for _ in plain]
@@ -234,8 +234,8 @@ def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list
         raise Mistake(f"model {model.name!r}: rope scaling {kind!r} needs {lacks}; give it in rope_scaling")
     if kind == "llama3":
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        return [_within((length * own / (2 * pi) - low) / (high - low)) for own in plain]
-    # YaRN (arXiv:2309.00071) §3.2: linear in the pair between those that turn beta_fast and beta_slow times
+        return [_clamp((length * own / (2 * pi) - low) / (high - low)) for own in plain]
+    # YaRN (arXiv:2309.00071) §3.2: a linear ramp between the pairs that rotate beta_fast and beta_slow times
     first, last = (
         model.rope_dim * log(length / (turns * 2 * pi)) / (2 * log(model.rope_theta))
         for turns in (scaling.beta_fast, scaling.beta_slow)
@@ -244,9 +244,9 @@ def _unscaled(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, model.rope_dim - 1)
     span = last - first or 1e-3  # negative where both lie beyond the last pair: every pair is scaled
-    return [1 - _within((pair - first) / span) for pair in range(len(plain))]
+    return [1 - _clamp((pair - first) / span) for pair in range(len(plain))]
 
 
-def _within(share: float) -> float:
+def _clamp(share: float) -> float:
     """Clamp to 0 … 1."""
     return min(max(share, 0.0), 1.0)

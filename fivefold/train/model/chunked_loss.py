@@ -31,6 +31,8 @@ def chunked_loss(h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss:
 
 
 class _Chunked(torch.autograd.Function):
+    """Forward saves h; without gradients it computes the loss. Backward computes loss, dh, dW and db by chunks."""
+
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, _weight: Tensor, targets: Tensor, out: Linear, scale: float, loss: Nats
@@ -72,4 +74,5 @@ class _Chunked(torch.autograd.Function):
 
 
 def _chunks(rows: Tensor) -> list[slice]:
+    """Slices of ``LOSS_CHUNK_ROWS`` rows; the last may be shorter."""
     return [slice(start, start + LOSS_CHUNK_ROWS) for start in range(0, len(rows), LOSS_CHUNK_ROWS)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.train.model.linear import WgradStore, Work, accumulate_grad
 
-ALIGNED_BYTES = 16  # of rows and columns, as grouped_mm wants them
+ALIGNED_BYTES = 16  # grouped_mm takes rows and offsets that are multiples of so many bytes
 Ends = Callable[[Tensor, int], list[int]]
 
 
@@ -84,12 +84,12 @@ class Experts(nn.Module):
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Rows [n, D] in order of expert, whose groups end at ``offsets`` [E] → gate and up, each [n, F]."""
-        outs = _products(x, offsets, self, ("gate", "up"))
+        outs = _grouped_linears(x, offsets, self, ("gate", "up"))
         return tuple(self._biased(y, name, offsets) for y, name in zip(outs, ("gate", "up"), strict=True))
 
     def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
         """``down`` of activations [n, F] → [n, D]; they are multiplied by routing weights ``share`` [n] already."""
-        (y,) = _products(m, offsets, self, ("down",))
+        (y,) = _grouped_linears(m, offsets, self, ("down",))
         return self._biased(y, "down", offsets, share)
 
     def _biased(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
@@ -119,7 +119,9 @@ class _WeightedSwiglu(torch.autograd.Function):
         return torch.ops.aten.silu_backward(weighted.mul_(up), gate), up_gradient, share_gradient
 
 
-class _Products(torch.autograd.Function):
+class _GroupedLinears(torch.autograd.Function):
+    """Grouped linear layers ``names`` on rows x [n, in]; the backward accumulates dW itself, so autograd sees none."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]
@@ -139,18 +141,23 @@ class _Products(torch.autograd.Function):
         for name, gradient in zip(ctx.names, outer, strict=True):
             total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
         for name, gradient in zip(ctx.names, outer, strict=True):
-            work = partial(experts.wgrad_store.run_or_defer, partial(_weight, experts, name, x, gradient, offsets))
+            work = partial(
+                experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, x, gradient, offsets)
+            )
             work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
         return total, None, None, None, None
 
 
-def _weight(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
+def _accumulate_wgrad(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
+    """Compute dW [E, out, in] of the weight ``name`` and accumulate it."""
     gemms = experts.gemms
     summed = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
     accumulate_grad(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
 
 
 class _AddBias(torch.autograd.Function):
+    """Adds in place to rows y [n, out] their expert's bias, times the routing weight ``share`` [n] if given."""
+
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts
@@ -160,14 +167,14 @@ class _AddBias(torch.autograd.Function):
         ctx.mark_dirty(y)
         if not ctx.adds:
             return y
-        added = bias.index_select(0, _groups(y, offsets))
+        added = bias.index_select(0, _expert_of_rows(y, offsets))
         return y.add_(added) if share is None else y.addcmul_(added, share[:, None].to(y.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         share, offsets = ctx.saved_tensors
         bias: Tensor = ctx.bias
-        groups = _groups(gradient, offsets)
+        groups = _expert_of_rows(gradient, offsets)
         rows, share_gradient = gradient, None
         if share is not None:
             rows = gradient * share[:, None].to(gradient.dtype)
@@ -177,7 +184,7 @@ class _AddBias(torch.autograd.Function):
         return gradient, share_gradient, None, None, None
 
 
-def _groups(rows: Tensor, offsets: Tensor) -> Tensor:
+def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
     """Expert number of each row [n]."""
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
@@ -214,9 +221,9 @@ def _slices(ends: list[int]) -> list[slice]:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _products(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
-    found: tuple[Tensor, ...] = _Products.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -55,18 +55,20 @@ def flash_attention(
             enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
         )  # fmt: skip
         return out_BNTH.transpose(1, 2)
-    out: Tensor = _local(q_BTNH, k_BTKH, v_BTKH, scale, documents_BT)
+    out: Tensor = _flash(q_BTNH, k_BTKH, v_BTKH, scale, documents_BT)
     return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _local(q: Tensor, k: Tensor, v: Tensor, scale: float | None, documents_BT: Tensor | None) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float | None, documents_BT: Tensor | None) -> Tensor:
     spans = None if documents_BT is None else within(documents_BT)
-    out: Tensor = _Local.apply(q, k, v, scale, spans)  # type: ignore[no-untyped-call]
+    out: Tensor = _FlashAttention.apply(q, k, v, scale, spans)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Local(torch.autograd.Function):
+class _FlashAttention(torch.autograd.Function):
+    """Causal attention on whole sequences, within ``spans`` if given; saves q, k, v, out and lse."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None, spans: Spans | None) -> Tensor:
         ctx.scale, ctx.spans = scale, spans
@@ -139,6 +141,7 @@ def attend_backward(
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """torch's flash kernel: out [B, T, N, H of v] and lse [B, T, N]."""
     dim, scale = _kernel_dim(q, v), q.shape[-1] ** -0.5 if scale is None else scale
     qkv = [_heads(x, dim) for x in (q, k, v)]
     if q.is_cuda:
@@ -151,6 +154,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | No
 def _backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The backward of torch's flash kernel: dq, dk, dv."""
     dim, scale = _kernel_dim(q, v), q.shape[-1] ** -0.5 if scale is None else scale
     inputs = [_heads(x, dim) for x in (gradient, q, k, v, out)]
     if q.is_cuda:

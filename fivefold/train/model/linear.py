@@ -163,6 +163,8 @@ def recomputing() -> Iterator[None]:
 
 
 class _FusedLinears(torch.autograd.Function):
+    """Linear layers on one input. ``_weight``: makes autograd call the backward, which accumulates dW and db itself."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, _weight: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
         ctx.linears, ctx.entered = linears, _recomputing.get()
@@ -198,12 +200,14 @@ class _FusedLinears(torch.autograd.Function):
         entered = hooks.begin_enter_backward(total)
         del total
         outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
-        wgrad_store.run_or_defer(lambda: _weights(linears, again, inner=left, outer=outer))
+        wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer))
         return entered(), None, None
 
 
 @torch.no_grad()
-def _weights(linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None]) -> None:
+def _accumulate_grads(
+    linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None]
+) -> None:
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
     ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: of the layers' outputs, for

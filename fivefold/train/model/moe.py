@@ -80,7 +80,7 @@ class Moe(nn.Module):
         self.moe = model.moe
         self.run: Run = direct
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
-        self.scale: float | None = None  # of the auxiliary loss: 1 / tokens of a step, as of the token loss
+        self.scale: float | None = None  # factor of the auxiliary loss, set by the engine: 1 / tokens of a step
         self.router = Router(model)
         self.experts = Experts(model)
         ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
@@ -91,9 +91,9 @@ class Moe(nn.Module):
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, D] → [R, D]."""
         logits = self.run("moe.router", self.router, x_RD)
-        weights, chosen = self.run("moe.topk", self._pick, logits)
-        permutation, plan = self._planned(chosen)
-        routed, share = self.run("moe.dispatch", _copied, x_RD, weights, permutation)
+        weights, chosen = self.run("moe.topk", self._choose_experts, logits)
+        permutation, plan = self._plan_dispatch(chosen)
+        routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation)
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         beside = None if self.shared is None else self.shared(x_RD)
@@ -106,24 +106,24 @@ class Moe(nn.Module):
         made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
         made = self.run("moe.return", self.dispatcher.combine, made, plan)
-        out_RD: Tensor = self.run("moe.combine", _summed, made, permutation)
+        out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation)
         return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""
         self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
 
-    def _pick(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _choose_experts(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [R, E] → routing weights and expert numbers [R, k]; ``chosen``: use these experts instead of top-k."""
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
         if chosen is None:
             with torch.no_grad():
                 chosen = routing.choose_experts(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
-        return routing.routing_weights(_balanced(scores, chosen, self), chosen, moe=self.moe), chosen
+        return routing.routing_weights(_with_balance(scores, chosen, self), chosen, moe=self.moe), chosen
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def _planned(self, chosen: Tensor) -> tuple[Permutation, Any]:
+    def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Permutation and dispatch plan; made once per forward and reused where operations are recomputed."""
         kept = routing.within_capacity(chosen, self.sequences, moe=self.moe)
         permutation = routing.permutation(chosen, kept, experts=self.moe.experts)
@@ -154,6 +154,8 @@ class _Balance(torch.autograd.Function):
 
 
 class _Route(torch.autograd.Function):
+    """The router's linear layer in fp32; the backward accumulates its dW itself, at once or deferred."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, _weight: Tensor, router: Router) -> Tensor:
         ctx.router = router
@@ -164,11 +166,11 @@ class _Route(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
         x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
-        router.wgrad_store.run_or_defer(lambda: _router_weights(router, x, gradient))
+        router.wgrad_store.run_or_defer(lambda: _accumulate_router_grads(router, x, gradient))
         return (gradient @ router.weight.float()).to(x.dtype), None, None
 
 
-def _router_weights(router: Router, x: Tensor, gradient: Tensor) -> None:
+def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> None:
     if router.bias is not None:
         accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
     accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
@@ -184,21 +186,21 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _bag(gradient, ctx.permutation), None
+        return _sum_by_row(gradient, ctx.permutation), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, permutation: Permutation) -> Tensor:
         ctx.permutation = permutation
-        return _bag(made, permutation)
+        return _sum_by_row(made, permutation)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.index_select(0, ctx.permutation.tokens), None
 
 
-def _bag(copies: Tensor, permutation: Permutation) -> Tensor:
+def _sum_by_row(copies: Tensor, permutation: Permutation) -> Tensor:
     """Sum the copies [n, D] of each row → [R, D], in one pass and in a fixed order, so deterministically."""
     return F.embedding_bag(permutation.places, copies, permutation.starts, mode="sum")
 
@@ -210,17 +212,18 @@ def _route(x: Tensor, router: Router) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _balanced(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
+def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
     found: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
     return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _copied(x: Tensor, weights: Tensor, permutation: Permutation) -> tuple[Tensor, Tensor]:
+def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation) -> tuple[Tensor, Tensor]:
+    """Rows [R, D] and routing weights [R, k] → copies [n, D] and their weights [n], in order of expert."""
     return _Copy.apply(x, permutation), weights.flatten().index_select(0, permutation.order)  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _summed(made: Tensor, permutation: Permutation) -> Tensor:
+def _combine_copies(made: Tensor, permutation: Permutation) -> Tensor:
     found: Tensor = _Sum.apply(made, permutation)  # type: ignore[no-untyped-call]
     return found

@@ -81,14 +81,14 @@ def _cast(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Data and scale as one custom op, so that the dry run counts only its outputs, as of a fused GPU kernel."""
     top = torch.finfo(dtype).max
-    largest = _largest(x, rows, columns) if amax is None else amax
+    largest = _amax(x, rows, columns) if amax is None else amax
     factor = (top / largest.double().clamp(min=LEAST)).float()
     if powers:
         factor = factor.log2().floor_().exp2_()
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     source, target = _rows(x), _rows(data)
     for part in _row_chunks(source):
-        wide = source[..., part, :] * _spread(factor, source.shape, part)
+        wide = source[..., part, :] * _broadcast_scale(factor, source.shape, part)
         target[..., part, :] = wide.clamp_(-top, top).to(dtype)
     return data, factor.reciprocal()
 
@@ -98,15 +98,16 @@ def _(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
-    return data, torch.empty(_scales(x, rows, columns) if amax is None else amax.shape, device=x.device)
+    return data, torch.empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, device=x.device)
 
 
 @torch.library.custom_op("fivefold::widen", mutates_args=())
 def _widen(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``widen`` as one custom op."""
     out = torch.empty(data.shape, dtype=dtype, device=data.device)
     source, target = _rows(data), _rows(out)
     for part in _row_chunks(source):
-        target[..., part, :] = source[..., part, :].float().mul_(_spread(scale, source.shape, part)).to(dtype)
+        target[..., part, :] = source[..., part, :].float().mul_(_broadcast_scale(scale, source.shape, part)).to(dtype)
     return out
 
 
@@ -117,8 +118,9 @@ def _(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("fivefold::scale_", mutates_args=("x",))
 def _scale_(x: Tensor, scale: Tensor) -> None:
+    """``scale_`` as one custom op."""
     for part in _row_chunks(x):
-        x[..., part, :].mul_(_spread(scale, x.shape, part))
+        x[..., part, :].mul_(_broadcast_scale(scale, x.shape, part))
 
 
 @_scale_.register_fake
@@ -126,7 +128,7 @@ def _(x: Tensor, scale: Tensor) -> None:
     pass
 
 
-def _scales(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
+def _scale_shape(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
     """Shape of the scales of ``x`` with ``rows`` x ``columns`` elements each."""
     if rows == ONE:
         return ()
@@ -134,10 +136,10 @@ def _scales(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:
     return (*x.shape[:-2], *(ceil_div(size, few) if few else 1 for size, few in parts))
 
 
-def _largest(x: Tensor, rows: int, columns: int) -> Tensor:
+def _amax(x: Tensor, rows: int, columns: int) -> Tensor:
     """Max |x| of each ``rows`` x ``columns`` part, in fp32."""
     if x.numel() == 0:
-        return x.new_zeros(_scales(x, rows, columns), dtype=torch.float32)
+        return x.new_zeros(_scale_shape(x, rows, columns), dtype=torch.float32)
     if rows == ONE:
         return vector_norm(x, torch.inf, dtype=torch.float32)  # type: ignore[no-any-return]
     if columns == ALL:
@@ -148,7 +150,7 @@ def _largest(x: Tensor, rows: int, columns: int) -> Tensor:
     return vector_norm(parts, torch.inf, dim=(-3, -1), dtype=torch.float32)  # type: ignore[no-any-return]
 
 
-def _spread(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
+def _broadcast_scale(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:
     """Scales for the rows ``part`` of a tensor of ``shape``, in a shape that broadcasts to them."""
     if scale.dim() < 2:
         return scale.view(-1)  # with a dim, so that type promotion widens the product to fp32

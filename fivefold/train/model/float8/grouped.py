@@ -72,7 +72,7 @@ def scaled_by_group(
 ) -> Tensor:  # fmt: skip
     """fp8 rows [n, K] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
-    for expert, rows in enumerate(_groups(offsets)):
+    for expert, rows in enumerate(_row_slices(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale)
         out[rows] = emulated(left, Cast(weights[expert], scales[expert]))
     return out
@@ -88,9 +88,9 @@ def _(
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
 def cast_groups(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Tensor, Tensor]:
     """Cast ``x`` [n, C] → data [C, n]; one scale per column and group, or (``tiled``) per 128 rows of the group."""
-    data, scale = _room(x, offsets, tiled)
+    data, scale = _empty_cast(x, offsets, tiled)
     scale.fill_(1)
-    for rows, places in zip(_groups(offsets), _places(offsets, tiled), strict=True):
+    for rows, places in zip(_row_slices(offsets), _scale_slices(offsets, tiled), strict=True):
         if rows.start < rows.stop:
             turned = x[rows].t()
             data[:, rows], scale[:, places] = by_tile(turned, powers=powers) if tiled else by_row(turned, powers=True)
@@ -99,7 +99,7 @@ def cast_groups(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -
 
 @cast_groups.register_fake
 def _(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Tensor, Tensor]:
-    return _room(x, offsets, tiled)
+    return _empty_cast(x, offsets, tiled)
 
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())
@@ -109,7 +109,7 @@ def scaled_sums(
     """fp8 ``a`` [M, n] times ``b`` [N, n] transposed, summed by group → [E, M, N]; 0 for a group without rows."""
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
     tiled = bool(a_scale.dim()) and a_scale.shape[1] != offsets.shape[0]
-    for group, rows, places in zip(out, _groups(offsets), _places(offsets, tiled), strict=True):
+    for group, rows, places in zip(out, _row_slices(offsets), _scale_slices(offsets, tiled), strict=True):
         if rows.start < rows.stop:
             left, right = (
                 Cast(data[:, rows], scale[:, places] if scale.dim() else scale)
@@ -126,22 +126,22 @@ def _(
     return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
-def _room(x: Tensor, offsets: Tensor, tiled: bool) -> tuple[Tensor, Tensor]:
+def _empty_cast(x: Tensor, offsets: Tensor, tiled: bool) -> tuple[Tensor, Tensor]:
     """Empty data [C, n] and scales of ``cast_groups``; tiled scales have room for the most tiles there can be."""
     scales = x.shape[0] // TILE + offsets.shape[0] + 1 if tiled else offsets.shape[0]
     data = torch.empty(x.shape[1], x.shape[0], dtype=torch.float8_e4m3fn, device=x.device)
     return data, torch.empty(x.shape[1], scales, device=x.device)
 
 
-def _groups(offsets: Tensor) -> list[slice]:
+def _row_slices(offsets: Tensor) -> list[slice]:
     """Slice of rows of each group. Synchronises host and device."""
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
-def _places(offsets: Tensor, tiled: bool) -> Iterator[slice]:
+def _scale_slices(offsets: Tensor, tiled: bool) -> Iterator[slice]:
     """Slice of each group's columns in the scales of ``cast_groups``."""
     start = 0
-    for rows in _groups(offsets):
+    for rows in _row_slices(offsets):
         end = start + (ceil_div(rows.stop - rows.start, TILE) if tiled else 1)
         yield slice(start, end)
         start = end
