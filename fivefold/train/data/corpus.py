@@ -68,7 +68,7 @@ def list_files(corpus: str) -> list[File]:
         raise Mistake(f"{corpus}: no such file or folder; the corpus is {STDLIB!r} or a path")
     files = [_file(path, root) for path in paths if path.suffix in SUFFIXES]
     if not files:
-        raise Mistake(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_endings(paths)}")
+        raise Mistake(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_count_suffixes(paths)}")
     if not any(file.size_bytes for file in files):
         raise Mistake(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes")
     return files
@@ -101,7 +101,7 @@ def _is_utf8(path: Path) -> bool:
     return True
 
 
-def _endings(paths: list[Path]) -> str:
+def _count_suffixes(paths: list[Path]) -> str:
     if not paths:
         return "it holds no files"
     counts = Counter(path.suffix or "no ending" for path in paths).most_common(3)
@@ -156,12 +156,12 @@ def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]
 def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
     with piece.path.open("rb") as file:
         limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
-        start, stop = _cut(file, piece.start, limit), _cut(file, piece.stop, limit)
+        start, stop = _document_end(file, piece.start, limit), _document_end(file, piece.stop, limit)
         file.seek(start)
         return start, file.read(stop - start)
 
 
-def _cut(file: BinaryIO, offset: int, limit: int) -> int:
+def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
     """End of the line at ``offset``; if it is ``limit`` bytes away or more, the start of the next UTF-8 character."""
     if offset == 0:
         return 0

@@ -128,6 +128,7 @@ def _loaded(path: Path, fingerprint: str) -> Tokenizer:
 
 
 def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
+    """Read, clean, tokenize and split the documents of one unit; runs in a worker."""
     tokenizer = _loaded(rule.tokenizer, rule.fingerprint)
     end = np.array([tokenizer.end], rule.dtype)
     nul_bytes, lowest = 0, TEXT_HASHES

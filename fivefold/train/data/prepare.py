@@ -70,7 +70,7 @@ def prepare(
     directory = directory.absolute()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(directory.parent):
+        with _locked(directory.parent):
             return _reuse(plan, directory) or _publish(plan, directory, workers=workers, progress=progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -129,7 +129,7 @@ class _Plan:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold an exclusive flock on ``folder``: one ``prepare`` at a time works in it; freed if the process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -151,7 +151,7 @@ def _reuse(plan: _Plan, directory: Path) -> Index | None:
 
 def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Progress) -> Index:
     """Write the shards to a hidden folder, sync it, and rename it to ``directory``."""
-    _refuse_strangers(directory)
+    _check_replaceable(directory)
     partial, old = (directory.with_name(f".{directory.name}.{word}") for word in ("partial", "old"))
     for leftover in (partial, old):  # of a run that was killed
         shutil.rmtree(leftover, ignore_errors=True)
@@ -170,7 +170,7 @@ def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Pro
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _refuse_strangers(directory: Path) -> None:
+def _check_replaceable(directory: Path) -> None:
     """Raise a ``Mistake`` if ``directory`` is a file, or a folder with anything but shards and their index."""
     if not directory.exists():
         return
@@ -184,6 +184,7 @@ def _refuse_strangers(directory: Path) -> None:
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
+    """Make the tokenizer and write tokenizer, shards and index into ``folder``."""
     bound = round(plan.holdout * TEXT_HASHES)
     tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
@@ -204,6 +205,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
 
 
 def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
+    """The documents that are not held out, to train the tokenizer on."""
     done = 0
     for text in read_documents(plan.files, key=plan.key):
         progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)

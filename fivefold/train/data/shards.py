@@ -142,6 +142,7 @@ def _map(path: Path, dtype: str, tokens: int) -> Tokens:
 
 
 def _check_size(path: Path, expected: int) -> None:
+    """Raise a ``Mistake`` unless ``path`` is a file of ``expected`` bytes."""
     try:
         actual = path.stat().st_size
     except OSError as error:

@@ -250,8 +250,8 @@ def test_a_folder_that_cannot_be_written(texts: Path) -> None:
 SLOW = """
 import sys, time
 from pathlib import Path
-from fivefold.train import encode
-from fivefold.train.prepare import prepare
+from fivefold.train.data import encode
+from fivefold.train.data.prepare import prepare
 
 def progress(what, done, total):
     print(what, flush=True)
