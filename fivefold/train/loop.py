@@ -268,6 +268,7 @@ class Loop:
         return checkpoint.load(path, built=self.built, model=self.model, job=self.job, index=self.shards.index)
 
     def _save(self, step: int) -> None:
+        """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
         self.watchdog.at(step, "a save")
         facts = self.guard.facts() | checkpoint.origin(self.shards.index)
         progress = checkpoint.Progress(

@@ -147,7 +147,7 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
         while (result := processes.wait(timeout=0.2, period=0.05)) is None:
             if asked and not passed:
                 passed = True
-                _send(asked[0], processes.pids().values())
+                _forward_signal(asked[0], processes.pids().values())
         for number, handler in former.items():
             signal.signal(number, handler)
     logging.disable(logging.NOTSET)
@@ -155,7 +155,7 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
         print(end="\x1b[?25h", file=sys.stderr)  # show the cursor, which a killed progress bar may have hidden
     if result.failures:
         name = signal.Signals(asked[0]).name if asked else ""
-        _conclude(list(result.failures.values()), asked=name, folder=folder)
+        _raise_first_cause(list(result.failures.values()), asked=name, folder=folder)
 
 
 def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
@@ -167,13 +167,14 @@ def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _send(number: int, pids: Iterable[int]) -> None:
+def _forward_signal(number: int, pids: Iterable[int]) -> None:
+    """Send signal ``number`` to those of ``pids`` that still run."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _conclude(failures: list[Any], *, asked: str, folder: Path) -> None:
+def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None:
     """Raise for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error by time.
 
     Errors of the others, such as a peer that does not answer or the SIGTERM that ends them, follow from it.

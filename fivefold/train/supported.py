@@ -47,6 +47,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _check_model(layout: Layout, model: Model) -> None:
+    """Raise a ``Mistake`` for a model with an operation, or a cut of one, that the trainer does not have."""
     plain = Model(
         name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
         head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,

@@ -35,7 +35,7 @@ def samples(
     ends = frozenset([tokenizer.end]) if ends is None else ends
     read = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     drawn: list[list[int]] = [[] for _ in prompts]
-    heard, counts = ["" for _ in prompts], [0 for _ in prompts]
+    emitted, counts = ["" for _ in prompts], [0 for _ in prompts]
     steps = generate(
         module, [ids or [tokenizer.end] for ids in read], tokens=tokens, window=window, vocab=tokenizer.vocab,
         ends=ends, sampling=sampling,
@@ -51,13 +51,13 @@ def samples(
             drawn[number].append(token)
             text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
             if not text.endswith(CUT):
-                on_text(number, text[len(heard[number]) :])
-                heard[number] = text
+                on_text(number, text[len(emitted[number]) :])
+                emitted[number] = text
     found = []
     for number, prompt in enumerate(prompts):
         text = tokenizer.decode(read[number] + drawn[number])[len(starts[number]) :]
-        if text != heard[number]:
-            on_text(number, text[len(heard[number]) :])
+        if text != emitted[number]:
+            on_text(number, text[len(emitted[number]) :])
         ended = counts[number] > len(drawn[number])
         found.append(Sample(prompt=prompt, text=text, tokens=len(drawn[number]), ended=ended))
     return found

@@ -99,6 +99,7 @@ class Source:
 
 @torch.no_grad()
 def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    """Fill weights by name and routing biases by layer from a Hugging Face folder."""
     for name, whole in found.items():
         for box in _boxes(tuple(whole.shape), apart=folder.parts[name][0].expert is not None):
             whole[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
@@ -116,6 +117,7 @@ def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
 
 
 def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+    """Fill weights by name and routing biases by layer from a checkpoint; ``Fault`` if it cannot be read."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
         f"weights/{name}": BoxTensor(tuple(whole.shape), _boxes(tuple(whole.shape), apart=False), whole)

@@ -118,6 +118,7 @@ class Meter(TorchDispatchMode):
         self._sizes[storage._cdata] = storage.nbytes()
 
     def _count_message(self, func: Any, args: Any) -> None:
+        """Count a c10d operation: one message, and the bytes that this rank sends in it."""
         collective, full = COLLECTIVES[func]
         group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
         payload = sum(tensor.nbytes for tensor in tensors(args[full]))

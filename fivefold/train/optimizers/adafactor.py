@@ -70,7 +70,7 @@ class _Moments:
         self.experts = shard.shape[0] if cut.stacked else 1
         whole = weight.shape[1:] if cut.stacked else weight.shape
         self.numel, self.factored = prod(whole), len(whole) == 2
-        each = shard.shape.numel() // shard.columns // self.experts  # rows of one expert here
+        each = shard.shape.numel() // shard.columns // self.experts  # rows of one expert on this tp rank
         last = shard.first_row + shard.rows
         self.experts_rows = [
             (expert, slice(max(shard.first_row, expert * each) - shard.first_row,

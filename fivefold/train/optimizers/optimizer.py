@@ -51,6 +51,7 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
 
 
 def _adamw(shards: list[Shard], rates: dict[str, Rates], job: Job) -> torch.optim.Optimizer:
+    """torch's fused AdamW if its moments may have the weights' dtype, else ours with fp32 moments."""
     settings, rate = job.optimizer, job.learning_rate.peak
     groups = _groups(shards, rates, rate)
     if job.precision.updated_bytes != job.precision.moments_bytes[0]:
