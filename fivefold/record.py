@@ -43,20 +43,22 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _true_is_no_number(cls, values: object) -> object:
+    def _refuse_booleans_for_numbers(cls, values: object) -> object:
         """Refuse a boolean for a number: spell it as a word, as pydantic would take ``layers = true`` for 1."""
         if not isinstance(values, dict):
             return values
-        single, several = _numbers(cls)  # a search makes many records: all plain is seen at a glance
+        single, several = _numbers(cls)  # quick for plain values: a search makes many records
         suspects = several if PLAIN.issuperset(map(type, map(values.get, single))) else (*single, *several)
-        truths = {key: _spelled(values[key]) for key in suspects if key in values and _has_truth(values[key])}
+        truths = {
+            key: _booleans_as_words(values[key]) for key in suspects if key in values and _has_boolean(values[key])
+        }
         return {**values, **truths} if truths else values
 
     def replace(self, **changes: Any) -> Self:
-        """A checked copy with some fields changed; records within it are checked already."""
+        """Return a validated copy with some fields changed; nested records are not validated again."""
         kind = type(self)
-        kept = self.__dict__  # with what is cached
-        return kind.model_validate({name: kept[name] for name in kind.__pydantic_fields__} | changes)
+        own = self.__dict__  # fields and cached properties
+        return kind.model_validate({name: own[name] for name in kind.__pydantic_fields__} | changes)
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str) -> Self:
@@ -94,7 +96,7 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
     """All of pydantic's errors in one line, in our words; suggests the nearest field for an unknown key."""
     found = error.errors()
     said = list(dict.fromkeys(_explained(each, record) for each in found if each["type"] != "missing"))
-    missing = [_place(each, record) for each in found if each["type"] == "missing"]
+    missing = [_field_path(each, record) for each in found if each["type"] == "missing"]
     if len(missing) > 1:
         said.insert(0, f"missing: {', '.join(missing)}")
     elif missing:
@@ -118,14 +120,14 @@ def reworded(line: str) -> str:
     return line
 
 
-def _place(error: ErrorDetails, record: type[BaseModel]) -> str:
+def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
     """Path of the field with an error, as a user writes it: without the names of inlined records."""
     return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
 
 
 def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
     """One error of pydantic in our words, with its field."""
-    place = _place(error, record)
+    place = _field_path(error, record)
     if error["type"] == "extra_forbidden":
         close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
         return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}"
@@ -138,35 +140,35 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
 
 @lru_cache
 def _numbers(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a record that hold a number, or several, and no truth values."""
+    """Names of the fields that hold one number, and of those that hold several; none of them holds a boolean."""
     kinds = {
         name: field.annotation
         for name, field in record.model_fields.items()
-        if (_holds(field.annotation, int) or _holds(field.annotation, float))
-        and not (_holds(field.annotation, bool) or _holds(field.annotation, Any))
+        if (_contains_type(field.annotation, int) or _contains_type(field.annotation, float))
+        and not (_contains_type(field.annotation, bool) or _contains_type(field.annotation, Any))
     }
     single = tuple(name for name, kind in kinds.items() if {kind, *get_args(kind)} <= {int, float, type(None)})
     return single, tuple(name for name in kinds if name not in single)
 
 
-def _has_truth(value: object) -> bool:
+def _has_boolean(value: object) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_has_truth, value))
-    return value is True or value is False or (isinstance(value, Mapping) and any(map(_has_truth, value.values())))
+        return any(map(_has_boolean, value))
+    return value is True or value is False or (isinstance(value, Mapping) and any(map(_has_boolean, value.values())))
 
 
-def _spelled(value: object) -> object:
+def _booleans_as_words(value: object) -> object:
     """Replace booleans, also nested ones, by the words ``true`` and ``false``."""
     if isinstance(value, list | tuple):
-        return [_spelled(each) for each in value]
+        return [_booleans_as_words(each) for each in value]
     if isinstance(value, Mapping):
-        return {key: _spelled(each) for key, each in value.items()}
+        return {key: _booleans_as_words(each) for key, each in value.items()}
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _holds(annotation: Any, kind: Any) -> bool:
+def _contains_type(annotation: Any, kind: Any) -> bool:
     """Whether a field's type is ``kind`` or contains it."""
-    return annotation is kind or any(_holds(part, kind) for part in get_args(annotation))
+    return annotation is kind or any(_contains_type(part, kind) for part in get_args(annotation))
 
 
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:

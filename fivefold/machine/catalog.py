@@ -200,13 +200,13 @@ def _read(path: Path) -> Machine:
     if chip not in ROWS:
         raise Mistake(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
     known = resolve(str(base), local=path).model_dump() | {"name": path.stem}
-    return Machine.read(_over(known, values), origin=str(path))
+    return Machine.read(_merged(known, values), origin=str(path))
 
 
-def _over(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _merged(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Merge ``values`` into ``known`` recursively; ``values`` win."""
     inner = {key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)}
-    return {**known, **values, **{key: _over(known[key], values[key]) for key in inner}}
+    return {**known, **values, **{key: _merged(known[key], values[key]) for key in inner}}
 
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:

@@ -136,7 +136,7 @@ class ModelShape(Record):
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
-        if (size := self._about()) > PARAMETERS:
+        if (size := self._approximate_parameters()) > PARAMETERS:
             raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make it smaller")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
@@ -152,7 +152,7 @@ class ModelShape(Record):
                 raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
 
-    def _about(self) -> int:
+    def _approximate_parameters(self) -> int:
         """Approximate number of parameters, without norms and biases; fast for absurd sizes."""
         mla, moe = self.mla, self.moe
         heads = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)

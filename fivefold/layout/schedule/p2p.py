@@ -51,10 +51,10 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
 def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
     """The actions of ``rank`` with its messages; ``Mistake`` if the table deadlocks."""
     row = table.rows[rank]
-    return tuple(map(P2PStep, row, _posts(table, rank=rank), _settles(table, rank=rank)))
+    return tuple(map(P2PStep, row, _receives_to_post(table, rank=rank), _sends_to_wait(table, rank=rank)))
 
 
-def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+def _receives_to_post(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Per action, the receives to post before it: those of the next action, and earlier ones of the same sender."""
     lines: dict[tuple[str, int], list[Part]] = defaultdict(list)  # messages from each rank, in sending order
     for source, row in enumerate(table.rows):
@@ -71,9 +71,9 @@ def _posts(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     return list(map(tuple, by_action))
 
 
-def _settles(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+def _sends_to_wait(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Per action, the own sends to wait for before it: those whose receivers are done, in unit time."""
-    spans = play(table, seconds=_units).spans
+    spans = play(table, seconds=_unit_time).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
     under_way: list[tuple[float, Part]] = []
     found = []
@@ -87,5 +87,5 @@ def _settles(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     return found
 
 
-def _units(task: Task) -> float:
+def _unit_time(task: Task) -> float:
     return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)

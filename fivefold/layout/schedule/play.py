@@ -101,15 +101,15 @@ def levels(table: Table, *, until_backward: Sequence[int], until_weight: Sequenc
     Per stage, one micro-batch keeps ``until_backward`` bytes from its F to the end of its B (or BW),
     and ``until_weight`` bytes from then to the end of its W.
     """
-    return _weigh(table, table.live_micro_batches, until_backward, until_weight)
+    return _live_bytes(table, table.live_micro_batches, until_backward, until_weight)
 
 
 def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[int, ...]:
     """The maximum of ``levels`` per rank, from ``table.highest`` only, so that it is fast."""
-    return tuple(map(max, _weigh(table, table.highest, until_backward, until_weight)))
+    return tuple(map(max, _live_bytes(table, table.highest, until_backward, until_weight)))
 
 
-def _weigh(
+def _live_bytes(
     table: Table, counts: Sequence[Sequence[Count]], until_backward: Sequence[int], until_weight: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
     rows = []

@@ -27,15 +27,15 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
         turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
-        rows.append(_number(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), each=micro_batches))
+        rows.append(_numbered(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), each=micro_batches))
     return Table("zbv", tuple(rows), _v(pp, micro_batches))
 
 
 def dualpipev(*, pp: int, micro_batches: int) -> Table:
     """DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
-        _number(
-            _dual(rank, ranks=pp, each=micro_batches),
+        _numbered(
+            _dualpipe_phases(rank, ranks=pp, each=micro_batches),
             stages=(rank, 2 * pp - 1 - rank),
             first=(0, 0),
             each=micro_batches,
@@ -52,8 +52,8 @@ def dualpipe(*, pp: int, micro_batches: int) -> Table:
     for rank in range(pp):
         near = min(rank, pp - 1 - rank)
         first = (0, each) if near == rank else (each, 0)
-        turns = _dual(near, ranks=pp // 2, each=each)
-        rows.append(_number(turns, stages=(near, pp - 1 - near), first=first, each=each))
+        turns = _dualpipe_phases(near, ranks=pp // 2, each=each)
+        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, each=each))
     line = tuple(range(pp))
     return Table("dualpipe", tuple(rows), (line,) * each + (line[::-1],) * each)
 
@@ -62,7 +62,7 @@ def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
     return ((*range(pp), *reversed(range(pp))),) * micro_batches
 
 
-def _dual(near: int, *, ranks: int, each: int) -> list[str]:
+def _dualpipe_phases(near: int, *, ranks: int, each: int) -> list[str]:
     """The eight phases of DualPipe, ``near`` ranks from the end of ``ranks``; ``each``: micro-batches, >= 2·ranks."""
     back = ranks - 1 - near
     turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
@@ -78,7 +78,7 @@ def _dual(near: int, *, ranks: int, each: int) -> list[str]:
     return turns
 
 
-def _number(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> Row:
+def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> Row:
     """Number the turns ("F0": F of the near stage) as actions, from micro-batch ``first``; drop those beyond ``each``.
 
     F and B count up; W takes the oldest micro-batch whose B has run without W.

@@ -48,13 +48,13 @@ def differs(there: Model, here: Model) -> str | None:
 
     Ignores what only training uses (auxiliary loss, capacity, dropout), names and the maximal sequence length.
     """
-    there, here = _computed(there), _computed(here)
+    there, here = _normalized(there), _normalized(here)
     if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
         there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
     return difference(there, here)
 
 
-def _computed(model: Model) -> Model:
+def _normalized(model: Model) -> Model:
     """``model`` with neutral values in fields that do not change the logits."""
     plain = model.head_dim**-0.5
     if model.mla is not None:

@@ -26,7 +26,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     ``config``: the file's dictionary, of any transformers version; ``name``: the model's name in messages.
     Raises ``Mistake`` for an unknown architecture or an unsupported feature.
     """
-    kind, values = _of_text(config, name=name)
+    kind, values = _text_config(config, name=name)
     family = FAMILIES[kind]
     found = family.mapping(read_config(values, family=kind, name=name))
     return found.replace(source=source or f"Hugging Face config.json, {family.architecture}")
@@ -34,7 +34,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
     """One line that lists keys which may change the model but which the family's code ignores; None without any."""
-    kind, values = _of_text(config, name=name)
+    kind, values = _text_config(config, name=name)
     if not (keys := list(unread(values, family=kind))):
         return None
     said = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in keys)
@@ -43,7 +43,7 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
 
 def interleaves(config: dict[str, Any], *, name: str) -> bool:
     """Whether the rotary pairs of latent attention are interleaved in the file, as in every published one."""
-    kind, values = _of_text(config, name=name)
+    kind, values = _text_config(config, name=name)
     return bool(read_config(values, family=kind, name=name).rope_interleave)
 
 
@@ -72,7 +72,7 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
     return told[max(told, key=lambda name: SequenceMatcher(None, word, name).ratio())]
 
 
-def _of_text(config: dict[str, Any], *, name: str) -> tuple[str, dict[str, Any]]:
+def _text_config(config: dict[str, Any], *, name: str) -> tuple[str, dict[str, Any]]:
     """The family and the keys of the text model, which a multimodal config has under ``text_config``."""
     kind = model_type(config, name=name)
     if not FAMILIES[kind].wrapper:
@@ -91,7 +91,7 @@ def _mistral(config: Config) -> Model:
     return model(config, **rope(config), **windows(config))
 
 
-def _late_windows(config: Config) -> dict[str, Any]:
+def _qwen_windows(config: Config) -> dict[str, Any]:
     """Qwen: if windows are used, layers from ``max_window_layers`` on have a sliding window."""
     used = config.use_sliding_window and config.sliding_window is not None
     layers = range(config.num_hidden_layers)
@@ -99,11 +99,11 @@ def _late_windows(config: Config) -> dict[str, Any]:
 
 
 def _qwen2(config: Config) -> Model:
-    return model(config, **rope(config), **_late_windows(config), qkv_bias=True)
+    return model(config, **rope(config), **_qwen_windows(config), qkv_bias=True)
 
 
 def _qwen3(config: Config) -> Model:
-    return model(config, **rope(config), **_late_windows(config), **attention_bias(config), qk_norm="head")
+    return model(config, **rope(config), **_qwen_windows(config), **attention_bias(config), qk_norm="head")
 
 
 def _gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:

@@ -114,7 +114,7 @@ def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool
         raise nearest(family, list(NAMES), kind="family of weights")
     names = {**NAMES[family], **(STACKED if stacked else {})}
     for weight in weights(model):
-        yield from _of(weight, model, names, interleaved=interleaved)
+        yield from _parts_of(weight, model, names, interleaved=interleaved)
     if model.moe is not None and "moe.bias" in names:
         for layer in range(model.moe.dense_layers, model.layers):
             theirs = f"model.layers.{layer}.{names['moe.bias']}"
@@ -126,14 +126,14 @@ def bias_name(layer: int) -> str:
     return f"blocks.{layer}.moe.bias"
 
 
-def _of(weight: Weight, model: Model, names: Mapping[str, str], *, interleaved: bool) -> Iterator[Part]:
+def _parts_of(weight: Weight, model: Model, names: Mapping[str, str], *, interleaved: bool) -> Iterator[Part]:
     prefix, inner = "", weight.name
     if inner.startswith("blocks."):
         _, layer, inner = inner.split(".", 2)
         prefix = f"model.layers.{layer}."
     if not inner.startswith("moe.experts."):
         stem, _, leaf = inner.rpartition(".")
-        head = _head(stem, model) if interleaved else None
+        head = _rotary_rows(stem, model) if interleaved else None
         yield Part(f"{prefix}{names[stem]}.{leaf}", weight.shape, weight.name, head=head)
         return
     experts, rows, columns = weight.shape
@@ -147,7 +147,7 @@ def _of(weight: Weight, model: Model, names: Mapping[str, str], *, interleaved: 
         yield Part(prefix + names[inner], (experts, 2 * rows, columns), weight.name, first=first)
 
 
-def _head(stem: str, model: Model) -> tuple[int, int] | None:
+def _rotary_rows(stem: str, model: Model) -> tuple[int, int] | None:
     """(Rows per head, rotary rows of them) if a weight of latent attention has rotary rows; else None."""
     if model.mla is None:
         return None

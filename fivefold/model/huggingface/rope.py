@@ -59,7 +59,7 @@ def rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS)
     rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
     scaling = _scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
     if not partly:
-        return {"rope_theta": rotary.rope_theta or config.rope_theta, **_whole(config, rotary, scaling)}
+        return {"rope_theta": rotary.rope_theta or config.rope_theta, **_whole_heads(config, rotary, scaling)}
     fraction = rotary.partial_rotary_factor
     return {
         "rope_theta": rotary.rope_theta or config.rope_theta,
@@ -91,11 +91,11 @@ def rope_by_layers(config: Config) -> dict[str, Any]:
     return {
         "rope_theta": theta,
         "rope_theta_sliding": None if scaling is None and local_theta == theta else local_theta,
-        **_whole(config, full, scaling),
+        **_whole_heads(config, full, scaling),
     }
 
 
-def _whole(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
+def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
     """Fields of a family that rotates whole heads; ``Mistake`` for a partial factor together with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction

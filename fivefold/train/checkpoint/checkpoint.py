@@ -77,7 +77,7 @@ def write(
         room = f" (at least {show_bytes(size_bytes)} to write, {show_bytes(free_bytes)} free)"
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
-        files = on_all_ranks(lambda: _written(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        files = on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
         sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
         finish = partial(folder.finish, temporary, final, checkpoint=sealed, keep=keep)
         _on_first_rank(finish, ranks=ranks, group=group)
@@ -112,7 +112,7 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     checkpoint = read(path)
     on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
     optimizer.ensure_moments(built.optimizer, built.shards)
-    on_all_ranks(lambda: _has(path, _tensors(built).keys()), ranks=ranks)
+    on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}
     scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
@@ -135,7 +135,7 @@ def _begin(final: Path) -> tuple[Path, int]:
     return folder.begin(final), shutil.disk_usage(final.parent).free
 
 
-def _written(temporary: Path, *, rank: int) -> list[File]:
+def _written_files(temporary: Path, *, rank: int) -> list[File]:
     """Name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
     return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
@@ -159,11 +159,11 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
                 f"set {name}={was} or start a new run"
             )
     if index is not None:
-        _same_corpus(path, checkpoint.progress.facts, index)
+        _check_corpus(path, checkpoint.progress.facts, index)
     folder.verify(path, checkpoint.files[ranks.rank :: ranks.world])
 
 
-def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
+def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
     """Raise ``Mistake`` if tokenizer or text differ. A hash that an older checkpoint lacks passes (see ``unsaid``)."""
     here = {name: str(value) for name, value in origin(index).items()}
     there = {name: str(facts.get(name, value)) for name, value in here.items()}
@@ -179,7 +179,7 @@ def _same_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
         )
 
 
-def _has(path: Path, names: Collection[str]) -> None:
+def _check_tensors(path: Path, names: Collection[str]) -> None:
     """Raise ``Mistake`` if a tensor in ``names`` is missing; as the model is the same, that can only be a moment."""
     there = FileSystemReader(path).read_metadata().state_dict_metadata
     if missing := sorted(name for name in names if name not in there):

@@ -81,7 +81,7 @@ def named(step: int) -> str:
 def begin(final: Path) -> Path:
     """Create an empty temporary folder, to be filled and passed to ``finish``; removes leftovers of dead runs."""
     remove_leftovers(final.parent)
-    temporary = _aside(final)
+    temporary = _temporary_name(final)
     temporary.mkdir()
     return temporary
 
@@ -106,7 +106,7 @@ def finish(temporary: Path, final: Path, *, checkpoint: Checkpoint, keep: int) -
     _sync(final.parent)
     if replaced.exists():
         _remove(replaced)
-    for old in _until(final)[: -max(1, keep)]:
+    for old in _up_to(final)[: -max(1, keep)]:
         _remove(old)
 
 
@@ -118,12 +118,12 @@ def remove_leftovers(directory: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Delete a checkpoint: rename it first, so that a half-deleted one is never taken for a checkpoint."""
-    doomed = _aside(folder)
+    doomed = _temporary_name(folder)
     os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)  # what stays is a leftover, and the next save tries again
 
 
-def _aside(folder: Path) -> Path:
+def _temporary_name(folder: Path) -> Path:
     """A new temporary name beside ``folder``, with a random suffix."""
     return folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
 
@@ -162,7 +162,7 @@ def _complete(directory: Path) -> list[Path]:
     return [path for *_, path in sorted(found)]
 
 
-def _until(path: Path) -> list[Path]:
+def _up_to(path: Path) -> list[Path]:
     """Complete checkpoints beside ``path`` up to and including it; all if ``path`` is not one."""
     complete = _complete(path.parent)
     return complete[: complete.index(path) + 1] if path in complete else complete
@@ -200,7 +200,7 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
 
 def before(path: Path) -> Path | None:
     """The newest complete checkpoint before ``path``, or None."""
-    earlier = [other for other in _until(path) if other != path]
+    earlier = [other for other in _up_to(path) if other != path]
     return earlier[-1] if earlier else None
 
 

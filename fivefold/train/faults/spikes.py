@@ -65,14 +65,14 @@ class LossGuard:
             return BadLoss(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
         if self.faults.on_spike == "ignore":
             return None
-        usual, largest = self._usual()
+        usual, largest = self._median_and_limit()
         if loss > largest:
             what = f"loss {loss:.4g}, where {usual:.4g} is usual and {largest:.4g} the limit"
             return BadLoss(self.faults.on_spike, what)
         self.recent.append(loss)
         return None
 
-    def _usual(self) -> tuple[float, float]:
+    def _median_and_limit(self) -> tuple[float, float]:
         """Median and limit of the window; the limit is infinite until the window is full."""
         if len(self.recent) < self.faults.spike_window:
             return 0.0, math.inf

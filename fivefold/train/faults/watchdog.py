@@ -58,9 +58,9 @@ class Watchdog:
         self.folder, self.rank, self.world, self.seconds, self.report = folder, rank, world, seconds, report
         self._main = threading.get_ident()
         self._step, self._doing, self._since = 0, "start", time.monotonic()
-        self._alarmed, self._over = False, threading.Event()
+        self._alarmed, self._stopped = False, threading.Event()
         self._looks = self._busy = 0
-        self._late = dict.fromkeys(range(world), 0)
+        self._lags = dict.fromkeys(range(world), 0)
 
     def __enter__(self) -> Watchdog:
         self._path = self.folder / f"stacks-rank{self.rank}.txt"
@@ -72,7 +72,7 @@ class Watchdog:
         self._since = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._outlast, name="watchdog's watchdog", daemon=True).start()
+        threading.Thread(target=self._watch_store, name="watchdog's watchdog", daemon=True).start()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -81,7 +81,7 @@ class Watchdog:
                 self._thread.join(ALARM_SECONDS)
             except StopSignal:  # torchrun ends the remaining processes
                 os._exit(EXIT_RETRY)
-        self._over.set()
+        self._stopped.set()
         self._thread.join(GRACE_SECONDS)
         faulthandler.unregister(STACKS)
         self._file.close()
@@ -97,7 +97,7 @@ class Watchdog:
     def _watch(self) -> None:
         checked, window = time.monotonic(), (time.monotonic(), 0, self._step)
         pause = min(1.0, self.seconds / 4)
-        while not self._over.wait(1 / LOOKS_PER_SECOND):
+        while not self._stopped.wait(1 / LOOKS_PER_SECOND):
             self._look()
             now = time.monotonic()
             try:
@@ -113,18 +113,18 @@ class Watchdog:
                 if now - self._since > self.seconds:
                     self._end(f"the store of the processes does not answer: {next(iter(str(error).splitlines()), '')}")
 
-    def _outlast(self) -> None:
+    def _watch_store(self) -> None:
         """Exit if ``_watch`` itself is blocked on a store that has become unreachable and so never answers."""
-        while not self._over.wait(1.0):
+        while not self._stopped.wait(1.0):
             if time.monotonic() - self._since > self.seconds + ALARM_SECONDS:
                 faulthandler.dump_traceback(self._file, all_threads=True)
                 self._end(f"rank {self.rank} is cut off: the store of the processes does not answer")
 
     def _look(self) -> None:
         self._looks += 1
-        self._busy += not self._place().waits
+        self._busy += not self._status().waits
 
-    def _place(self) -> RankStatus:
+    def _status(self) -> RankStatus:
         frame: FrameType | None = sys._current_frames().get(self._main)
         if frame is None:
             return RankStatus(self._step, self._doing, "", waits=False)
@@ -141,7 +141,7 @@ class Watchdog:
         self._alarmed = True
         self._store.set("alarm", "1")
         faulthandler.dump_traceback(self._file, all_threads=True)
-        self._store.set(f"place/{self.rank}", json.dumps(self._place()))
+        self._store.set(f"place/{self.rank}", json.dumps(self._status()))
         time.sleep(GRACE_SECONDS)
         places = self._answers("place")
         silent = [rank for rank in range(self.world) if rank not in places]
@@ -189,8 +189,8 @@ class Watchdog:
             return
         for rank, (_, mine) in own.items():
             usual = statistics.median(other for peer, (_, other) in own.items() if peer != rank)
-            self._late[rank] = self._late[rank] + 1 if mine > LAG * usual else 0
-            if self._late[rank] == WINDOWS:
+            self._lags[rank] = self._lags[rank] + 1 if mine > LAG * usual else 0
+            if self._lags[rank] == WINDOWS:
                 self.report(
                     f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}"
                 )

@@ -25,10 +25,10 @@ Kind = Literal["ring", "ulysses"]
 
 def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
     """Positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
-    return _held(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+    return _own_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
 
 
-def _held(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
+def _own_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
     if kind == "ulysses":
         return torch.arange(sequence).chunk(ranks)[rank]
     chunks = torch.arange(sequence).chunk(2 * ranks)
@@ -60,13 +60,13 @@ class Ulysses:
         times = math.lcm(heads, self.axis.size) // heads
         if times > 1:
             k_BTKH, v_BTKH = k_BTKH.repeat_interleave(times, dim=2), v_BTKH.repeat_interleave(times, dim=2)
-        found: tuple[Tensor, ...] = _Swap.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
         return found
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, out_BTNH: Tensor) -> Tensor:
         """[B, T, N / cp, H] → [B, T / cp, N, H]."""
-        (back,) = _Swap.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
+        (back,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
         found: Tensor = back
         return found
 
@@ -74,7 +74,7 @@ class Ulysses:
 Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
 
 
-class _Swap(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """all_to_all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
 
     @staticmethod
@@ -140,7 +140,9 @@ def _ring_steps(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list
     if documents_BT is None:
         return found
     whole = tokens * axis.size
-    ids = [documents_BT[:, _held("ring", ranks=axis.size, rank=rank, sequence=whole)] for rank in range(axis.size)]
+    ids = [
+        documents_BT[:, _own_positions("ring", ranks=axis.size, rank=rank, sequence=whole)] for rank in range(axis.size)
+    ]
     own = ids[axis.rank]
     return [
         steps._replace(

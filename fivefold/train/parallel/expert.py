@@ -66,16 +66,16 @@ class DispatchPlan:
 
     def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: bool) -> None:
         self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
-        self._counts, self._told = counts, all_to_all(counts, ep)
+        self._counts, self._received_counts = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
         self.back: tuple[Pending, ...] = ()
-        self._known = False
+        self._counts_read = False
 
     def wait_counts(self, copies: int) -> None:
         """Wait for the counts; then rows sent and received per rank and the order by expert are known."""
-        if self._known:
+        if self._counts_read:
             return
-        told = all_gather(self._told.wait(), self.etp).wait()
+        told = all_gather(self._received_counts.wait(), self.etp).wait()
         table = told.view(self.etp.size, self.ep.size, -1)  # rows by etp rank, source ep rank and local expert
         numbers = self.read(torch.cat((self._counts.view(self.ep.size, -1).sum(1), table.sum(2).flatten())), copies)
         self.sent = numbers[: self.ep.size]
@@ -85,8 +85,8 @@ class DispatchPlan:
         self.widest = max(sum(column) for column in columns)
         self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
         self.order = _by_expert(table, [sum(column) for column in columns], widest=self.widest)
-        self._known = True
-        del self._counts, self._told
+        self._counts_read = True
+        del self._counts, self._received_counts
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
         """Copy to the host: rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
@@ -108,7 +108,7 @@ def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | No
     return order + shift[order]
 
 
-def _begin_out(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
+def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
     """Start the all_to_all over ep of rows [n, D] (fp8 if narrow) or routing weights [n], sorted by expert."""
     parts: tuple[Tensor, ...] = (x,)
     if plan.narrow and x.dim() > 1:
@@ -117,7 +117,7 @@ def _begin_out(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
     return tuple(all_to_all(part, plan.ep, sent=plan.sent, received=plan.received) for part in parts)
 
 
-def _end_out(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
+def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
     """all_gather received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
     if plan.etp.size > 1:
         more = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
@@ -131,7 +131,7 @@ def _end_out(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> l
     return arrived
 
 
-def _begin_home(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
+def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
     """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
     rows, order = plan.widest * plan.etp.size, plan.order
     back = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
@@ -182,7 +182,7 @@ class _Dispatch(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         ctx.plan = plan
         plan.wait_counts(rows.shape[0])
-        plan.forth = (*_begin_out(rows, plan), *_begin_out(share, plan))
+        plan.forth = (*_start_dispatch(rows, plan), *_start_dispatch(share, plan))
         return rows.new_empty(0), share.new_empty(0)
 
     @staticmethod
@@ -197,12 +197,12 @@ class _Arrive(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, _share: Tensor, plan: DispatchPlan) -> tuple[Tensor, ...]:
         ctx.plan = plan
         pending, plan.forth = plan.forth, ()
-        return tuple(_end_out([each.wait() for each in pending], plan, rows.dtype))
+        return tuple(_finish_dispatch([each.wait() for each in pending], plan, rows.dtype))
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
         plan: DispatchPlan = ctx.plan
-        plan.back = _begin_home([rows, share], plan)
+        plan.back = _start_combine([rows, share], plan)
         while plan.meanwhile:
             plan.meanwhile.pop(0)()
         return rows.new_empty(0), share.new_empty(0), None
@@ -212,12 +212,12 @@ class _Return(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
-        return _begin_home([made], plan)[0].wait()
+        return _start_combine([made], plan)[0].wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         plan: DispatchPlan = ctx.plan
-        (rows,) = _end_out([each.wait() for each in _begin_out(gradient, plan)], plan, gradient.dtype)
+        (rows,) = _finish_dispatch([each.wait() for each in _start_dispatch(gradient, plan)], plan, gradient.dtype)
         return rows, None
 
 

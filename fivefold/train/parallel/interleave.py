@@ -60,7 +60,7 @@ class Interleaver:
                 pass
             except BaseException as error:
                 raised.append(error)
-            self._end(1, failed=bool(raised))
+            self._finished(1, failed=bool(raised))
 
         thread = Thread(target=run, daemon=True)  # daemon: a lost message must not keep the process alive
         try:
@@ -72,13 +72,13 @@ class Interleaver:
             self._failed = True
             raise
         finally:
-            self._end(0)
+            self._finished(0)
             thread.join()
             self._failed = False
         if raised:
             raise raised[0]
 
-    def _end(self, mine: int, *, failed: bool = False) -> None:
+    def _finished(self, mine: int, *, failed: bool = False) -> None:
         """One function has ended: let the other, if it is still running, continue alone."""
         self._failed = self._failed or failed
         if not self.alone:

@@ -62,10 +62,10 @@ class Pipeline:
         self._loss = torch.zeros(())
         self._receiving: dict[Part, tuple[Tensor, dist.Work]] = {}
         self._sending: dict[Part, tuple[Tensor, dist.Work]] = {}
-        self._here: dict[Part, Tensor] = {}  # between two stages of this rank
-        self._open: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
-        self._works: dict[tuple[int, int], list[Work]] = {}
-        self._meet()
+        self._local_rows: dict[Part, Tensor] = {}  # between two stages of this rank
+        self._graphs: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
+        self._deferred_wgrads: dict[tuple[int, int], list[Work]] = {}
+        self._connect_links()
 
     def step(self) -> Tensor:
         """Run all micro-batches forward and backward; return the sum of this rank's losses (0 if none has the head)."""
@@ -108,48 +108,48 @@ class Pipeline:
             else:
                 self.interleaver.run_both(forward, backward)
         elif kind == "W":
-            works = self._works.pop((stage, i))[::-1]
+            works = self._deferred_wgrads.pop((stage, i))[::-1]
             with torch.no_grad():
                 while works:
                     works.pop()()  # popped, so that each frees its saved tensors
-            self._passed()
+            self._pass_ended()
         else:
             self._backward(stage, i, split=kind == "B")
 
     def _forward(self, stage: int, i: int, *, first: int) -> None:
-        entry = self._arrived(("F", stage - 1, i)) if stage else None
+        entry = self._received(("F", stage - 1, i)) if stage else None
         if entry is not None and torch.is_grad_enabled():
             entry.requires_grad_()
         output = self.stages[stage](entry, first + i)
         inbox: list[Tensor] = []
         if stage < self.last:
-            self._hand(("F", stage, i), output.detach())
+            self._send(("F", stage, i), output.detach())
             output = exit_of(output, inbox)
         if torch.is_grad_enabled():
-            self._open[stage, i] = entry, output, inbox
+            self._graphs[stage, i] = entry, output, inbox
         elif stage == self.last:
             self._loss += output
         del entry, output
-        self._passed()
+        self._pass_ended()
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
-        entry, end, inbox = self._open.pop((stage, i))
+        entry, end, inbox = self._graphs.pop((stage, i))
         if stage < self.last:
-            inbox.append(self._arrived(("B", stage + 1, i)))
+            inbox.append(self._received(("B", stage + 1, i)))
         self.wgrad_store.deferring = split
         run_backward(end)
         self.wgrad_store.deferring = False
         if stage == self.last:
             self._loss += end.detach()  # only now: a chunked loss is computed in its backward
         if split:
-            self._works[stage, i] = self.wgrad_store.take()
+            self._deferred_wgrads[stage, i] = self.wgrad_store.take()
         if entry is not None:
             assert entry.grad is not None, f"stage {stage} does not depend on what enters it"
-            self._hand(("B", stage, i), entry.grad)
+            self._send(("B", stage, i), entry.grad)
         del entry, end
-        self._passed()
+        self._pass_ended()
 
-    def _passed(self) -> None:
+    def _pass_ended(self) -> None:
         if self.on_pass is not None:
             self.on_pass()
 
@@ -159,7 +159,7 @@ class Pipeline:
 
     # Messages
 
-    def _meet(self) -> None:
+    def _connect_links(self) -> None:
         """Send one byte over each link in turn. NCCL's first message between two ranks blocks both to connect, which in
         the middle of a schedule could deadlock.
         """
@@ -178,14 +178,14 @@ class Pipeline:
         kind, way = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
         return self.ranks[f"pp_{kind}_{way}"]
 
-    def _hand(self, part: Part, rows: Tensor) -> None:
+    def _send(self, part: Part, rows: Tensor) -> None:
         """Give the output of ``part`` to the next stage: keep it if that is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
             have, want = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
             raise ValueError(f"{named(part)} made rows of {have}, but {want} travel")
         target = receiver(part, path=self.table.paths[part[2]])
         if target is None:
-            self._here[part] = rows
+            self._local_rows[part] = rows
             return
         axis, rows = self._axis(part, source=self.rank, target=target), rows.contiguous()
         work = dist.isend(rows, axis.ranks[target], group=axis.group)
@@ -201,9 +201,9 @@ class Pipeline:
         assert work is not None
         self._receiving[part] = rows, work
 
-    def _arrived(self, part: Part) -> Tensor:
-        if part in self._here:
-            return self._here.pop(part)
+    def _received(self, part: Part) -> Tensor:
+        if part in self._local_rows:
+            return self._local_rows.pop(part)
         rows, work = self._receiving.pop(part)
         if self.interleaver is not None:
             self.interleaver.yield_turn()

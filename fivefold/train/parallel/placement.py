@@ -47,28 +47,28 @@ class Placement:
         for stage in held:
             found = list[ZeroUnit]()
             if stage == 0:
-                found += self._made(whole[0], backwards[0])
+                found += self._zero_units(whole[0], backwards[0])
                 if self.model.tied_embeddings and both_ends:
                     table = found[:1]
                     table[0].expected_grads[0] += backwards[last]
                 attach(self.module.embed, found[:1], keep=bool(table), backward=False)
             for layer in layers[stage]:
-                block = self._made(whole[1 + layer], backwards[stage])
+                block = self._zero_units(whole[1 + layer], backwards[stage])
                 attach(self.module.blocks[layer], block)
                 found += block
             if stage == last:
-                head = self._made(whole[-1], backwards[stage])
+                head = self._zero_units(whole[-1], backwards[stage])
                 if self.model.tied_embeddings and not both_ends:
-                    table = self._made(Unit("embed", whole[0].weights[:1]), backwards[stage])
+                    table = self._zero_units(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
                 attach(self.module.head, [*head, *table], keep=True, onward="")  # else it fetches a block
                 if table:
                     head[0].add_mate(table[0])
                 found += head
-            _chain(found)
+            _link_prefetch(found)
             made += found
         if self.job.precision.gathers == "fp8":
-            _narrow(made, self.job.precision)
+            _use_fp8_gathers(made, self.job.precision)
         return made
 
     def _backwards(self) -> list[int]:
@@ -77,20 +77,20 @@ class Placement:
         done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
         return [done.count(stage) for stage in range(self.table.stages)]
 
-    def _made(self, unit: Unit, backwards: int) -> list[ZeroUnit]:
+    def _zero_units(self, unit: Unit, backwards: int) -> list[ZeroUnit]:
         """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both."""
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
-        made = [self._unit(dense, backwards, experts=False)]
+        made = [self._zero_unit(dense, backwards, experts=False)]
         if experts:
-            made.append(self._unit(experts, backwards, experts=True))
+            made.append(self._zero_unit(experts, backwards, experts=True))
             made[0].add_mate(made[1])
         return made
 
-    def _unit(self, weights: list[Weight], backwards: int, *, experts: bool) -> ZeroUnit:
+    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool) -> ZeroUnit:
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
-        sums = list(self._sums(weights))
+        sums = list(self._extra_reduces(weights))
         late = 1
         for also in sums:
             late *= also.axis.size if also.late else 1
@@ -107,7 +107,7 @@ class Placement:
         made.expected_grads = [backwards] * len(weights)
         return made
 
-    def _sums(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
+    def _extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
         """Reduces beside data parallelism: weights replicated over tp or kv, DualPipe twins, tied embeddings."""
         kinds = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
         for kind in ("tp", "kv"):
@@ -125,7 +125,7 @@ class Placement:
         return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
-def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
+def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:
     """Set up fp8 all_gathers for all units of this rank; units of one shard group share one all_reduce of scales."""
     block = SCALED_ELEMENTS.get(recipe.scaling, 0)
     found: dict[str, Scales] = {}
@@ -135,7 +135,7 @@ def _narrow(units: list[ZeroUnit], recipe: Recipe) -> None:
             unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
 
 
-def _chain(units: list[ZeroUnit]) -> None:
+def _link_prefetch(units: list[ZeroUnit]) -> None:
     """Link each unit of a stage to the one to prefetch next, forward and backward (not the embedding's backward)."""
     for before, after in pairwise(units):
         before.neighbours["forward"] = after

@@ -85,7 +85,7 @@ class _SelectiveRecompute:
         self._ready: dict[str, tuple[Function, Function]] = {}  # by name: the function and its compiled form
 
     def forward(self, *inputs: Any) -> Any:
-        """The block's."""
+        """Run the block's forward; in training, record its operations for recomputation."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
         self.here.found = found = OutputsByStorage()
@@ -116,7 +116,7 @@ class _SelectiveRecompute:
 
     def _compile(self, name: str, function: Function) -> Function:
         assert self.compiled is not None
-        if function is fused_linears or isinstance(function, Linear):  # not compiled: autograd functions of our own
+        if function is fused_linears or isinstance(function, Linear):  # never compiled
             return function
         if name not in self._ready or self._ready[name][0] != function:
             self._ready[name] = function, self.compiled(function)
@@ -130,7 +130,7 @@ class _FullRecompute:
         self.inner, self.here = forward, _ThreadState()
 
     def forward(self, *inputs: Any) -> Any:
-        """The block's."""
+        """Run the block's forward; in training, keep its input and save handles for everything else."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
         self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)

@@ -149,7 +149,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _log_sum_exp(part: Tensor) -> Tensor:
-    """Of each row, in fp32: [rows, 1]. A rank with padding alone has a finite top, and −∞ comes out, not NaN."""
+    """log Σ exp of each row, fp32 [rows, 1]. The maximum is clamped: a rank with only padding gets −∞, not NaN."""
     top = part.amax(1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
     return torch.sub(part, top).exp_().sum(1, keepdim=True).log_().add_(top)
 

@@ -59,10 +59,10 @@ class ZeroUnit:
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
-        self._arrived = [0] * len(self.shards)
-        self._fresh = False
-        self._coming: Pending | None = None
-        self._leaving: Pending | None = None
+        self._grads_received = [0] * len(self.shards)
+        self._gathered_is_current = False
+        self._gathering: Pending | None = None
+        self._reducing: Pending | None = None
         self._allocate(module)
 
     def _allocate(self, module: nn.Module) -> None:
@@ -74,7 +74,7 @@ class ZeroUnit:
             view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
             # .data: a new all_gather must not count as an in-place change for autograd
             parameter = nn.Parameter(view.data)
-            parameter.collect = self._collector(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
+            parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, parameter)
@@ -92,18 +92,18 @@ class ZeroUnit:
 
     def begin(self) -> None:
         """Start the all_gather of the weights, unless they are current or it is running."""
-        if self._fresh or self._coming is not None:
+        if self._gathered_is_current or self._gathering is not None:
             return
         if self.gathered.untyped_storage().size() == 0:
             resize(self.gathered, self.gathered.numel())
         if self.shard.size == 1:
             if self.apart:
                 self.gathered.copy_(self.own)
-            self._fresh = True
+            self._gathered_is_current = True
             return
         self._sent_copied = not self.apart or self.dtypes.updated != self.dtypes.weights
         send = self.own if not self._sent_copied else self._narrowed()
-        self._coming, self._sent = all_gather(send, self.shard), send
+        self._gathering, self._sent = all_gather(send, self.shard), send
 
     def _narrowed(self) -> Tensor:
         if self.payload is not None:
@@ -114,11 +114,11 @@ class ZeroUnit:
 
     def gather(self, onward: str = "forward") -> None:
         """Wait until the gathered weights are current, and start prefetching the next unit in direction ``onward``."""
-        if not self._fresh:
+        if not self._gathered_is_current:
             self.begin()
-        if self._coming is not None:
-            received = self._coming.wait()
-            self._coming = None
+        if self._gathering is not None:
+            received = self._gathering.wait()
+            self._gathering = None
             if self.payload is not None:
                 self.payload.unpack(received, self._parts)
             else:
@@ -127,15 +127,15 @@ class ZeroUnit:
             if self._sent_copied:
                 resize(self._sent, 0)
             del self._sent
-            self._fresh = True
+            self._gathered_is_current = True
         if self.ahead and onward in self.neighbours:
             self.neighbours[onward].begin()
 
     def release(self) -> None:
         """Free the gathered weights if the policy says so (ZeRO-3); autograd keeps its view of the empty storage."""
-        if not self.policy.weights_stay and self._coming is None:
+        if not self.policy.weights_stay and self._gathering is None:
             resize(self.gathered, 0)
-            self._fresh = False
+            self._gathered_is_current = False
 
     def live_tensors(self) -> list[Tensor]:
         """Tensors that the unit holds between steps."""
@@ -143,27 +143,27 @@ class ZeroUnit:
 
     def passing(self) -> list[Tensor]:
         """Tensors that live within a step: gathered weights, buffers of their messages, and gradients."""
-        coming = [self._coming.arriving, self._sent] if self._coming is not None else []
+        coming = [self._gathering.arriving, self._sent] if self._gathering is not None else []
         return [self.gathered, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
 
     def drop(self) -> None:
         """Mark the gathered weights stale, and free them if the policy says so."""
-        if self._coming is not None:
+        if self._gathering is not None:
             self.gather("")
         self.release()
         self._stale()
 
     def _stale(self) -> None:
-        self._fresh = False
+        self._gathered_is_current = False
         if self.payload is not None:
             self.payload.scales.forget()
 
     def updated(self) -> None:
         """Call after the optimizer has changed the shards: drops gradients and marks the gathered weights stale."""
-        assert self._coming is None, "weights that were fetched ahead were not used"
+        assert self._gathering is None, "weights that were fetched ahead were not used"
         self._sums = self.reduced = None
         self._columns = ()
-        self._arrived = [0] * len(self.shards)
+        self._grads_received = [0] * len(self.shards)
         self._stale()
         for shard in self.shards:
             shard.weight.grad = None
@@ -175,15 +175,15 @@ class ZeroUnit:
         self.mates.append(mate)
         mate.follows = True
 
-    def _collector(self, index: int) -> Callable[[Tensor], None]:
+    def _grad_hook(self, index: int) -> Callable[[Tensor], None]:
         @torch.no_grad()
         def collect(gradient: Tensor) -> None:
             self._add(index, gradient)
-            self._arrived[index] += 1
+            self._grads_received[index] += 1
             if index == 0 and not self.follows:  # used first in the forward, so last in the backward: the unit is done
                 for unit in (self, *self.mates):
                     unit.release()
-            if self._arrived == self.expected_grads:
+            if self._grads_received == self.expected_grads:
                 self._reduce()
 
         return collect
@@ -200,7 +200,7 @@ class ZeroUnit:
         chunks = [grad.reshape(count, -1)] if even else grad.reshape(-1).split(self.sizes[index])
         for row, chunk in zip(rows, chunks, strict=False):  # the last ranks may have no chunk
             target = row if even else row[: chunk.numel()]
-            target.add_(chunk) if self._arrived[index] else target.copy_(chunk)
+            target.add_(chunk) if self._grads_received[index] else target.copy_(chunk)
 
     def _reduce(self) -> None:
         """Start the reduce_scatter: all gradients of the step have arrived."""
@@ -210,17 +210,17 @@ class ZeroUnit:
             self.reduced = sums[self.shard.rank]
         else:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
-        self._leaving = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
+        self._reducing = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
         before = self if not self.ahead else self.neighbours.get("forward")  # at most one runs at a time
-        if before is not None and before._leaving is not None:
+        if before is not None and before._reducing is not None:
             before._finish_reduce()
 
     def _finish_reduce(self) -> None:
-        assert self._leaving is not None
+        assert self._reducing is not None
         assert self._sums is not None
         assert self.reduced is not None
-        self._leaving.wait()
-        self._leaving = None
+        self._reducing.wait()
+        self._reducing = None
         if not self.policy.gradients_stay:
             resize(self._sums, 0)
             self._sums, self._columns = None, ()
@@ -231,7 +231,7 @@ class ZeroUnit:
 
     def finish(self) -> None:
         """End the step's backward: wait for the reduce, run ``late`` all_reduces, set the shards' ``.grad``."""
-        if self._leaving is not None:
+        if self._reducing is not None:
             self._finish_reduce()
         for also in self.also:
             if also.late:

@@ -296,8 +296,8 @@ def test_what_does_not_fit_is_refused(forked: Callable[..., Any]) -> None:
 class Forgets(Pipeline):
     """Sends, instead of the gradient, nothing that says anything."""
 
-    def _hand(self, part: tuple[str, int, int], rows: Tensor) -> None:
-        super()._hand(part, torch.zeros_like(rows) if part[0] == "B" else rows)
+    def _send(self, part: tuple[str, int, int], rows: Tensor) -> None:
+        super()._send(part, torch.zeros_like(rows) if part[0] == "B" else rows)
 
 
 class Mixes(Pipeline):
@@ -305,7 +305,7 @@ class Mixes(Pipeline):
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
         super()._backward(stage, i)
-        self._works[stage, i] = []
+        self._deferred_wgrads[stage, i] = []
 
 
 def test_a_gradient_that_is_not_sent_is_found(forked: Callable[..., Any]) -> None:

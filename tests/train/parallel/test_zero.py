@@ -33,7 +33,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
     engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
 
     def note(*_: object) -> None:
-        underway.extend(unit.shards[0].name for unit in built.units if unit._coming is not None)
+        underway.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
 
     for block in built.module.blocks:
         block.register_forward_pre_hook(note)
