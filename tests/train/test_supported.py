@@ -1,0 +1,36 @@
+"""What the planner counts of other softwares and the engine does not run is refused in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from fivefold.stack.catalog import STACKS
+from fivefold.train.supported import OURS, check_supported
+
+OTHERS: dict[str, Any] = {
+    "attention": "flash2", "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
+    "dispatcher": "fused", "reduce": "micro_batch", "scatter_hops": True, "offload": ("optimizer",),
+}  # fmt: skip
+
+
+def test_the_default_is_ours() -> None:
+    check_supported(Layout(), Job(), model=named("nano"))
+
+
+@pytest.mark.parametrize("field", OURS)
+def test_a_fact_of_another_software_is_refused(field: str) -> None:
+    job = Job.read({field: OTHERS[field]}, origin="test")
+    with pytest.raises(Mistake, match=f"job: the engine has {field}="):
+        check_supported(Layout(), job, model=named("nano"))
+
+
+@pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
+def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
+    with pytest.raises(Mistake, match="job: the engine has"):
+        check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
