@@ -94,7 +94,7 @@ CORE_CONFIG = "NVIDIA/Megatron-LM@02aa3ee:megatron/core/model_parallel_config.py
 
 MEGATRON_CORE = Entry(
     name="megatron-core",
-    version="2025",
+    version="00611e6",
     family="megatron",
     facts=TRANSFORMER_ENGINE
     | {

@@ -12,7 +12,7 @@ INTERNEVO_CONFIG = "InternLM/InternEvo@00de613:configs/7B_sft.py"
 
 DEEPSPEED = Entry(
     name="deepspeed",
-    version="2025",
+    version="03f6f75",
     family="deepspeed",
     facts={
         "attention": Fact("flash2", "huggingface/transformers: PyTorch's scaled_dot_product_attention by default"),
@@ -37,7 +37,7 @@ DEEPSPEED = Entry(
 
 NANOTRON = Entry(
     name="nanotron",
-    version="2025",
+    version="19f88fb",
     family="nanotron",
     facts={
         "attention": Fact("flash2", f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: flash_attn"),

@@ -18,7 +18,7 @@ DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothin
 
 FSDP2 = Entry(
     name="fsdp2",
-    version="2.10",
+    version="0257dd1",
     family="torch",
     facts=AUTOGRAD
     | {
@@ -36,7 +36,7 @@ FSDP2 = Entry(
 
 TORCHTITAN = Entry(
     name="torchtitan",
-    version="2025",
+    version="018740b",
     family="torch",
     facts=AUTOGRAD
     | {

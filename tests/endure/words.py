@@ -20,8 +20,8 @@ from fivefold.machine.catalog import names as chips
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import CATALOG, named, names
 from fivefold.record import Record
+from fivefold.stack.catalog import STACKS
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
 NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many",
            "--", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000)  # fmt: skip
@@ -169,8 +169,7 @@ class Draw:
         if attention and self.chance(0.15):
             words += ["--attention", rng.choice(("flash", "flash2", "flash1", "unfused", "fast"))]
         if self.chance(0.12):
-            own = sorted((EXAMPLES / "jobs").glob("*.toml"))
-            words += ["--job", str(rng.choice(own)) if self.chance(0.5) else self.job_file()]
+            words += ["--stack", rng.choice((*STACKS, *UNICODE))] if self.chance(0.5) else ["--job", self.job_file()]
         while self.chance(0.25):
             words += ["--set", self.setting()]
         return words

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 
 from fivefold.job import RECIPES, Job, Recipe
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import catalog as machines
@@ -23,10 +23,11 @@ from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.space import divisors
-from fivefold.record import Mistake, read_file
+from fivefold.record import Mistake
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Runs, Stack
 from fivefold.update import Group, LearningRate, Optimizer, Ramp
 
-JOBS = sorted((Path(__file__).parents[2] / "examples" / "jobs").glob("*.toml"))
 Draw = Callable[[random.Random], Any]
 
 
@@ -140,30 +141,9 @@ JOB: dict[str, Draw] = {
     "sequence": one(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
     "global_batch": one(1),  # as the layout needs it: ``layout_and_job``
     "precision": recipe,
-    "attention": any_of(Job, "attention"),
     "documents": any_of(Job, "documents"),
-    "loss": any_of(Job, "loss"),
-    "kernels": any_of(Job, "kernels"),
-    "compile": any_of(Job, "compile"),
     "emulate": any_of(Job, "emulate"),
-    "joint": any_of(Job, "joint"),
-    "linears": any_of(Job, "linears"),
-    "weight_gradients": any_of(Job, "weight_gradients"),
-    "joined": subset(Job, "joined"),
-    "run_ahead": any_of(Job, "run_ahead"),
-    "graphs": any_of(Job, "graphs"),
-    "dispatcher": any_of(Job, "dispatcher"),
-    "pairs": any_of(Job, "pairs"),
-    "overlap": subset(Job, "overlap"),
-    "reduce": any_of(Job, "reduce"),
-    "weights": any_of(Job, "weights"),
-    "async_tp": any_of(Job, "async_tp"),
-    "blocking": any_of(Job, "blocking"),
-    "scatter_hops": any_of(Job, "scatter_hops"),
-    "early_stop": any_of(Job, "early_stop"),
-    "vocab_multiple": one(1, 1, 128, 7),
     "imbalance": one(1.0, 1.0, 1.7, 64.0),
-    "expandable_segments": any_of(Job, "expandable_segments"),
     "offload": subset(Job, "offload"),
     "optimizer": lambda some: fields(OPTIMIZER, some) if some.random() < 0.5 else Optimizer(),
     "learning_rate": lambda some: fields(RATE, some),
@@ -172,8 +152,35 @@ JOB: dict[str, Draw] = {
     "seed": one(0, 7),
 }
 
+STACK: dict[str, Draw] = {
+    "attention": any_of(Stack, "attention"),
+    "loss": any_of(Stack, "loss"),
+    "kernels": any_of(Stack, "kernels"),
+    "compile": any_of(Stack, "compile"),
+    "joint": any_of(Stack, "joint"),
+    "linears": any_of(Stack, "linears"),
+    "weight_gradients": any_of(Stack, "weight_gradients"),
+    "joined": subset(Stack, "joined"),
+    "run_ahead": any_of(Stack, "run_ahead"),
+    "graphs": any_of(Stack, "graphs"),
+    "dispatcher": any_of(Stack, "dispatcher"),
+    "pairs": any_of(Stack, "pairs"),
+    "overlap": subset(Stack, "overlap"),
+    "p2p_overlap": any_of(Stack, "p2p_overlap"),
+    "reduce": any_of(Stack, "reduce"),
+    "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
+    "weights": any_of(Stack, "weights"),
+    "async_tp": any_of(Stack, "async_tp"),
+    "blocking": any_of(Stack, "blocking"),
+    "scatter_hops": any_of(Stack, "scatter_hops"),
+    "early_stop": any_of(Stack, "early_stop"),
+    "vocab_multiple": one(1, 1, 128, 7),
+    "expandable_segments": any_of(Stack, "expandable_segments"),
+}
+LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
+
 TABLES: dict[type[BaseModel], dict[str, Draw]] = {
-    Job: JOB, Recipe: RECIPE, Optimizer: OPTIMIZER, Group: GROUP, LearningRate: RATE, Ramp: RAMP,
+    Job: JOB, Stack: STACK, Recipe: RECIPE, Optimizer: OPTIMIZER, Group: GROUP, LearningRate: RATE, Ramp: RAMP,
 }  # fmt: skip
 
 
@@ -240,7 +247,7 @@ def calibration(some: random.Random) -> Calibration:
 def layout(some: random.Random, model: Model) -> Layout:
     """Any that parses; its degrees lean to what the model takes."""
     pp = some.choice([1, 1, *(n for n in (2, 3, 4, 8) if n <= model.layers)])
-    schedule = some.choice(SCHEDULES) if pp > 1 else "1f1b"
+    schedule = some.choice((*SCHEDULES, *V_SHAPED)) if pp > 1 else "1f1b"  # of few layers, a V is seldom legal
     v = 2 if schedule in V_SHAPED else 1
     if schedule == "interleaved":
         v = some.choice([2, 2, *(n for n in (3, 4) if n * pp <= model.layers)])
@@ -267,17 +274,12 @@ def layout(some: random.Random, model: Model) -> Layout:
     )  # fmt: skip
 
 
-def job_of(path: Path, **fields: Any) -> Job:
-    """The job of a file with some of its fields changed."""
-    return Job.read(read_file(path) | fields, origin=str(path))
-
-
 def job(some: random.Random, *, batch: int) -> Job:
-    """Every field drawn, or one of the files that we ship with some of its fields drawn."""
-    drawn = fields(JOB, some) | {"global_batch": batch}
+    """Every field of it and of its stack drawn, or a named stack with some of them drawn."""
+    drawn = fields(JOB | STACK, some) | {"global_batch": batch}
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in ("sequence", "global_batch") or some.random() < 0.15}
-        return job_of(some.choice(JOBS), **few)
+        return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")
     usual = some.random()  # of so many unlike fields one would hide another: some, most or few are as they are
     kept = ("sequence", "global_batch")
     return Job.read({name: value for name, value in drawn.items() if name in kept or some.random() > usual}, origin="")
@@ -292,6 +294,8 @@ def case(seed: int) -> Case:
             spread = layout(some, chosen)
             batch = spread.dp * spread.mbs * some.choice((1, 2, spread.pp, 2 * spread.pp, 3 * spread.pp + 1, 40))
             found = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
+            if next(reasons(spread, model=chosen, job=found.job, machine=None), ""):  # the facts under every layout
+                found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=Runs())))
             refuse(spread, model=chosen, job=found.job, machine=found.machine)
         except (Mistake, ValidationError):
             continue

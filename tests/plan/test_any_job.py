@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from fivefold.job import Job
 from fivefold.layout.names import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.machine.catalog import resolve
+from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import named
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.liveness import Sums
@@ -23,8 +23,10 @@ from fivefold.plan.predict import predict
 from fivefold.plan.questions import changes
 from fivefold.plan.ratios import ratios
 from fivefold.plan.search import search
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Stack
 from tests.plan.checks import a_step, its_pictures, the_engine, the_questions
-from tests.plan.draws import JOBS, TABLES, case, job_of
+from tests.plan.draws import LABELS, TABLES, case
 
 SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")
 H100 = resolve("h100:8", local=Path("/nowhere"))
@@ -32,7 +34,8 @@ H100 = resolve("h100:8", local=Path("/nowhere"))
 
 @pytest.mark.parametrize("record", TABLES, ids=lambda record: record.__name__)
 def test_every_field_is_drawn(record: type[BaseModel]) -> None:
-    assert TABLES[record].keys() == record.model_fields.keys()
+    apart = {Job: {"stack"}, Stack: {*LABELS}}.get(record, set())
+    assert TABLES[record].keys() == record.model_fields.keys() - apart
 
 
 @pytest.mark.parametrize("start", range(0, 160, 40))
@@ -49,13 +52,14 @@ def test_the_questions_about_any_job(seed: int) -> None:
     the_questions(case(seed))
 
 
-@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_every_file_of_a_job_is_searched(path: Path) -> None:
-    """Over every schedule: 12 layers on 8 ranks."""
-    model = named("llama3.2-1b").replace(layers=4)
-    found = search(model=model, machine=H100, job=job_of(path, sequence=1024, global_batch=32), top=3)
+@pytest.mark.parametrize("name", STACKS)
+def test_every_stack_is_searched(name: str) -> None:
+    """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
+    model, ranks = named("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
+    machine, job = with_ranks(H100, ranks), Job(sequence=1024, global_batch=32, stack=STACKS[name])
+    found = search(model=model, machine=machine, job=job, top=3)
     assert found.best
-    assert found.tried > 1000
+    assert found.tried > {8: 1000, 4: 200 if "pp" in job.stack.runs.axes else 50}[ranks]
 
 
 @pytest.mark.parametrize("schedule", SPLIT)
@@ -138,5 +142,7 @@ def test_the_smallest_case_that_failed() -> None:
     assert step.memory.fits
 
 
-def test_every_schedule_is_drawn() -> None:
-    assert {case(seed).layout.schedule for seed in range(160)} == {*SCHEDULES}
+def test_every_schedule_and_stack_is_drawn() -> None:
+    drawn = [case(seed) for seed in range(160)]
+    assert {each.layout.schedule for each in drawn} == {*SCHEDULES}
+    assert {each.job.stack.name for each in drawn} == {*STACKS}
