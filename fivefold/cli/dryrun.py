@@ -88,15 +88,8 @@ def dryrun(
     if found.step is not None:
         if over_time and not json:
             _draw(found, chips)
-        _save(
-            found,
-            chips,
-            asked,
-            charts=charts,
-            trace=trace,
-            snapshot=snapshot,
-            expandable=job.stack.expandable_segments,
-        )
+        segments = job.stack.expandable_segments
+        _save(found, chips, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=segments)
     if found.findings:
         raise SystemExit(WOULD_FAIL)
 

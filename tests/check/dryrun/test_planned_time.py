@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from fivefold.check.dryrun import Rehearsal, dryrun
-from fivefold.check.dryrun.tape import KERNEL
+from fivefold.check.dryrun.record.tape import KERNEL
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.count.counts import run_part
-from fivefold.plan.count.part import part_of
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import Planner
 
 CASES = {
@@ -40,7 +40,7 @@ def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
     planner, layout, rehearsal = both(case)
     assert rehearsal.step is not None
     assert rehearsal.step.time is not None
-    planned = planner.estimate(layout).clock.seconds
+    planned = planner.estimate(layout).step_time.seconds
     assert planned == pytest.approx(rehearsal.step.time.step_seconds, rel=0.1)
 
 
@@ -59,5 +59,5 @@ def test_as_many_kernels_are_planned_as_run(case: str) -> None:
             sums += times * len(op.gradient_widths)
             if op.kind == "matmul":
                 time = planner.units.prices(layout).operation(op, heads=1)
-                products += times * (time.kernels * (1 + op.again) + time.backward_kernels - 1)  # less the sum
+                products += times * (time.kernels * (1 + op.recomputed) + time.backward_kernels - 1)  # less the sum
     assert (sums, products) == (ran["ZeroUnit._add"], ran["matmul"])

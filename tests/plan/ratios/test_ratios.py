@@ -102,7 +102,8 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
     def offered(**changes: int) -> float:
         assert model.moe is not None
         shared = model.moe.shared_ffn or model.moe.ffn  # stays as it is
-        changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **changes))
+        one_group = {"groups": 1, "topk_groups": 1}  # which bound topk
+        changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **one_group, **changes))
         return experts_layer(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
 
     assert offered(ffn=max(1, found.ffn_layer)) >= balance
