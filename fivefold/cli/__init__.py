@@ -1,5 +1,9 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
+options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
+plan · dryrun · run · slurm      predict search ask ratios published; dryrun; train data calibrate show; as a Slurm job
+doctor · numerics · generate · huggingface · pictures · hosts   their commands; charts of a step; ranks of many hosts
+
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 

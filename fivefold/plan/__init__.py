@@ -1,0 +1,7 @@
+"""Predict it and search it. No torch.
+
+predict          the planner on one page          count/    what must be done: integers
+search/          the best of all legal layouts    price/    how long it takes: seconds
+questions        what people ask of a planner
+ratios/          when each axis stops paying
+"""

@@ -1,0 +1,8 @@
+"""Run it: loop → engine → build.
+
+run · supported · process           the run file; what the engine runs; processes and their launch
+loop · engine · build · evaluation  the training loop; one step; modules and optimizer of a rank; held-out loss
+model/ · parallel/ · optimizers/            what is computed; spread over ranks; updated
+data/ · checkpoint/ · faults/ · generate/   what is read; saved; survived; written by the model
+measure/ · logs/                            what a step did; what a run tells
+"""

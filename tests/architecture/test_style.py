@@ -92,3 +92,15 @@ def test_there_is_one_legend() -> None:
         if re.search(r"^\| D \|", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     ]
     assert tables == ["docs/notation.md"]
+
+
+@pytest.mark.parametrize(
+    "package", sorted({path.parent for path in FILES} - {PACKAGE, PACKAGE / "check/published/readers"})
+)
+def test_a_package_opens_with_a_table_of_its_contents(package: Path) -> None:
+    """Its docstring names every module and package in it."""
+    within = {path.stem for path in package.glob("*.py")} - {"__init__"} | {
+        path.parent.name for path in package.glob("*/*.py")
+    }
+    opening = ast.get_docstring(TREES[(package / "__init__.py").relative_to(ROOT).as_posix()]) or ""
+    assert within - set(re.findall(r"\w+", opening)) == set()

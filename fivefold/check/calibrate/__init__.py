@@ -1,7 +1,9 @@
 """Measures this computer (matmuls, attention, memory-bound kernels, collectives) and returns a machine named ``local``.
 
-For each number of ranks it runs that many worker processes (``worker.py``) side by side, as in training: on a CPU each
-has its share of the cores, on GPUs each has one GPU. This file starts them and fits the machine to their results.
+For each number of ranks that many workers run side by side, as in training: on a CPU each has its share of the cores,
+on GPUs each has one GPU. This file starts them and fits the machine to their results.
+
+points · kernels     what is measured          worker · processes   one process that measures; several side by side
 """
 
 from __future__ import annotations

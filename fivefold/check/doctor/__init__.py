@@ -2,6 +2,9 @@
 
 examine(make_model, loss) → two steps on fake tensors, recorded on the dry run's tape → Diagnosis
 with a budget             → which modules to recompute, verified by examining the step again with them wrapped
+
+file · rehearse · watch   a user's file; its two steps; their recorder
+memory · advice · blame   live bytes over time; what to recompute; an error in one line that names the user's line
 """
 
 from __future__ import annotations

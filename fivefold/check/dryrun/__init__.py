@@ -1,8 +1,8 @@
 """The dry run: run the real training code on fake tensors and a fake process group, for ranks of any world.
 
-rehearse.py   runs two steps of one rank per pipeline rank, or of every rank; returns their tapes (event lists)
-report.py     compares memory with the chip; match.py compares the ranks' messages; both return findings
-time/play.py  prices the tapes and gives every event its time; report.py writes a step record of kind "rehearsed"
+rehearse      runs two steps of one rank per pipeline rank, or of every rank (fake/), onto their tapes (record/)
+report        compares memory/ with the chip and writes a step record of kind "rehearsed"; match compares the messages
+time/         prices the tapes and gives every event its time          failures   an exception as a finding
 
 A job that would fail (out of memory, deadlock, shape error) yields a one-line finding, not an exception.
 """

@@ -1,8 +1,10 @@
-"""Predictions against published runs: one reader per source turns rows into cases, ``run`` predicts and scores them.
+"""Predictions against published runs: one of ``readers`` per source turns rows into cases, ``run`` scores them.
 
 Every row is a case or is excluded with the rule that says so: a fact that it lacks, a cell that is not read, a layout
-that the planner refuses; never its error. Some constants of the price model were set on some of these sources: which,
-on what and how much hangs on each is the table of docs/how-a-step-costs/constants.md.
+that the planner refuses; never its error. Which constants were set on which source: docs/how-a-step-costs/constants.md.
+
+case · cells · convert   a published run; cells of a row as our nouns; what readers share
+score · regimes · tune   errors and rankings; the error to expect by class; a machine calibrated on measured steps
 """
 
 from __future__ import annotations

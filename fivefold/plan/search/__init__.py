@@ -1,7 +1,10 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
-Lower bounds prune the space, so the answer is the same as of estimating every layout (``branch_and_bound.py``). Equal
-times are ranked by memory.
+space · shapes     every legal layout as columns of integers; what the ranks of a pipeline hold
+bounds · estimates · branch_and_bound   lower bounds; their cached parts; what they let pass is estimated, best first
+rejections         why layouts lost
+
+Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""One reader per published source: rows of its data file become cases, or are excluded by a rule."""

@@ -1,0 +1,7 @@
+"""The operations of a decoder as one rank runs them: the one list that FLOPs, bytes, messages and time are read from.
+
+layer        embedding, block, head             attention · feedforward   their operations, dense, latent, experts
+linear       column and row parallel            fused_linears   several linear layers on one input as one operation
+op           the record of an operation         recompute       what runs again in the backward
+part         a rank's share of a micro-batch
+"""
