@@ -29,7 +29,10 @@ PLAIN = COMMON | {
     "loss": Fact(
         "widened", f"{PTD_P} §4.2 and Megatron-LM of that time: cross entropy of fp32 logits, split by vocabulary"
     ),
-    "overlap": Fact((), f"{PTD_P} §3: gradients are all-reduced and stages send when their passes have ended"),
+    "overlap": Fact(
+        (),
+        "VIA-Research/vTrain@f8dda84: use_gradient_bucket false; Megatron-LM of that time reduces at the end",
+    ),
     "scatter_hops": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
 }
 PLAIN_AXES = Fact(("dp", "tp", "pp"), f"{PTD_P} §2: pipeline, tensor and data parallelism")
@@ -43,8 +46,8 @@ MEGATRON_LM = Entry(
     runs={
         "axes": PLAIN_AXES,
         "schedules": Fact(("1f1b", "interleaved"), f"{PTD_P} §2.2"),
-        "zero": Fact((0,), f"{PTD_P} §2: optimizer states are as the parameters of a rank"),
-        "shard_groups": Fact(False, f"{PTD_P} §2: optimizer states are as the parameters of a rank"),
+        "zero": Fact((0,), f"{PTD_P} §5.2: ZeRO is DeepSpeed's"),
+        "shard_groups": Fact(False, f"{PTD_P} §5.2: ZeRO is DeepSpeed's"),
     },
 )
 
@@ -55,7 +58,7 @@ ZERO_BUBBLE = MEGATRON_LM._replace(
     runs={
         **MEGATRON_LM.runs,
         "schedules": Fact(
-            ("1f1b", "interleaved", "zb1p", "zb2p", "zbv"), f"{ZERO_BUBBLE_REPOSITORY}:README.md; arXiv:2401.10241 §2"
+            ("1f1b", "interleaved", "zb1p", "zb2p", "zbv"), f"{ZERO_BUBBLE_REPOSITORY}; arXiv:2401.10241 §2, §6"
         ),
     },
 )

@@ -15,7 +15,10 @@ DEEPSPEED = Entry(
     version="03f6f75",
     family="deepspeed",
     facts={
-        "attention": Fact("flash2", "huggingface/transformers: PyTorch's scaled_dot_product_attention by default"),
+        "attention": Fact(
+            "flash2",
+            "huggingface/transformers@68c570d:docs/source/en/attention_interface.md: sdpa unless asked for another",
+        ),
         "loss": Fact("plain", "huggingface/transformers@0114da0:src/transformers/loss/loss_utils.py, ForCausalLMLoss"),
         "kernels": Fact("plain", "huggingface/transformers: models are PyTorch's modules"),
         "linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd"),
@@ -58,10 +61,11 @@ NANOTRON = Entry(
         "run_ahead": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8: torch.distributed holds what it sends: record_stream"),
     },
     runs={
+        "cp_kinds": Fact(("ring",), f"{NANOTRON_REPOSITORY}@e60dec2:src/nanotron/nn/ring_attention.py"),
         "schedules": Fact(
             ("gpipe", "1f1b"), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/parallelism_config.py, pp_engine"
         ),
-        "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py"),
+        "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: ZeRO Stage 1"),
         "shard_groups": Fact(False, f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: over all of dp_pg"),
         "orders": Fact(False, f"{NANOTRON_REPOSITORY}@009b8f7:src/nanotron/parallel/context.py: pp, dp, cp, tp"),
     },

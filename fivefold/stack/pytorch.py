@@ -70,7 +70,9 @@ KEMPNERFORGE = Entry(
         "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
         "overlap": Fact(("dp",), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: fully_shard"),
     },
-    runs={},
+    runs={
+        "zero": Fact((2, 3), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: reshard_after_forward"),
+    },
 )
 
 LLM_FOUNDRY = Entry(

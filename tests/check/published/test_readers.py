@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from fivefold.check.published import SOURCES, reader
+from fivefold.check.published import SOURCES, reader, readers
 from fivefold.check.published.case import Case, Excluded, rows
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
@@ -46,3 +48,15 @@ def test_parameters_are_those_that_the_row_prints(source: str) -> None:
 def test_an_unknown_source_is_a_mistake() -> None:
     with pytest.raises(Mistake, match=r"unknown source 'vtrian'; did you mean vtrain"):
         reader("vtrian")
+
+
+def test_cases_and_jobs_are_built_in_one_place() -> None:
+    """A reader names its stack and says what its runs did otherwise; ``convert.case_of`` does the rest."""
+    folder = Path(readers.__file__).parent
+    calls = {
+        f"{path.stem}: {node.func.id}"
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Case", "Job", "Stack")
+    }
+    assert calls == set()
