@@ -132,7 +132,8 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
         close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
         return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}"
     words = WORDS.get(error["type"])
-    message = words.format(**error.get("ctx", {})) if words else error["msg"].removeprefix("Value error, ")
+    bounds = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
+    message = words.format(**bounds) if words else error["msg"].removeprefix("Value error, ")
     if error["type"] not in ("value_error", "missing"):
         message += f", not {reprlib.repr(error['input'])}"
     return f"{place}: {message}" if place else message

@@ -113,7 +113,7 @@ def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
         (Config, {"max_position_embeddings": 1}, "max_position_embeddings: must be more than 1, not 1"),
         (Config, {"max_position_embeddings": 2**31}, "max_position_embeddings: must be 1073741824 or less"),
         (Config, {"original_max_position_embeddings": 1}, "original_max_position_embeddings: must be more than 1"),
-        (Link, {"sustained": 1.5}, "sustained: must be 1.0 or less, not 1.5"),
+        (Link, {"sustained": 1.5}, "sustained: must be 1 or less, not 1.5"),
         (Link, {"sustained": 0}, "sustained: must be 1e-06 or more, not 0"),
     ],
 )  # fmt: skip

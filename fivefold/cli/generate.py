@@ -46,7 +46,7 @@ def generate(
     begin = perf_counter()
     texts = samples(
         decoder, used, prompts, tokens=tokens, window=window or found.window, sampling=sampling, ends=found.ends(used),
-        **({"hear": _aloud} if alone else {}),
+        **({"on_text": _aloud} if alone else {}),
     )  # fmt: skip
     seconds = perf_counter() - begin
     _finish(found.path, texts, seconds=seconds, alone=alone, json=json)

@@ -5,13 +5,15 @@ The defaults are this engine's. A fact that a named stack states otherwise has i
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
 from fivefold.record import Record
 from fivefold.sizes import Multiple
 
-ZeroStage = Literal[0, 1, 2, 3]
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
 
 
 class Runs(Record):

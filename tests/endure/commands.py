@@ -144,7 +144,9 @@ def alone() -> Iterator[None]:
     cache = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = "/nowhere"
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # as a command says them, whatever the tests make of them
+            yield
     finally:
         if cache is None:
             del os.environ["XDG_CACHE_HOME"]

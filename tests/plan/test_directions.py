@@ -209,7 +209,7 @@ def recomputing(case: Case) -> list[Estimate]:
 @given(cases())
 def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
     """ZeRO-3 apart, see below, and schedules that put weights' gradients off: what was gathered anew waits for them."""
-    assume(case.layout.zero < 3 and not case.layout.schedule.startswith("zb"))
+    assume(case.layout.zero < 3 and not case.layout.schedule.startswith(("zb", "dualpipe")))
     found = recomputing(case)
     for before, after in pairwise(found):
         assert after.step_time.seconds >= before.step_time.seconds * (1 - EXACT)

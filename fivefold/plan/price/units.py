@@ -214,8 +214,9 @@ class _UnitTimer:
                 waited = sum(self.forward_exposed.values())
                 ahead = host * sum(self._launches(index)[0] for index in range(len(pairs)))
                 forward = max(_slower(forward, ahead - waited), self._forward_with_host(host) - waited)
-                device = backward + weight
-                backward += _slower(device, later - sum(self.backward_exposed.values())) - device
+                device = backward + weight  # whose launches are shared as their seconds are
+                share = _slower(device, later - sum(self.backward_exposed.values())) / device if device else 1.0
+                backward, weight = backward * share, weight * share
         return UnitTime(
             forward, backward, weight,
             tuple(self.forward_exposed.values()), tuple(self.backward_exposed.values()),
