@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import NoReturn
 
 import typer
 
 from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run
 from fivefold.cli.settle import launcher, remark, settle
-from fivefold.train.faults.signals import install_signal_handlers
+from fivefold.train.faults.signals import install_signal_handlers, leave
 
 app = typer.Typer(
     name="fivefold", add_completion=False, pretty_exceptions_enable=False,
@@ -33,7 +34,17 @@ app.command("import")(huggingface.import_weights)
 app.command("export")(huggingface.export_weights)
 
 
-def main() -> None:
+def entry() -> NoReturn:
+    """``main`` as a process of its own; one that has trained leaves without finalising the interpreter."""
+    try:
+        main()
+    except SystemExit as done:
+        if "fivefold.train.loop" in sys.modules:
+            leave(done.code if isinstance(done.code, int) else 1)
+        raise
+
+
+def main() -> NoReturn:
     """Run the command line; every foreseen failure is one line on stderr."""
     install_signal_handlers(launcher=launcher())
     warnings.showwarning = remark

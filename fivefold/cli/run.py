@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show, whole_numbers
-from fivefold.cli.settle import launcher, settle
+from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
-from fivefold.train.faults.signals import leave, one_line
+from fivefold.train.faults.signals import one_line
 from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def train(
         arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
         launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
-    leave(settle(lambda: _train_here(settings, chosen, model=model, machine=machine, json=json)))
+    _train_here(settings, chosen, model=model, machine=machine, json=json)
 
 
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:

@@ -46,7 +46,7 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
             }  # fmt: skip
             sys.argv = ["fivefold", "train", "run.toml", "--json"]
-            cli.main()
+            cli.entry()
         except SystemExit as done:
             code = done.code
         finally:

@@ -340,7 +340,7 @@ def test_who_has_trained_leaves_at_once(capfd: pytest.CaptureFixture[str]) -> No
         try:
             sys.stdout = os.fdopen(1, "w")  # as behind a pipe: it is not written before it is flushed
             sys.argv = ["fivefold", "train", "run.toml", "--json"]
-            cli.main()
+            cli.entry()
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
