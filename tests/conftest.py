@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# An example may take as long as a busy machine makes it.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # Threads do not survive a fork, but what waits for them does: neither OpenMP nor the compiler may have any here.
 os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
