@@ -43,6 +43,7 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
     step = 2 * layout.cp * layout.tp
     longest = min(2**24, model.positions) if model.position == "learned" else 2**24
     question = "longest sequence"
+    refuse(layout, model=model, job=job.replace(sequence=step), machine=machine)
 
     def planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step))

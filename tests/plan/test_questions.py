@@ -116,3 +116,9 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
     for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
         found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
         assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in found}
+
+
+def test_no_sequence_makes_an_illegal_layout_legal() -> None:
+    layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
+    with pytest.raises(Mistake, match="pp·v=4 stages are more than layers=2"):
+        questions.longest_sequence(model=named("nano"), machine=hardware, job=Job(global_batch=256), layout=layout)
