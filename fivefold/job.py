@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
@@ -179,16 +179,23 @@ RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
 
 
-def _stack(asked: object) -> dict[str, Any]:
-    """The fields of a stack by name, as a record, or as a table that may name one and change some of its fields."""
-    if isinstance(asked, Stack):
-        return asked.model_dump()
-    if isinstance(asked, str):
-        return named(asked).model_dump()
-    if not isinstance(asked, dict):
+def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
+    """A stack by name, as a record, or as a table that may name one, with ``changes``; a table that is no stack as is,
+    for pydantic to say which of its fields is wrong.
+    """
+    stack = named(asked) if isinstance(asked, str) else asked
+    if isinstance(stack, Stack):
+        if not changes:
+            return stack
+        stack = stack.model_dump()
+    if not isinstance(stack, dict):
         raise Mistake(f"stack is {asked!r}; name one of {', '.join(STACKS)}, or give a table of its fields")
-    name = asked.get("name")
-    return (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | asked
+    name = stack.get("name")
+    table = (STACKS[name].model_dump() if isinstance(name, str) and name in STACKS else {}) | stack | changes
+    try:
+        return Stack.model_validate(table)
+    except ValidationError:
+        return table
 
 
 def recipe(name: str) -> Recipe:
@@ -225,12 +232,14 @@ class Job(Record):
         if not isinstance(values, dict):
             return values
         try:
-            stack = _stack(values.get("stack", {}))
-            stack |= {key: value for key, value in values.items() if key in FACTS}
+            changes = {key: value for key, value in values.items() if key in FACTS}
+            stack = _stack(values.get("stack", {}), changes)
             values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
             asked = values.get("precision", "bf16")
             if isinstance(asked, str):
-                values["precision"] = recipe(asked).reduced(in_fp32=stack.get("reduce_in_fp32", True) is True)
+                values["precision"] = recipe(asked).reduced(
+                    in_fp32=not isinstance(stack, Stack) or stack.reduce_in_fp32
+                )
             elif isinstance(asked, dict) and asked.get("name") in RECIPES:
                 values["precision"] = RECIPES[asked["name"]].model_dump() | asked
         except Mistake as error:

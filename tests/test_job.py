@@ -89,3 +89,12 @@ def test_what_no_run_can_mean_is_refused(values: dict[str, object]) -> None:
 def test_a_job_survives_json() -> None:
     job = Job.model_validate({"precision": "fp8-lm", "optimizer": {"kind": "sgd"}, "learning_rate": {"kind": "wsd"}})
     assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+@pytest.mark.parametrize(
+    ("said", "name"), [("true", "bf16"), (True, "bf16"), ("false", "bf16-grad16"), (False, "bf16-grad16")]
+)
+def test_a_recipe_by_name_is_what_the_stack_makes_of_it(said: object, name: str) -> None:
+    """As text too, as the command line has it."""
+    job = Job.read({"precision": "bf16", "reduce_in_fp32": said}, origin="test")
+    assert (job.precision.name, job.stack.reduce_in_fp32) == (name, name == "bf16")
