@@ -77,13 +77,19 @@ class Operation(Record):
 
 
 class Time(Record):
-    """Seconds of one step on the slowest rank; the parts add up to ``step_seconds``."""
+    """Seconds of one step on the slowest rank; compute, bubble, exposed, optimizer, data and host add up to
+    ``step_seconds``, and so do the ``parts``, if there are any.
+    """
 
     step_seconds: NonNegativeFloat
     compute_seconds: NonNegativeFloat
-    bubble_seconds: NonNegativeFloat = 0.0
+    bubble_seconds: NonNegativeFloat = 0.0  # waits for another rank to start its part of a message
     exposed_seconds: dict[str, NonNegativeFloat] = {}  # communication that compute does not hide, by axis
+    hidden_seconds: dict[str, NonNegativeFloat] = {}  # communication beside compute, by axis; in none of the others
     optimizer_seconds: NonNegativeFloat = 0.0
+    data_seconds: NonNegativeFloat = 0.0  # waits for the batch
+    host_seconds: NonNegativeFloat = 0.0  # of the training code, outside operations and messages
+    parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
     bound_by: str = ""
 

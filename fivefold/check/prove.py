@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fivefold.check.split import rank_times, split, summary
+from fivefold.layout import trace_file
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -58,6 +60,8 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
             outcome = loop.train()
+        if run.trace_steps and outcome.trace.steps:
+            trace_file.write(outcome.trace, run.folder)
         measured = measured_step(outcome, run=run, model=model, machine=machine, layout=layout, process=process)
         if process.rank == 0 and measured is not None:
             _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
@@ -82,6 +86,7 @@ def measured_step(
     if any(measured is None or seconds is None for measured, _, seconds in everyone):
         return None
     seconds = max(seconds for _, _, seconds in everyone)
+    time = _measured_time(outcome, seconds=seconds, process=process)
     counted = work(model, layout=layout, job=run.job)
     done = counted.replace(
         parameters=round(sum(measured.parameters for measured, _, _ in everyone)),
@@ -106,12 +111,23 @@ def measured_step(
         ),
         work=done,
         traffic=_traffic([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
-        time=Time(step_seconds=seconds, compute_seconds=seconds),
+        time=time,
         tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(
             done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
         ),
     )
+
+
+def _measured_time(outcome: Outcome, *, seconds: float, process: Process) -> Time:
+    """Split ``seconds`` of the step by the traces of all ranks; the same on each rank."""
+    everyone: list[Any] | None = [None] * process.world if process.rank == 0 else None
+    dist.gather_object(summary(outcome.trace), everyone)
+    found = [Time(step_seconds=seconds, compute_seconds=seconds)]
+    if everyone is not None and all(each.steps for each in everyone):
+        found = [split(rank_times(everyone), step_seconds=seconds)]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:

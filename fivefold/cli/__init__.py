@@ -2,7 +2,8 @@
 
 options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
 plan · dryrun · run · slurm      predict search ask ratios published; dryrun; train data calibrate show; as a Slurm job
-doctor · numerics · generate · huggingface · pictures · hosts   their commands; charts of a step; ranks of many hosts
+doctor · numerics · generate · huggingface · hosts   their commands; ranks of many hosts
+pictures · lanes                 charts of a step; the traces of a run beside its prediction
 
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """

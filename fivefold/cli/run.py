@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.cli.lanes import save_lanes
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
@@ -30,6 +31,9 @@ def train(
         bool, typer.Option("--force", help="Start although the planner says that it does not fit.")
     ] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit it as a Slurm job instead.")] = False,
+    trace: Annotated[
+        int | None, typer.Option("--trace", min=1, metavar="STEPS", help="Write what each rank did in so many steps.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Train, then lay the measured step beside the predicted one. Goes on from the newest checkpoint."""
@@ -41,6 +45,7 @@ def train(
     from fivefold.train.supported import check_supported
 
     settings = Run.load(run)
+    settings = settings if trace is None else settings.replace(trace_steps=trace)
     model, machine = resolve(settings.model), _machine(settings, layout)
     chosen = Layout.parse(layout or _layout(settings, machine))
     refuse(chosen, model=model, job=settings.job, machine=machine)
@@ -63,6 +68,7 @@ def train(
         from fivefold.train.process import launch
 
         arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
+        arguments += ["--trace", str(trace)] if trace else []
         launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
     _train_here(settings, chosen, model=model, machine=machine, json=json)
@@ -230,6 +236,8 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
     show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
+    if outcome.trace.steps and run.trace_steps:
+        save_lanes(run, proof.predicted)
 
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:

@@ -50,6 +50,7 @@ def script(run: Run, *, path: Path, layout: Layout, machine: Machine, force: boo
     }  # fmt: skip
     command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout)])
     command += " --force" if force else ""
+    command += f" --trace {run.trace_steps}" if run.trace_steps else ""
     rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={ranks}"
     lines = [
         "#!/bin/bash",

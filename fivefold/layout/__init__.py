@@ -4,5 +4,6 @@ spec · names        the record and its text; words of axes and schedules
 legal               why a layout cannot be, in one line
 mesh                process groups by axis          sharding · local_weight   which part of which weight lies where
 stages · schedule/  layers of pipeline stages; pipeline schedules as tables
-spans               a step over time, as data       search_result             what a search found
+spans · trace_file  a step over time, as data; what the ranks of a run did, as files
+search_result       what a search found
 """

@@ -1,23 +1,29 @@
-"""A step's timeline as data: what each pipeline rank runs when (spans), and its live bytes meanwhile (levels).
+"""A step's timeline as data: what each rank runs when (spans), its messages, and its live bytes meanwhile (levels).
 
     rank 0   F0.0  F0.1         BW0.0  BW0.1  reduce  update
     rank 1         F1.0  BW1.0  F1.1   BW1.1  reduce  update
 
-Made by the planner or from a trace of a real run; drawn by ``show``.
+Made by the planner, by the rehearsal or by the trace of a real run; drawn by ``show``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-SpanKind = Literal["F", "B", "W", "BW", "FB", "reduce", "update"]
+# actions of the schedule; ends of a step; what a trace sees within them
+SpanKind = Literal[
+    "F", "B", "W", "BW", "FB", "reduce", "update", "step", "data", "evaluate", "op", "call", "post", "wait", "host"
+]
+ACTIONS = ("F", "B", "W", "BW", "FB")
 
 
 class Span(NamedTuple):
-    """What a pipeline rank runs from ``start`` to ``end``, in seconds from the start of the step.
+    """What a rank runs from ``start`` to ``end``, in seconds from the start of the step.
 
-    The last ``messages`` seconds are exposed communication over ``axes``; in truth it is spread over the operations of
-    the span. The last two fields are the backward of an ``FB``, else -1.
+    Of a planned or rehearsed action the last ``messages`` seconds are exposed communication over ``axes``; in truth it
+    is spread over the operations of the span. A traced action has none, but spans within: ``op``, an operation under
+    the planner's name; ``call``, what surrounds operations on the host; ``post`` and ``wait``, of a message.
     """
 
     kind: SpanKind
@@ -28,8 +34,75 @@ class Span(NamedTuple):
     axes: tuple[str, ...] = ()
     stage: int = -1
     micro_batch: int = -1
-    backward_stage: int = -1
+    backward_stage: int = -1  # of an ``FB``, else -1, as the next
     backward_micro_batch: int = -1
+    way: str = ""  # of an operation: forward, backward (dx, or all), weight (dW), recomputed
+    own: float = 0.0  # seconds outside all spans within
+    within: int = -1  # index of the span that contains it; -1: none
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.end - self.start
+
+
+class Message(NamedTuple):
+    """One message of a traced rank, or several point-to-point ones that start together. Seconds as in ``Span``."""
+
+    axis: str  # to which its traffic is counted
+    group: str  # name of the process group's axis
+    ranks: tuple[int, ...]  # of the group
+    collective: str  # as in ``step.Traffic``
+    payload: int  # bytes of the full tensor
+    bytes: int  # sent by this rank, as ``step.Traffic`` counts
+    number: int  # messages that the traffic counts: a receive is none
+    to: tuple[int, ...]  # p2p: ranks that this one sends to
+    source: tuple[int, ...]  # p2p: ranks that it receives from
+    begun: float  # the call that starts it begins
+    posted: float  # that call has returned
+    waits: float  # the rank begins to wait
+    done: float  # the wait is over
+    early: bool  # had ended before the wait: its own end lies between ``posted`` and ``waits``
+    span: int  # index of the span of its wait
+
+    @property
+    def name(self) -> str:
+        """As the tables call it."""
+        return f"{self.axis} {self.collective}"
+
+
+class RankStep(NamedTuple):
+    """One traced step of one rank: its spans in order of start, the first the step itself, and its messages."""
+
+    step: int
+    begin: float  # on the clock of rank 0, in seconds; spans count from here
+    spans: tuple[Span, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time."""
+        return self.spans[0].end
+
+    def actions(self) -> tuple[Span, ...]:
+        """The actions of the schedule."""
+        return tuple(span for span in self.spans if span.kind in ACTIONS)
+
+
+class RankTrace(NamedTuple):
+    """What one rank did in the traced steps. ``clock_error``: by how many seconds its times may be off rank 0's."""
+
+    rank: int
+    world: int
+    stage: int  # its place in the pipeline
+    clock_offset: float  # seconds that were added to its own clock
+    clock_error: float
+    steps: tuple[RankStep, ...]
+    evaluations: tuple[Span, ...] = ()  # between steps, on the clock of rank 0
+
+    def operations(self) -> Iterator[Span]:
+        """Every operation of every step."""
+        return (span for step in self.steps for span in step.spans if span.kind == "op")
 
 
 class Level(NamedTuple):

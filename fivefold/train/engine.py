@@ -81,7 +81,7 @@ class Engine:
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can mend.
         """
-        built, scaler = self.built, self.built.scaler
+        scaler = self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
         if scaler is not None or len(tokens) != self.pipeline.table.micro_batches:
             self._resize_schedule(len(tokens))
@@ -90,9 +90,7 @@ class Engine:
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
-        norm, (loss, stop_votes) = optimizer.sum_over_ranks(
-            built.shards, total / self.layout.tp, float(stop), ranks=built.ranks
-        )
+        norm, (loss, stop_votes) = self.sum_norm(total / self.layout.tp, float(stop))
         finite = True
         if scaler is not None:
             norm = norm / scale
@@ -103,12 +101,20 @@ class Engine:
         if scaler is not None and wanted == finite:
             scaler.update(finite=finite)
         if wanted:
-            optimizer.clip(built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
-            built.optimizer.step()
+            self.update(norm, scale=scale)
         else:  # the backward has moved the routing biases by this step's load: restore them
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
         return StepResult(loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale)
+
+    def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Gradient norm, and sums of ``numbers`` over all ranks."""
+        return optimizer.sum_over_ranks(self.built.shards, *numbers, ranks=self.built.ranks)
+
+    def update(self, norm: Tensor, *, scale: float) -> None:
+        """Clip the gradients and update the shards."""
+        optimizer.clip(self.built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
+        self.built.optimizer.step()
 
     def _resize_schedule(self, micro_batches: int) -> None:
         """Build the pipeline schedule for so many ``micro_batches``, and expect as many gradients of each weight."""

@@ -3,7 +3,7 @@
 A step: forward and backward of every micro-batch, gradient reduction, norm, clip, update. A signal lets the step
 finish, saves a checkpoint and ends the run. A loss that cannot be used (``faults/spikes.py``) skips the update or loads
 an earlier checkpoint; a rank that hangs ends the run (``faults/watchdog.py``). The third step after the start, or the
-first later one of a whole batch where the batch ramps up, runs under the ``Meter``; the steps after it are timed.
+first later one of a whole batch where the batch ramps up, runs under the ``Meter``; later ones are timed, some traced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from fivefold.job import Job
+from fivefold.layout.spans import RankTrace
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Fault, Mistake
@@ -39,6 +40,7 @@ from fivefold.train.logs.run_log import NoLogs
 from fivefold.train.logs.step_line import step_line
 from fivefold.train.measure.measured_step import Measured, live_tensors, measure
 from fivefold.train.measure.meter import Meter
+from fivefold.train.measure.tracer import ALWAYS, Tracer
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
 from fivefold.train.run import Run
@@ -52,7 +54,8 @@ class Outcome:
 
     step: int
     measured: Measured | None  # None: too few steps
-    step_seconds: float | None  # median; None: too few steps
+    step_seconds: float | None  # median of the untraced ones; None: too few steps
+    trace: RankTrace
     checkpoint: Path | None
     stopped: str
     last_loss: float | None
@@ -89,7 +92,7 @@ class Loop:
         )  # fmt: skip
         self.bad_loss: BadLoss | None = None  # verdict on the last step; None: it was good
         self.returned: Path | None = None  # checkpoint of the last roll-back
-        self.seconds: list[float] = []  # of each step after the metered one
+        self.seconds: list[float] = []  # of each step after the metered one that is not traced
         self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
             run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
@@ -97,6 +100,7 @@ class Loop:
         )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
+        self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
         self.evaluator = Evaluator(
             run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs
         )
@@ -110,13 +114,14 @@ class Loop:
             with catch_signals(self._on_signal):
                 while step < self.job.steps and not stopped:
                     meter = self._meter() if step >= start + METERED else None
-                    done, took = self._timed_step(step, meter)
+                    traced = self.measured is not None and self._traced(step)
+                    done, took = self._timed_step(step, meter, traced=traced)
                     stopped = self._signal_name(done.stop)
                     if self.bad_loss:
                         step, due = self._skip_or_roll_back(self.bad_loss, step + 1), False
                     else:
                         step += 1
-                        if self.measured and not meter:
+                        if self.measured and not meter and not traced:
                             self.seconds.append(took)
                         loss, due = done.loss, step == self.job.steps or step % self.run.checkpoints.every_steps == 0
                         self._log_step(step, done, took)
@@ -128,8 +133,9 @@ class Loop:
                         stopped = stopped or self._stop_vote()
                 self.watchdog.at(step, "a save")
                 saved = self.saver.wait()
-        typical = statistics.median(self.seconds) if self.seconds else None
-        return Outcome(step, self.measured, typical, saved, stopped, loss, heldout)
+        seconds = self.seconds or [each.seconds for each in self.tracer.steps]
+        typical = statistics.median(seconds) if seconds else None
+        return Outcome(step, self.measured, typical, self.tracer.trace(), saved, stopped, loss, heldout)
 
     def _begin(self) -> int:
         """Resume and open the logs; save a first checkpoint where the run may have to roll back. Returns the step."""
@@ -141,12 +147,21 @@ class Loop:
             self._save(start)
         return start
 
-    def _timed_step(self, step: int, meter: Meter | None) -> tuple[StepResult, float]:
+    def _timed_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
         """Result and wall seconds of the step."""
         self.step = step
         self.watchdog.at(step, "a step")
+        if traced:
+            with self.tracer.traced(step):
+                done = self._step(step, meter)
+            return done, self.tracer.steps[-1].seconds
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
+
+    def _traced(self, step: int) -> bool:
+        """Whether to trace the step, after the metered one."""
+        timed, last = len(self.seconds) + len(self.tracer.steps), step + 1 == self.job.steps
+        return self.job.batch(self.samples) == self.job.global_batch and self.tracer.wants(timed, last=last)
 
     def _judge(self, loss: float, norm: float) -> bool:
         """Whether loss and gradient norm of a step allow its update; the verdict is kept in ``bad_loss``."""
@@ -236,7 +251,8 @@ class Loop:
     def evaluate(self, step: int) -> float:
         """Held-out loss in nats per token, over all ranks; written to the logs."""
         self.watchdog.at(step, "an evaluation")
-        return self.evaluator.evaluate(step)
+        with self.tracer.evaluated(step):
+            return self.evaluator.evaluate(step)
 
     def _log_step(self, step: int, done: StepResult, seconds: float) -> None:
         self.logs.write(step_line(

@@ -63,6 +63,9 @@ class Run(Record):
     logs: Boards = Boards()
     evaluate_every: PositiveInt = 50
     evaluate_sequences: PositiveInt = 64
+    trace_steps: NonNegativeInt = (
+        0  # steps whose trace is written to ``folder``/trace; 0: a few are traced, none written
+    )
     sample: str = "def "  # prompt of the sample; empty: none
     sample_tokens: NonNegativeInt = 200
     sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log

@@ -114,6 +114,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
         assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
         kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
         assert kept[0] == pytest.approx(kept[1], rel=0.001)
+        assert sum(measured.time.parts.values()) == pytest.approx(measured.time.step_seconds), "its last step is traced"
 
 
 @pytest.mark.parametrize(

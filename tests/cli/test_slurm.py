@@ -39,6 +39,10 @@ def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
     assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=2" in text("dp2 mbs1", "h100:512")
     command = f"{sys.executable} -m fivefold train big.toml --layout"
     assert f"{command} '\"'\"'dp2 zero0 mbs1'\"'\"'" in text("dp2 mbs1", "h100:512").replace(" ac=none", "")
+    assert "--trace" not in text("dp2 mbs1", "h100:512")
+    traced = RUN.replace(trace_steps=3)
+    layout = Layout.parse("dp2 mbs1")
+    assert " --trace 3" in script(traced, path=Path("big.toml"), layout=layout, machine=resolve("h100:512"))
     with pytest.raises(Mistake, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
         text("dp12 mbs1", "h100:512")
 

@@ -1,1 +1,6 @@
-"""What one step really did: bytes, FLOPs and messages under the ``meter``, as a rank's ``measured_step``."""
+"""What a step really did: bytes, FLOPs and messages of one, the seconds of a few others.
+
+meter · measured_step     storages, FLOPs and messages below autograd; what a rank held and did
+tracer · regions          which steps are traced; the calls that report to
+recorder · clock          marks, read into spans and messages; of the host or a stream, and how far off rank 0's
+"""

@@ -46,9 +46,17 @@ class Block(nn.Module):
 
     def forward(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[R, D] → [R, D]."""
-        y_RD: Tensor = x_RD + self.attention(self.run("norm1", self.norm1, x_RD), cos_TH, sin_TH, documents_BT)
-        z_RD: Tensor = y_RD + self.feed_forward(self.run("norm2", self.norm2, y_RD))
+        a_RD: Tensor = self.attention(self.run("norm1", self.norm1, x_RD), cos_TH, sin_TH, documents_BT)
+        y_RD: Tensor = self.run("attention.add", residual, x_RD, a_RD)
+        del a_RD
+        d_RD: Tensor = self.feed_forward(self.run("norm2", self.norm2, y_RD))
+        z_RD: Tensor = self.run("mlp.add", residual, y_RD, d_RD)
         return z_RD
+
+
+def residual(x_RD: Tensor, y_RD: Tensor) -> Tensor:
+    """``x + y`` of the residual stream."""
+    return x_RD + y_RD
 
 
 class Embed(nn.Module):
@@ -56,12 +64,14 @@ class Embed(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
+        self.run: Run = direct
         self.tokens = nn.Embedding(model.vocab, model.width)
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """[B, T] → [B · T, D]."""
-        return self.lookup(tokens_BT.flatten(), self.tokens.weight)
+        x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
+        return x_RD
 
 
 class Head(nn.Module):
@@ -69,6 +79,7 @@ class Head(nn.Module):
 
     def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
         super().__init__()
+        self.run: Run = direct
         self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
         bias = model.head_bias
         self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
@@ -80,13 +91,16 @@ class Head(nn.Module):
 
         ``chunked``: where gradients are required the scalar is NaN until its backward has run.
         """
-        h_RD: Tensor = self.norm(x_RD)
-        if targets_BT is None or not self.chunked:
-            logits_RV: Tensor = self.out(h_RD)
-            if targets_BT is None:
-                return logits_RV
-            return cross_entropy(logits_RV, targets_BT.flatten(), scale=scale, loss=self.loss)
-        return chunked_loss(h_RD, self.out, targets_BT, scale=scale, loss=self.loss)
+        lost: Tensor
+        h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
+        if targets_BT is not None and self.chunked:
+            lost = self.run("loss", partial(chunked_loss, scale=scale, loss=self.loss), h_RD, self.out, targets_BT)
+            return lost
+        logits_RV: Tensor = self.run("head.out", self.out, h_RD)
+        if targets_BT is None:
+            return logits_RV
+        lost = self.run("loss", partial(cross_entropy, scale=scale, loss=self.loss), logits_RV, targets_BT.flatten())
+        return lost
 
 
 class Transformer(nn.Module):

@@ -4,5 +4,5 @@ tensor · context · expert   tp with sp, vocabulary; cp ring and ulysses; ep an
 zero · shard · placement · fp8_gather   ZeRO units; a rank's part of a weight; which rank holds what; fp8 on the wire
 pipeline · interleave       the runtime of schedule tables; F beside BW
 recompute · recomputed      which operations run again; how their tensors come back
-mesh · collectives          process groups; collectives along an axis
+mesh · collectives · listener   process groups; collectives along an axis; who is told of them
 """

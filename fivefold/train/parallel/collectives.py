@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.train.parallel.interleave import Interleaver
+from fivefold.train.parallel.listener import Heard
 from fivefold.train.parallel.mesh import Axis
 
 if hasattr(dist, "all_gather_single"):  # torch 2.13; 2.11 knows the older names alone
@@ -23,12 +24,18 @@ else:
 
 
 class Pending:
-    """The result of a running collective. Keeps ``inputs`` alive until it is done; ``interleaver``: yields to it."""
+    """The result of a running collective. Keeps ``inputs`` alive until it is done; ``interleaver``: yields to it;
+    ``heard``: told of the wait.
+    """
 
     def __init__(
-        self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None
+        self, out: Tensor, *works: dist.Work | None, inputs: object = None, interleaver: Interleaver | None = None,
+        heard: Heard | None = None,
     ) -> None:  # fmt: skip
         self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
+        self._heard = heard
+        if heard is not None:
+            heard.posted()
 
     @property
     def arriving(self) -> Tensor:
@@ -39,11 +46,22 @@ class Pending:
         """Wait for the collective and return its output."""
         if self._works and self._interleaver is not None:
             self._interleaver.yield_turn()
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            heard.waits(all(work is not None and work.is_completed() for work in self._works))
         for work in self._works:
             assert work is not None
             work.wait()
+        if heard is not None:
+            heard.done()
         self._works, self._inputs = (), None
         return self._out
+
+
+def _post(axis: Axis, collective: str, payload: Tensor) -> Heard | None:
+    """Tell the axis' listener, if any, of a collective on ``payload``, the full tensor."""
+    post = axis.listener.post
+    return None if post is None else post(axis.name, axis.ranks, collective, payload.nbytes)
 
 
 def all_gather(x: Tensor, axis: Axis) -> Pending:
@@ -52,7 +70,9 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
         return Pending(x)
     x = x.contiguous()
     out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
-    return Pending(out, _all_gather(out, x, group=axis.group, async_op=True), inputs=x, interleaver=axis.interleaver)
+    heard = _post(axis, "all_gather", out)
+    work = _all_gather(out, x, group=axis.group, async_op=True)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
@@ -64,16 +84,18 @@ def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pendi
     x = x.contiguous()
     if out is None:
         out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
-    return Pending(
-        out, _reduce_scatter(out, x, group=axis.group, async_op=True), inputs=x, interleaver=axis.interleaver
-    )
+    heard = _post(axis, "reduce_scatter", x)
+    work = _reduce_scatter(out, x, group=axis.group, async_op=True)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
 def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Reduce ``x`` over the ranks with ``op``, in place."""
     if axis.size == 1:
         return Pending(x)
-    return Pending(x, dist.all_reduce(x, op=op, group=axis.group, async_op=True), interleaver=axis.interleaver)
+    heard = _post(axis, "all_reduce", x)
+    work = dist.all_reduce(x, op=op, group=axis.group, async_op=True)
+    return Pending(x, work, interleaver=axis.interleaver, heard=heard)
 
 
 def all_to_all(
@@ -85,11 +107,12 @@ def all_to_all(
     x = x.contiguous()
     rows = x.shape[0] if received is None else sum(received)
     out = x.new_empty(rows, *x.shape[1:])
+    heard = _post(axis, "all_to_all", x)
     work = dist.all_to_all_single(
         out, x, None if received is None else list(received), None if sent is None else list(sent),
         group=axis.group, async_op=True,
     )  # fmt: skip
-    return Pending(out, work, inputs=x, interleaver=axis.interleaver)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
@@ -98,5 +121,31 @@ def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tenso
     operations += [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
     if not operations:
         return []
+    heard = _post_p2p(axis, sends, receives)
     works = dist.batch_isend_irecv(operations)
-    return [Pending(operations[-1].tensor, *works, inputs=operations, interleaver=axis.interleaver)]
+    out = operations[-1].tensor
+    return [Pending(out, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
+
+
+def send(x: Tensor, axis: Axis, place: int) -> Pending:
+    """Start to send ``x`` to the rank at ``place`` of ``axis``; ``wait`` returns ``x``, which is kept until then."""
+    heard = _post_p2p(axis, [(x, place)], [])
+    return Pending(x, dist.isend(x, axis.ranks[place], group=axis.group), heard=heard)
+
+
+def receive(out: Tensor, axis: Axis, place: int) -> Pending:
+    """Start to receive into ``out`` from the rank at ``place`` of ``axis``."""
+    heard = _post_p2p(axis, [], [(out, place)])
+    work = dist.irecv(out, axis.ranks[place], group=axis.group)
+    return Pending(out, work, interleaver=axis.interleaver, heard=heard)
+
+
+def _post_p2p(
+    axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+) -> Heard | None:  # fmt: skip
+    """Tell the axis' listener, if any, of point-to-point messages that start together."""
+    post = axis.listener.post
+    if post is None:
+        return None
+    to, source = (tuple(axis.ranks[place] for _, place in each) for each in (sends, receives))
+    return post(axis.name, axis.ranks, "p2p", sum(tensor.nbytes for tensor, _ in sends), to=to, source=source)

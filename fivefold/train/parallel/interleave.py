@@ -35,6 +35,11 @@ class Interleaver:
         self._running = 0  # 0: the first, in the thread that called ``run_both``; 1: the second
         self._failed = False
 
+    @property
+    def running(self) -> int:
+        """Which of the two runs now: 0 for the first, and where there is only one."""
+        return self._running
+
     def yield_turn(self) -> None:
         """Let the other function run until it yields or returns; raises ``PartnerFailed`` if the other has raised."""
         if not self.alone:
@@ -74,7 +79,7 @@ class Interleaver:
         finally:
             self._finished(0)
             thread.join()
-            self._failed = False
+            self._failed, self._running = False, 0
         if raised:
             raise raised[0]
 

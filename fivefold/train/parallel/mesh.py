@@ -8,7 +8,7 @@ ranks with one pipeline rank), and world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fivefold.layout.mesh import Group, group, members
 from fivefold.layout.spec import Layout
 from fivefold.train.parallel.interleave import Interleaver
+from fivefold.train.parallel.listener import Listener
 
 ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
@@ -29,7 +30,8 @@ TRAFFIC_AXIS = {"shard": "dp", "replica": "dp", "expert_shard": "dp", "expert_re
 class Axis:
     """This process's group along one axis of the mesh; ``rank`` is its own index among ``ranks``.
 
-    ``interleaver``: yields to the other micro-batch before each wait for a message of this group.
+    ``interleaver``: yields to the other micro-batch before each wait for a message of this group. ``listener``: is told
+    of the group's messages.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Axis:
     ranks: tuple[int, ...]  # global ranks
     group: dist.ProcessGroup | None  # None: this rank alone
     interleaver: Interleaver | None = None
+    listener: Listener = field(default_factory=Listener)
 
     @property
     def size(self) -> int:
@@ -49,7 +52,7 @@ class Ranks:
     """This process's ranks and groups along all axes. ``interleaver``: set if two micro-batches compute in turn while
     messages travel.
 
-    ``streams``: messages overlap with compute, as on GPUs.
+    ``streams``: messages overlap with compute, as on GPUs. ``listener``: that of all axes.
     """
 
     rank: int
@@ -58,6 +61,7 @@ class Ranks:
     axes: Mapping[str, Axis]
     interleaver: Interleaver | None = None
     streams: bool = False
+    listener: Listener = field(default_factory=Listener)
 
     def __getitem__(self, name: str) -> Axis:
         return self.axes[name]
@@ -66,8 +70,13 @@ class Ranks:
         """The axis to which traffic of the process group ``group_name`` is counted; "world" if it is none of these."""
         for axis in self.axes.values():
             if axis.group is not None and axis.group.group_name == group_name:
-                return TRAFFIC_AXIS.get(axis.name, axis.name.partition("_")[0])
+                return traffic_axis(axis.name)
         return "world"
+
+
+def traffic_axis(name: str) -> str:
+    """The axis to which traffic of the axis ``name`` is counted."""
+    return TRAFFIC_AXIS.get(name, name.partition("_")[0])
 
 
 def ranks(
@@ -89,7 +98,10 @@ def ranks(
     axes |= _pipeline_axes(axes["pp"], layout, rank=rank)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
-    return Ranks(rank, world, device, axes, interleaver, device.type == "cuda" if streams is None else streams)
+    listener = Listener()
+    axes = {name: replace(axis, listener=listener) for name, axis in axes.items()}
+    beside = device.type == "cuda" if streams is None else streams
+    return Ranks(rank, world, device, axes, interleaver, beside, listener)
 
 
 def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, named
@@ -22,6 +21,7 @@ from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Mistake
 from fivefold.train.model.linear import WgradStore, Work
+from fivefold.train.parallel.collectives import Pending, receive, send
 from fivefold.train.parallel.mesh import Axis, Ranks
 
 Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage), micro-batch → rows, or the loss
@@ -60,8 +60,8 @@ class Pipeline:
         self.on_action: Callable[[Action], None] | None = None
         self.on_pass: Callable[[], None] | None = None
         self._loss = torch.zeros(())
-        self._receiving: dict[Part, tuple[Tensor, dist.Work]] = {}
-        self._sending: dict[Part, tuple[Tensor, dist.Work]] = {}
+        self._receiving: dict[Part, Pending] = {}
+        self._sending: dict[Part, Pending] = {}
         self._local_rows: dict[Part, Tensor] = {}  # between two stages of this rank
         self._graphs: dict[tuple[int, int], tuple[Tensor | None, Tensor, list[Tensor]]] = {}
         self._deferred_wgrads: dict[tuple[int, int], list[Work]] = {}
@@ -87,12 +87,12 @@ class Pipeline:
             for part in post_receives:
                 self._receive(part)
             for part in wait_sends:
-                self._sending.pop(part)[1].wait()
+                self._sending.pop(part).wait()
             if self.on_action is not None:
                 self.on_action(action)
             self._act(action, first=first)
         while self._sending:
-            self._sending.popitem()[1][1].wait()
+            self._sending.popitem()[1].wait()
         return self._loss
 
     def _act(self, action: Action, *, first: int) -> None:
@@ -155,7 +155,7 @@ class Pipeline:
 
     def messages(self) -> list[Tensor]:
         """Buffers of the messages in flight to or from other ranks."""
-        return [rows for rows, _ in (*self._receiving.values(), *self._sending.values())]
+        return [each.arriving for each in (*self._receiving.values(), *self._sending.values())]
 
     # Messages
 
@@ -167,11 +167,7 @@ class Pipeline:
         for kind, source, target in links(self.table):
             if self.rank in (source, target):
                 axis = self._axis((kind, 0, 0), source=source, target=target)
-                send = self.rank == source
-                call, other = (dist.isend, target) if send else (dist.irecv, source)
-                work = call(byte, axis.ranks[other], group=axis.group)
-                assert work is not None
-                work.wait()
+                (send(byte, axis, target) if self.rank == source else receive(byte, axis, source)).wait()
 
     def _axis(self, part: Part, *, source: int, target: int) -> Axis:
         """The process group for a message: F and B, to higher and lower ranks, have one each, so that none queues."""
@@ -187,28 +183,19 @@ class Pipeline:
         if target is None:
             self._local_rows[part] = rows
             return
-        axis, rows = self._axis(part, source=self.rank, target=target), rows.contiguous()
-        work = dist.isend(rows, axis.ranks[target], group=axis.group)
-        assert work is not None
-        self._sending[part] = rows, work
+        self._sending[part] = send(rows.contiguous(), self._axis(part, source=self.rank, target=target), target)
 
     def _receive(self, part: Part) -> None:
         """Start the irecv of the output of ``part``."""
         source = self.table.paths[part[2]][part[1]]
         axis = self._axis(part, source=source, target=self.rank)
         rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
-        work = dist.irecv(rows, axis.ranks[source], group=axis.group)
-        assert work is not None
-        self._receiving[part] = rows, work
+        self._receiving[part] = receive(rows, axis, source)
 
     def _received(self, part: Part) -> Tensor:
         if part in self._local_rows:
             return self._local_rows.pop(part)
-        rows, work = self._receiving.pop(part)
-        if self.interleaver is not None:
-            self.interleaver.yield_turn()
-        work.wait()
-        return rows
+        return self._receiving.pop(part).wait()
 
 
 def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:

@@ -220,7 +220,10 @@ def counted(stack: Stack) -> Counter[str]:
     [
         ("none", ""),
         ("selective", "attention.core"),
-        ("full", "norm1 attention.qkv rope.q rope.k attention.core attention.out norm2 mlp.gate_up mlp.act"),
+        (
+            "full",
+            "norm1 attention.qkv rope.q rope.k attention.core attention.out attention.add norm2 mlp.gate_up mlp.act",
+        ),
         ("norm+act", "norm1 norm2 mlp.act"),
         ("mlp", "mlp.gate_up mlp.act"),  # nothing is read of what mlp.down makes
         ("qkv", ""),  # its values are kept by the core, and queries and keys by nobody
