@@ -90,7 +90,7 @@ UPDATE = [
           ("the decay goes through the moments", ADAMW, ADAMW.replace("AdamW", "Adam")),
           ("the betas are exchanged", ADAMW, ADAMW.replace("betas,", "betas[::-1],"))),
     *each(ALONE, "optimizers.optimizer:clip", ("small gradients are enlarged", ".clamp(max=1.0)", "")),
-    *each(ALONE, "engine:Engine.step", ("nothing is clipped", "largest=self.job.optimizer.clip", "largest=0.0")),
+    *each(ALONE, "engine:Engine.update", ("nothing is clipped", "largest=self.job.optimizer.clip", "largest=0.0")),
 ]  # fmt: skip
 RESUME = [
     *each(ALONE, "loop:Loop._resume",

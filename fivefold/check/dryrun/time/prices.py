@@ -23,7 +23,7 @@ CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_Swiglu.forward": "swiglu", "_Swiglu.backward": "swiglu_backward",
     "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
-    "residual": "add", "Engine.step": "adamw",
+    "residual": "add", "Engine.update": "adamw",
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
