@@ -154,7 +154,7 @@ class Loop:
         if traced:
             with self.tracer.traced(step):
                 done = self._step(step, meter)
-            return done, self.tracer.steps[-1].seconds
+            return done, self.tracer.close(good=self.bad_loss is None)
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
 

@@ -168,7 +168,7 @@ class _Reader:
         """Read mark ``at``."""
         lane, now = code & 1, self.seconds[at]
         stack = self._open[lane]
-        inside = stack[-1] if stack else self._open[0][-1] if self._open[0] else -1
+        inside = stack[-1] if stack else self._pair() if lane else -1
         if inside >= 0:
             self._rows[inside][3] += now - self.seconds[at - 1]
         if code < 0:
@@ -177,6 +177,10 @@ class _Reader:
         self.begun[at] = len(self._rows)
         stack.append(len(self._rows))
         self._rows.append([self.labels[code >> 1], now, now, 0.0, inside])
+
+    def _pair(self) -> int:
+        """Index of the open action, in whose first lane the other has begun."""
+        return next(index for index in reversed(self._open[0]) if self._rows[index][0].action is not None)
 
     def spans(self) -> tuple[Span, ...]:
         """Every region, in order of start."""

@@ -57,6 +57,13 @@ class Tracer:
             recorder.end()
         self.steps.append(recorder.take(step, offset=self.offset.seconds))
 
+    def close(self, *, good: bool) -> float:
+        """Seconds of the step just traced, which is forgotten unless it was a ``good`` one."""
+        seconds = self.steps[-1].seconds
+        if not good:
+            del self.steps[-1]
+        return seconds
+
     @contextmanager
     def evaluated(self, step: int) -> Iterator[None]:
         """Note an evaluation after ``step`` steps."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from fivefold.train.measure.clock import HostClock, Offset, offset
+import pytest
+
+from fivefold.train.measure.clock import HostClock, Offset, StreamClock, offset
 
 AHEAD = 12.5  # seconds
 
@@ -34,3 +36,34 @@ def test_marks_of_the_host_are_its_seconds() -> None:
     clock = HostClock()
     before, mark, after = time.perf_counter(), clock.mark(), time.perf_counter()
     assert before - 1e-6 <= clock.seconds([mark])[0] <= after + 1e-6
+
+
+class Event:
+    """As ``torch.cuda.Event`` is documented, on a stream that needs 5 ms for what comes before each event."""
+
+    clock = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.clock += 5.0
+        self.at = Event.clock
+
+    def synchronize(self) -> None:
+        self.at += 0.0
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at - self.at
+
+
+def test_marks_of_a_stream_count_from_the_base_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the documented interface only: there is no GPU here."""
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    clock, before = StreamClock(), time.perf_counter()
+    clock.begin()
+    after = time.perf_counter()
+    found = clock.seconds([clock.mark(), clock.mark()])
+    assert before + 5e-3 <= found[0] <= after + 5e-3
+    assert found[1] - found[0] == pytest.approx(5e-3)

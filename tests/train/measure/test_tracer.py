@@ -23,8 +23,10 @@ from fivefold.step import Traffic
 from fivefold.train.build import build
 from fivefold.train.data.prepare import prepare
 from fivefold.train.data.shards import Shards
+from fivefold.train.faults.spikes import BadLoss
 from fivefold.train.logs.run_log import NoLogs
 from fivefold.train.loop import Loop
+from fivefold.train.model.operation import direct
 from fivefold.train.run import Run
 
 Fork = Callable[..., list[Any]]
@@ -103,6 +105,61 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
     assert sum(whole.parts.values()) == pytest.approx(1.0, rel=1e-9)
     named = whole.compute_seconds + whole.bubble_seconds + whole.optimizer_seconds + whole.data_seconds
     assert named + whole.host_seconds + sum(whole.exposed_seconds.values()) == pytest.approx(1.0, rel=1e-9)
+
+
+def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+    """In an FB whose halves take turns each half nests for itself, and every second is counted once."""
+    layout, run = Layout.parse("pp2 v2 dualpipev mbs1"), a_run(tmp_path / "run", corpus, pairs=True)
+    for trace, traffic in forked(2, traced, run, DENSE, layout):
+        (step,) = trace.steps
+        assert actions(step) == wanted_actions(layout, run.job, trace.stage)
+        assert any(span.kind == "FB" for span in step.spans)
+        assert sum(span.own for span in step.spans) == pytest.approx(step.seconds, rel=1e-9)
+        for span in step.spans[1:]:
+            around = step.spans[span.within]
+            assert around.start <= span.start <= span.end <= around.end
+        assert sent_by(step) == {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
+        names = planned(DENSE, layout, run.job, trace.stage)
+        assert operations(step, "forward") == operations(step, "backward") == names["forward"]
+
+
+def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
+    forked: Fork, corpus: Path, tmp_path: Path
+) -> None:  # fmt: skip
+    for steps, wanted, timed in ((3, [], 0), (4, [3], 0), (5, [4], 1), (9, [4, 6, 8], 3), (12, [4, 6, 8], 6)):
+        run = a_run(tmp_path / str(steps), corpus, steps=steps)
+        assert forked(1, which, run) == [(wanted, timed)]
+    run = a_run(tmp_path / "more", corpus, steps=14).replace(trace_steps=5)
+    assert forked(1, which, run) == [([4, 6, 8, 10, 12], 6)]
+
+
+def which(run: Run) -> tuple[list[int], int]:
+    """The steps that are traced, and how many are timed; no attribute of the trainer is replaced afterwards."""
+    loop = looped(run, DENSE, Layout.parse("mbs4"))
+    before = {name: vars(loop.engine).get(name) for name in ("sum_norm", "update", "_balance")}
+    outcome = loop.train()
+    assert before == {name: vars(loop.engine).get(name) for name in before}
+    assert all(part.run is direct for part in loop.built.module.modules() if hasattr(part, "run"))
+    assert loop.built.ranks.listener.post is None
+    assert outcome.step_seconds == (None if run.job.steps == 3 else pytest.approx(outcome.step_seconds))
+    return [step.step for step in outcome.trace.steps], len(loop.seconds)
+
+
+def test_a_step_that_was_thrown_away_is_not_part_of_the_trace(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", corpus, steps=8).replace(faults={"on_spike": "skip"})
+    assert forked(1, spoilt, run) == [[4, 6]]
+
+
+def spoilt(run: Run) -> list[int]:
+    """A run whose step 4, the first that is traced, has a loss that is not wanted, and runs again."""
+    loop = looped(run, DENSE, Layout.parse("mbs4"))
+    inner = loop.guard.judge
+
+    def judge(loss: float, norm: float) -> BadLoss | None:
+        return BadLoss("skip", "planted") if loop.step == 4 and not loop.guard.rollbacks else inner(loss, norm)
+
+    loop.guard.judge = judge  # type: ignore[method-assign]
+    return [step.step for step in loop.train().trace.steps]
 
 
 def adds_up(step: RankStep) -> None:
