@@ -119,6 +119,7 @@ class Step(Record):
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
     operations: tuple[Operation, ...] = ()  # only of a predicted step
+    findings: tuple[str, ...] = ()  # only of a measured step: what was wrong with it, one line each
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

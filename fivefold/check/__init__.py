@@ -1,9 +1,7 @@
 """Does the promise hold? The rooms that run torch to find out.
 
-dryrun/      rehearse the real training code for any number of ranks on one CPU
-doctor/      the same for a module of one's own
-calibrate/   measure this computer
-prove · split      predict, train, measure, compare; where the time of a traced step went
-numerics           what a precision loses against fp32
-published/   predictions against published runs (no torch)
+dryrun/ · doctor/        rehearse the real training code, or a module of one's own, on one CPU
+calibrate/ · published/  measure this computer; predictions against published runs (no torch)
+prove · numerics         predict, train, measure, compare; what a precision loses against fp32
+split · findings         where the time of a traced step went; what was wrong with it
 """

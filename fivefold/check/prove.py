@@ -12,14 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fivefold.check.findings import findings
 from fivefold.check.split import rank_times, split, summary
 from fivefold.layout import trace_file
-from fivefold.layout.mesh import group
+from fivefold.layout.mesh import Group, group
+from fivefold.layout.spans import Message
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
+from fivefold.plan.price.network import Network
 from fivefold.record import Fault, Mistake
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
@@ -62,9 +65,11 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             outcome = loop.train()
         if run.trace_steps and outcome.trace.steps:
             trace_file.write(outcome.trace, run.folder)
-        measured = measured_step(outcome, run=run, model=model, machine=machine, layout=layout, process=process)
+        measured = measured_step(
+            outcome, run=run, model=model, machine=machine, layout=layout, process=process, predicted=predicted
+        )
         if process.rank == 0 and measured is not None:
-            _write_pair(run.folder / "step.json", predicted=predicted, measured=measured)
+            write_steps(run.folder / "step.json", predicted, measured)
         text = ""
         if run.sample and not outcome.stopped:
             text = sample_of(built, model=model, run=run, tokenizer=shards.tokenizer)
@@ -74,11 +79,12 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
 
 
 def measured_step(
-    outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process
-) -> Step | None:
+    outcome: Outcome, *, run: Run, model: Model, machine: Machine, layout: Layout, process: Process,
+    predicted: Step | None = None,
+) -> Step | None:  # fmt: skip
     """Gather all ranks' measurements into a step record, the same on each rank; None if the run was too short.
 
-    Memory is that of the fullest rank of each stage, time that of the slowest rank.
+    Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted``: for the findings.
     """
     mine = (outcome.measured, resident_bytes(), outcome.step_seconds)
     everyone: list[Any] = [None] * process.world
@@ -86,7 +92,7 @@ def measured_step(
     if any(measured is None or seconds is None for measured, _, seconds in everyone):
         return None
     seconds = max(seconds for _, _, seconds in everyone)
-    time = _measured_time(outcome, seconds=seconds, process=process)
+    time, told = _measured_time(outcome, seconds=seconds, machine=machine, process=process, predicted=predicted)
     counted = work(model, layout=layout, job=run.job)
     done = counted.replace(
         parameters=round(sum(measured.parameters for measured, _, _ in everyone)),
@@ -116,18 +122,28 @@ def measured_step(
         mfu=utilisation(
             done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(run.job.precision.compute)
         ),
+        findings=tuple(told),
     )
 
 
-def _measured_time(outcome: Outcome, *, seconds: float, process: Process) -> Time:
-    """Split ``seconds`` of the step by the traces of all ranks; the same on each rank."""
+def _measured_time(
+    outcome: Outcome, *, seconds: float, machine: Machine, process: Process, predicted: Step | None
+) -> tuple[Time, list[str]]:
+    """Split ``seconds`` of the step by the traces of all ranks, and what is wrong with it; the same on each rank."""
     everyone: list[Any] | None = [None] * process.world if process.rank == 0 else None
     dist.gather_object(summary(outcome.trace), everyone)
-    found = [Time(step_seconds=seconds, compute_seconds=seconds)]
+    found: list[Any] = [Time(step_seconds=seconds, compute_seconds=seconds), []]
     if everyone is not None and all(each.steps for each in everyone):
-        found = [split(rank_times(everyone), step_seconds=seconds)]
+        times, network = rank_times(everyone), Network(machine)
+
+        def expected(message: Message) -> float:
+            ranks = message.ranks
+            return network.seconds(message.collective, message.payload, Group(len(ranks), ranks[1] - ranks[0]))
+
+        told = findings(times, predicted=predicted.time, expected=expected) if predicted is not None else []
+        found = [split(times, step_seconds=seconds), told]
     dist.broadcast_object_list(found)
-    return found[0]
+    return found[0], found[1]
 
 
 def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
@@ -158,11 +174,12 @@ def _stage(stage: int, ranks: list[Measured]) -> StageMemory:
     )
 
 
-def _write_pair(path: Path, *, predicted: Step, measured: Step) -> None:
-    pair = {"predicted": predicted.model_dump(mode="json"), "measured": measured.model_dump(mode="json")}
+def write_steps(path: Path, *steps: Step) -> None:
+    """Write steps of one run to ``path``, each under its kind; ``Fault`` if it cannot be written."""
+    found = {step.kind: step.model_dump(mode="json") for step in steps}
     partial = path.with_suffix(".partial")
     try:
-        partial.write_text(json.dumps(pair, indent=2) + "\n")
+        partial.write_text(json.dumps(found, indent=2) + "\n")
         os.replace(partial, path)
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None

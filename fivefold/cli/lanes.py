@@ -1,7 +1,8 @@
-"""The traces of a run beside its prediction: one file for Perfetto, in the run's folder."""
+"""The traces of a run beside its prediction and its rehearsal: one table, and one file for Perfetto in its folder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say
@@ -9,11 +10,49 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.layout.spans import Span
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
     from fivefold.step import Step
     from fivefold.train.run import Run
 
+Rows = list[tuple["Span", ...]]
+SHOWN = 8  # most measured ranks in a picture
 
-def save_lanes(run: Run, predicted: Step) -> None:
+
+def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tuple[Step, ...]) -> None:
+    """Rehearse the step of a traced run, write it beside ``steps``, and merge the traces."""
+    from fivefold.check.prove import write_steps
+
+    step, rows = _rehearse(run, layout, model=model, machine=machine)
+    if step is not None:
+        write_steps(run.folder / "step.json", *steps, step)
+    _merge(run, layout, model=model, machine=machine, rehearsed=rows)
+
+
+def rehearsed(path: Path) -> tuple[Step, ...]:
+    """The rehearsed step that a traced run has written beside the two others, if any."""
+    from fivefold.record import read_file
+    from fivefold.step import Step
+
+    found = read_file(path).get("rehearsed") if path.exists() else None
+    return (Step.read(found, origin=f"{path}: rehearsed"),) if found else ()
+
+
+def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
+    """The rehearsed step and its spans by pipeline rank; None and none, with a line that says why, if it would fail."""
+    from fivefold.check.dryrun import dryrun
+    from fivefold.check.dryrun.time.pictures import spans
+
+    found = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
+    if found.step is None or found.played is None or found.table is None:
+        say(f"not rehearsed: {found.findings[0]}")
+        return None, []
+    rows = zip(found.ranks, found.table.rows, strict=True)
+    return found.step, [spans(found.played, found.steady[rank], row) for rank, row in rows]
+
+
+def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearsed: Rows) -> None:
     """Merge the ranks' files; where some lie on other hosts, say so instead."""
     from fivefold.layout import trace_file
     from fivefold.show import trace
@@ -23,25 +62,35 @@ def save_lanes(run: Run, predicted: Step) -> None:
     except Mistake as mistake:
         say(f"traces are not merged: {mistake}")
         return
+    predicted = _planned(run, layout, model=model, machine=machine)
+    trace_file.write_planned({"predicted": predicted, "rehearsed": rehearsed}, run.folder)
     path = run.folder / trace_file.FOLDER / "step.json"
-    error = max(each.clock_error for each in traces)
-    about = {"model": predicted.model, "machine": predicted.machine, "layout": predicted.layout,
-             "clock_error_us": f"{1e6 * error:.1f}"}  # fmt: skip
-    trace.write(trace.lanes(traces, predicted=_planned(run, predicted)), path, about=about)
-    say(f"wrote {path}: {len(traces[0].steps)} steps of {len(traces)} ranks, whose clocks agree to "
-        f"{1e6 * error:.0f} us; open it at https://ui.perfetto.dev")  # fmt: skip
+    error = 1e6 * max(each.clock_error for each in traces)
+    about = {"model": model.name, "machine": machine.name, "layout": str(layout), "clock_error_us": f"{error:.1f}"}
+    trace.write(trace.lanes(traces, predicted=predicted, rehearsed=rehearsed), path, about=about)
+    say(f"wrote {path}: {len(traces[0].steps)} steps of {len(traces)} ranks, whose clocks agree to {error:.0f} us; "
+        "open it at https://ui.perfetto.dev")  # fmt: skip
 
 
-def _planned(run: Run, predicted: Step) -> tuple[tuple[Span, ...], ...]:
-    """The spans of the predicted step, unless it has another schedule than the layout's own."""
-    from fivefold.cli.options import load_machine
+def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
+    """The spans of the predicted step, unless the run has another schedule than the layout's own."""
     from fivefold.cli.pictures import IN_TRACE
-    from fivefold.layout.spec import Layout
-    from fivefold.model.catalog import resolve
     from fivefold.plan.predict import planner
     from fivefold.plan.price.spans import spans
 
-    if run.schedule is not None:
-        return ()
-    layout = Layout.parse(predicted.layout)
-    return spans(planner(resolve(run.model), load_machine(run.machine), run.job), layout, limit=IN_TRACE)
+    return () if run.schedule is not None else spans(planner(model, machine, run.job), layout, limit=IN_TRACE)
+
+
+def draw(folder: Path, step: Step) -> None:
+    """The lanes of a traced run as a picture, with the last traced step of its first ranks; nothing if not traced."""
+    from fivefold.layout import trace_file
+    from fivefold.show import charts, pipeline
+
+    planned = trace_file.read_planned(folder)
+    if not planned:
+        return
+    measured = [trace.steps[-1].row() for trace in trace_file.read(folder)[:SHOWN]]
+    kinds = {kind: rows for kind, rows in (planned | {"measured": measured}).items() if rows}
+    charts.save(pipeline.lanes(kinds, step=step, drawn="messages at the end of the action they belong to"),
+                folder / "lanes.svg")  # fmt: skip
+    say(f"drew {folder / 'lanes.svg'}")

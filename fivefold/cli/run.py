@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli.lanes import save_lanes
+from fivefold.cli import lanes
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show, whole_numbers
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
@@ -90,6 +90,8 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         with line:
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:
+            if settings.trace_steps and proof.measured is not None and not proof.outcome.stopped:
+                lanes.add(settings, layout, model=model, machine=machine, steps=(proof.predicted, proof.measured))
             _print_proof(settings, proof, json=json)
 
 
@@ -140,6 +142,7 @@ def show_run(
     """Predicted beside measured of a finished run, and its pictures."""
     from fivefold.record import read_lines
     from fivefold.show import charts as draw
+    from fivefold.show.budget import page
     from fivefold.show.compare import compare, read_pair, table
 
     predicted, measured = read_pair(folder / "step.json")
@@ -150,6 +153,8 @@ def show_run(
         show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
         show(table(rows))
+        steps = predicted, *lanes.rehearsed(folder / "step.json"), measured
+        show(page(steps, findings=measured.findings))
     if charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (
@@ -159,6 +164,7 @@ def show_run(
         ):
             draw.save(chart, folder / f"{name}.svg")
             say(f"drew {folder / name}.svg")
+        lanes.draw(folder, measured)
 
 
 def _machine(run: Run, layout: str | None) -> Machine:
@@ -221,6 +227,7 @@ def _prepare(run: Run, model: Model) -> Index:
 
 
 def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
+    from fivefold.show.budget import page
     from fivefold.show.compare import compare, table
 
     outcome = proof.outcome
@@ -236,8 +243,8 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
     show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
-    if outcome.trace.steps and run.trace_steps:
-        save_lanes(run, proof.predicted)
+    if not json:
+        show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:

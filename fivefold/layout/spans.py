@@ -88,6 +88,22 @@ class RankStep(NamedTuple):
         """The actions of the schedule."""
         return tuple(span for span in self.spans if span.kind in ACTIONS)
 
+    def row(self) -> tuple[Span, ...]:
+        """What the step does one after another, as a planner's row: the posts and waits in a span are its messages."""
+        inside: dict[int, list[Span]] = {}
+        outermost: list[int] = []  # of each span: the one around it that lies in the step itself
+        for index, span in enumerate(self.spans):
+            outermost.append(index if span.within <= 0 else outermost[span.within])
+            if span.kind in ("post", "wait"):
+                inside.setdefault(outermost[-1], []).append(span)
+        found = []
+        for index, span in enumerate(self.spans):
+            if span.within == 0 and span.kind in (*ACTIONS, "reduce", "update", "data"):
+                messages = inside.get(index, [])
+                axes = tuple(dict.fromkeys(each.name.split()[0] for each in messages))
+                found.append(span._replace(messages=sum(each.own for each in messages), axes=axes))
+        return tuple(found)
+
 
 class RankTrace(NamedTuple):
     """What one rank did in the traced steps. ``clock_error``: by how many seconds its times may be off rank 0's."""

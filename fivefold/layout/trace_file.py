@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fivefold.layout.spans import Message, RankStep, RankTrace, Span
 from fivefold.record import Fault, Mistake
 
-FOLDER = "trace"  # in the run's folder
+FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder
 AGAIN = "train again with --trace"
 
 
@@ -26,6 +26,25 @@ def write(trace: RankTrace, folder: Path) -> Path:
     except OSError as error:
         raise Fault(f"{path}: the trace cannot be written: {error.strerror}; the run itself is saved") from None
     return path
+
+
+def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) -> None:
+    """Write the spans of the predicted and the rehearsed step by pipeline rank, for pictures beside the traces."""
+    path = folder / FOLDER / PLANNED
+    try:
+        path.write_text(json.dumps(rows))
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
+    """Read what ``write_planned`` has written; nothing if there is none."""
+    path = folder / FOLDER / PLANNED
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return {kind: [_spans(row) for row in rows] for kind, rows in found.items()}
+    except (OSError, AttributeError, IndexError, TypeError, ValueError):
+        raise Mistake(f"{path}: is damaged; {AGAIN}") from None
 
 
 def read(folder: Path) -> list[RankTrace]:

@@ -23,6 +23,7 @@ from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
+from fivefold.plan.parts import parts
 from fivefold.plan.price.errors import expected_error
 from fivefold.plan.price.timeline import StepTime, Timeline
 from fivefold.plan.price.units import Units
@@ -105,6 +106,7 @@ class Planner:
                 exposed_seconds=step_time.exposed,
                 optimizer_seconds=step_time.optimizer,
                 error=expected_error(model=model, machine=machine, layout=layout, quantity="time"),
+                parts=parts(self, layout, step_time),
                 bound_by=step_time.bound_by,
             ),
             tokens_per_second_per_gpu=job.tokens_per_step / step_time.seconds / layout.world,

@@ -35,6 +35,7 @@ LOOKS = {
     "messages": ("messages, exposed", "#c44536", "!"),
     "reduce": ("reduce, gather", "#9d5fa5", "="),
     "update": ("update", "#6b6660", "#"),
+    "data": ("data", "#b8a038", "d"),
 }
 WIDTH = 920  # pixels
 LIGHTER = 0.62  # opacity of a rank's later chunks
@@ -56,7 +57,7 @@ def blocks(span: Span, *, pp: int) -> Iterator[Block]:
     """Split a span into rectangles of compute and of exposed messages."""
     between = span.end - span.messages
     chunk = max(0, span.stage // pp)
-    if span.kind in ("reduce", "update"):
+    if span.kind == "reduce":  # all of it are messages
         yield Block(span.kind, span.start, span.end)
         return
     if span.kind == "FB":
@@ -64,7 +65,8 @@ def blocks(span: Span, *, pp: int) -> Iterator[Block]:
         text, other = str(span.backward_micro_batch), span.backward_stage // pp
         yield Block("BW", span.start, between, text, other, 0.0, 0.44)
     else:
-        yield Block(span.kind, span.start, between, str(span.micro_batch), chunk)
+        text = str(span.micro_batch) if span.micro_batch >= 0 else ""
+        yield Block(span.kind, span.start, between, text, chunk)
     if span.messages:
         yield Block("messages", between, span.end)
 
@@ -86,20 +88,33 @@ def finding(time: Time) -> str:
     return f"On the slowest rank compute fills {time.compute_seconds / whole:.0%} of the {show_seconds(whole)}{share}"
 
 
-def chart(rows: Rows, *, step: Step, drawn: str = "") -> charts.Chart:
-    """Return the schedule as an Altair chart; ``drawn``: which part of the step it shows, as ``remark`` says."""
+def lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> charts.Chart:
+    """Return one chart of several timelines of a step, one above the other, each named by its kind."""
+    rows = [row for each in kinds.values() for row in each]
+    names = [f"{kind} {rank}" for kind, each in kinds.items() for rank in range(len(each))]
+    return chart(rows, step=step, drawn=drawn, names=names, pp=min(len(each) for each in kinds.values()))
+
+
+def chart(
+    rows: Rows, *, step: Step, drawn: str = "", names: Sequence[str] = (), pp: int | None = None
+) -> charts.Chart:  # fmt: skip
+    """Return the schedule as an Altair chart; ``drawn``: which part of the step it shows, as ``remark`` says.
+
+    ``names``: of the rows, else ranks; ``pp``: pipeline ranks, else the number of rows.
+    """
     alt = charts._altair()
     if not rows or not all(rows):
         raise Mistake("no rank does anything; there is nothing to draw")
     last = max(row[-1].end for row in rows)
     unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
     high = 30 if len(rows) <= 16 else max(8, 480 // len(rows))
-    values = [value for rank, row in enumerate(rows) for value in _values(row, rank, pp=len(rows))]
+    values = [value for rank, row in enumerate(rows) for value in _values(row, rank, pp=pp or len(rows))]
     for value in values:
         room = (value["end"] - value["start"]) / last * WIDTH
         value["wide"] = int(bool(value["text"]) and room > 6.5 * len(value["text"]) + 2)
         value |= {"start": value["start"] * per_second, "end": value["end"] * per_second}
-    places = _Axes(alt, ranks=len(rows), last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
+    names = names or [f"rank {rank}" for rank in range(len(rows))]
+    places = _Axes(alt, names=names, last=last * per_second, unit=unit, every=1 if high >= 14 else 4)
     kinds = {value["kind"] for value in values}
     colours = {name: colour for name, colour, _ in LOOKS.values() if name in kinds}
     whole = [{"start": 0, "end": last * per_second, "top": rank - 0.44, "bottom": rank + 0.44}
@@ -147,11 +162,11 @@ def titled(picture: charts.Chart, title: str, *, below: Sequence[str], height: i
 class _Axes:
     """The chart's time and rank axes, shared by its layers."""
 
-    def __init__(self, alt: charts.Chart, *, ranks: int, last: float, unit: str, every: int) -> None:
-        self.alt = alt
+    def __init__(self, alt: charts.Chart, *, names: Sequence[str], last: float, unit: str, every: int) -> None:
+        self.alt, ranks = alt, len(names)
         self.time = alt.Axis(grid=False, tickCount=10), alt.Scale(domain=[0, last], nice=False), f"time, {unit}"
         self.labels = alt.Axis(
-            values=list(range(0, ranks, every)), labelExpr="'rank ' + datum.value", labelOverlap=False,
+            values=list(range(0, ranks, every)), labelExpr=f"{list(names)}[datum.value]", labelOverlap=False,
             grid=False, ticks=False, domain=False, labelPadding=8,
         )  # fmt: skip
         self.lines = alt.Scale(domain=[ranks - 0.5, -0.5], nice=False)

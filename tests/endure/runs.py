@@ -118,7 +118,10 @@ def fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
             return "" if set(json.loads(out)) == {"predicted", "measured"} else "no pair of steps"
         except ValueError:
             return "no JSON"
-    return "" if "tokens/s per GPU" in (out.splitlines() or [""])[-1] else "no closing table"
+    first = [line.split("  ")[0] for line in out.splitlines()]
+    if "tokens/s per GPU" not in first:
+        return "no closing table"
+    return "" if "rest" in first[first.index("tokens/s per GPU") :] else "no budget of the error"
 
 
 @contextlib.contextmanager

@@ -48,6 +48,16 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
             trace_file.read(tmp_path)
 
 
+def test_planned_rows_lie_beside_the_traces(tmp_path: Path) -> None:
+    assert trace_file.read_planned(tmp_path) == {}
+    trace_file.write(trace(0), tmp_path)
+    trace_file.write_planned({"predicted": (SPANS[1:],), "rehearsed": []}, tmp_path)
+    assert trace_file.read_planned(tmp_path) == {"predicted": [list(SPANS[1:])], "rehearsed": []}
+    (tmp_path / "trace" / "planned.json").write_text("{")
+    with pytest.raises(Mistake, match=r"planned\.json: is damaged; train again"):
+        trace_file.read_planned(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("a file")
     with pytest.raises(Fault, match="the trace cannot be written: File exists; the run itself is saved"):

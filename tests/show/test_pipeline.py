@@ -83,6 +83,19 @@ def test_the_chart_has_a_rectangle_per_block(large: Step) -> None:
     assert spec["title"]["subtitle"][1] == "2 micro-batches · paler: a rank's later stages"
 
 
+def test_lanes_lie_one_above_the_other(large: Step) -> None:
+    pytest.importorskip("altair")
+    update = Span("update", "update", 8.0, 10.0, 0.5, ("world",))
+    measured = ((*ROWS[0][:3], update, Span("data", "data", 10.0, 10.5)),)
+    chart = pipeline.lanes({"predicted": ROWS[:1], "rehearsed": ROWS[:1], "measured": measured}, step=large)
+    rows = values(chart)
+    assert len(rows) == 1 + 6 + 6 + 8
+    found = [(row[0], float(row[1]), float(row[2])) for row in rows[1:] if float(row[4]) >= 1.5]
+    assert found[-3:] == [("update", 8.0, 9.5), ("messages, exposed", 9.5, 10.0), ("data", 10.0, 10.5)]
+    spec = str(chart.to_dict())
+    assert "['predicted 0', 'rehearsed 0', 'measured 0'][datum.value]" in spec
+
+
 def test_nothing_to_draw(large: Step) -> None:
     pytest.importorskip("altair")
     with pytest.raises(Mistake, match="nothing to draw"):
