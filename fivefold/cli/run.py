@@ -235,7 +235,7 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
              f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
         raise SystemExit(1)
-    say(f"finished {outcome.step} steps; saved {outcome.checkpoint}")
+    say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
     if proof.text:
         say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
     pair = (proof.predicted, proof.measured) if proof.measured else _earlier(run.folder / "step.json", proof.predicted)

@@ -123,7 +123,7 @@ class Loop:
                         step += 1
                         if self.measured and not meter and not traced:
                             self.seconds.append(took)
-                        loss, due = done.loss, step == self.job.steps or step % self.run.checkpoints.every_steps == 0
+                        loss, due = done.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
                         self._log_step(step, done, took)
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)

@@ -30,9 +30,13 @@ class Data(Record):
 class Checkpoints(Record):
     """[checkpoints]: how often the run is saved; the newest ``keep`` are kept."""
 
-    every_steps: PositiveInt = 100
+    every_steps: NonNegativeInt = 100  # 0: none, unless a signal ends the run
     keep: PositiveInt = 2
     asynchronous: bool = True  # copy to host memory, and write that while training goes on
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether a run saves after ``step`` steps, of which this may be the ``last``."""
+        return self.every_steps > 0 and (last or step % self.every_steps == 0)
 
 
 class Start(Record):

@@ -352,6 +352,13 @@ def test_who_has_trained_leaves_at_once(capfd: pytest.CaptureFixture[str]) -> No
     assert (ended.code, ended.error.splitlines()[-1].partition(";")[0]) == (0, "too few steps to measure one")
 
 
+def test_a_run_without_checkpoints_writes_none() -> None:
+    set_run(checkpoints={"every_steps": 0})
+    ended = train()
+    assert (ended.code, ended.error.splitlines()[-1]) == (0, "finished 12 steps; saved nothing")
+    assert latest(Path("run/checkpoints")) is None
+
+
 # Checkpoints that cannot be resumed
 
 

@@ -56,12 +56,12 @@ def install_signal_handlers(*, launcher: int | None) -> None:
             signal.signal(number, signal.SIG_DFL if launcher else stop)
     if launcher:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        threading.Thread(target=_exit_with_launcher, args=(launcher,), daemon=True).start()
+        threading.Thread(target=exit_with, args=(launcher,), daemon=True).start()
 
 
-def _exit_with_launcher(launcher: int) -> None:
-    """Exit once the launcher is dead, so that no orphan trains on beside the next run in the same folder."""
-    while os.getppid() == launcher:
+def exit_with(parent: int) -> None:
+    """Exit once the process that started this one is dead, so that no orphan trains on beside what comes next."""
+    while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)
 
