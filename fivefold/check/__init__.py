@@ -4,4 +4,9 @@ dryrun/ · doctor/        rehearse the real training code, or a module of one's 
 calibrate/ · published/  measure this computer; predictions against published runs (no torch)
 prove · numerics         predict, train, measure, compare; what a precision loses against fp32
 split · findings         where the time of a traced step went; what was wrong with it
+dryrun/      rehearse the real training code for any number of ranks on one CPU
+doctor/      the same for a module of one's own
+calibrate/   measure this computer
+prove · trial · numerics   predict, train, measure, compare; a few steps of a layout; a precision against fp32
+published/   predictions against published runs (no torch)
 """
