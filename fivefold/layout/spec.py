@@ -123,7 +123,7 @@ class Layout(Record):
         """Read ``dp2 zero1 mbs4``; a ``Mistake`` names the token at fault."""
         fields: dict[str, object] = {}
         for token in text.split():
-            for key, value in _read_token(token).items():
+            for key, value in read_token(token).items():
                 if key in fields:
                     raise Mistake(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
                 fields[key] = value
@@ -192,7 +192,8 @@ _WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nos
           "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"]  # fmt: skip
 
 
-def _read_token(token: str) -> Mapping[str, object]:
+def read_token(token: str) -> Mapping[str, object]:
+    """The fields of ``Layout`` that one word of its text sets; a ``Mistake`` for a word that is none."""
     if match := _DEGREE.fullmatch(token):
         return {match[1]: _degree(token, match[2])}
     if match := _TP_2D.fullmatch(token):

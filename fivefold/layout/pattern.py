@@ -1,0 +1,52 @@
+"""Patterns of layouts: words with alternatives in braces, and one degree that takes what the others leave.
+
+"dp* tp{1,2} pp{1,2 v2} zero1{, nosp}"     on 8 ranks → dp8 …, dp4 pp2 v2 …, dp4 tp2 … nosp, …
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from math import prod
+
+from fivefold.layout.spec import read_token
+from fivefold.record import Mistake
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_REST = re.compile(r"(dp|tp|cp|pp)\*")
+DEGREES = ("dp", "tp", "cp", "pp")
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Every text that ``pattern`` stands for, in order and each once; ``dp*`` stays. A ``Mistake`` for a wrong word."""
+    parts = _BRACES.split(pattern)  # what stands between braces is at odd places
+    if any(mark in part for part in parts for mark in "{}"):
+        raise Mistake(f"layouts: {pattern!r} has a brace without its partner, or braces in braces")
+    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    found = list(dict.fromkeys(" ".join("".join(chosen).split()) for chosen in product(*choices)))
+    for text in found:
+        words = text.split()
+        if sum("*" in word for word in words) > 1:
+            raise Mistake(f"layouts: {pattern!r} leaves two degrees open; keep one *")
+        for word in words:
+            if not _REST.fullmatch(word):
+                read_token(word)
+    return found
+
+
+def world(text: str) -> int:
+    """Ranks that the degrees of ``text`` multiply to; an open one counts as 1."""
+    fields: dict[str, object] = {}
+    for word in text.split():
+        if not _REST.fullmatch(word):
+            fields.update(read_token(word))
+    return prod(degree for axis in DEGREES if isinstance(degree := fields.get(axis, 1), int))
+
+
+def on(text: str, *, ranks: int) -> str | None:
+    """``text`` with its open degree filled for ``ranks``; None if its degrees do not make so many."""
+    open_word = next((word for word in text.split() if "*" in word), None)
+    degrees = world(text)
+    if open_word is None:
+        return text if degrees == ranks else None
+    return text.replace(open_word, f"{open_word[:-1]}{ranks // degrees}") if ranks % degrees == 0 else None

@@ -1,0 +1,65 @@
+"""Patterns of layouts against nested loops, and against the layouts they are read as."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.layout.pattern import alternatives, on
+from fivefold.layout.spec import Layout
+from fivefold.record import Mistake
+
+WORDS = {"tp": [1, 2, 3, 4, 8], "pp": [1, 2, 4, 6], "cp": [1, 2, 4], "mbs": [1, 2, 4], "zero": [0, 1, 2, 3]}
+
+
+def test_as_it_is_written() -> None:
+    assert alternatives("dp8 zero3") == ["dp8 zero3"]
+    assert alternatives(" dp*  tp{1,2}{,  nosp} ") == ["dp* tp1", "dp* tp1 nosp", "dp* tp2", "dp* tp2 nosp"]
+    assert alternatives("pp{2,2 v2,2}") == ["pp2", "pp2 v2"]
+    assert on("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
+    assert on("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"
+    assert on("dp* tp2x2", ranks=8) == "dp2 tp2x2"
+    assert on("dp* tp3", ranks=16) is None
+    assert (on("dp8 ep4", ranks=8), on("dp8", ranks=16)) == ("dp8 ep4", None)
+
+
+@given(
+    st.dictionaries(st.sampled_from(list(WORDS)), st.data(), min_size=1).flatmap(
+        lambda chosen: st.fixed_dictionaries(
+            {name: st.lists(st.sampled_from(WORDS[name]), min_size=1, max_size=4, unique=True) for name in chosen}
+        )
+    ),
+    st.sampled_from([1, 2, 6, 8, 12, 16, 48, 64]),
+)
+def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
+    pattern = "dp* " + " ".join(f"{name}{{{','.join(map(str, sizes))}}}" for name, sizes in axes.items())
+    found = {text for each in alternatives(pattern) if (text := on(each, ranks=ranks)) is not None}
+    expected = set()
+    for sizes in product(*axes.values()):
+        fields = dict(zip(axes, sizes, strict=True))
+        taken = fields.get("tp", 1) * fields.get("pp", 1) * fields.get("cp", 1)
+        if ranks % taken == 0:
+            expected.add(Layout(dp=ranks // taken, **fields))
+    assert {Layout.parse(text) for text in found} == expected
+    assert len(found) == len(expected)
+    assert all(layout.world == ranks for layout in expected)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("dp* tp{1,2", "has a brace without its partner, or braces in braces"),
+        ("dp* tp{1,{2,4}}", "has a brace without its partner, or braces in braces"),
+        ("dp* tp*", "leaves two degrees open; keep one *"),
+        ("dp2 tq{1,2}", "unknown layout token 'tq1'"),
+        ("dp2 zero*", r"unknown layout token 'zero\*'"),
+        ("dp2 zero{1,4}", "ZeRO has stages 0 to 3"),
+    ],
+)
+def test_what_is_no_pattern(pattern: str, line: str) -> None:
+    with pytest.raises(Mistake, match=line):
+        alternatives(pattern)
