@@ -7,6 +7,7 @@ split · findings         where the time of a traced step went; what was wrong w
 dryrun/      rehearse the real training code for any number of ranks on one CPU
 doctor/      the same for a module of one's own
 calibrate/   measure this computer
+sweep/       many layouts of many models, machines and jobs, predicted and measured
 prove · trial · numerics   predict, train, measure, compare; a few steps of a layout; a precision against fp32
 published/   predictions against published runs (no torch)
 """

@@ -90,7 +90,7 @@ def trial(
                 return Trial(ended="timeout", why=f"was not done with {steps} steps in {timeout_seconds:g} s")
             finally:
                 process.kill()  # its own processes notice; nothing if it has ended
-        return _outcome(file.parent / "run" / "step.json", code=process.returncode, said=said)
+        return outcome(file.parent / "run" / "step.json", code=process.returncode, said=said)
 
 
 def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job: Job, steps: int) -> Path:
@@ -125,7 +125,7 @@ def _write_corpus(path: Path, job: Job) -> None:
             text = text[length:]
 
 
-def _outcome(pair: Path, *, code: int, said: str) -> Trial:
+def outcome(pair: Path, *, code: int, said: str) -> Trial:
     """What came of a run that ended with ``code`` and ``said`` this on stderr; ``pair``: what it was to write."""
     if code == 0 and pair.exists():
         predicted, measured = read_pair(pair)

@@ -4,6 +4,8 @@ options · job_options · settle   arguments that commands share; the options of
 plan · dryrun · run · slurm      predict search ask ratios published; dryrun; train data calibrate show; as a Slurm job
 doctor · numerics · generate · huggingface · hosts   their commands; ranks of many hosts
 pictures · lanes                 charts of a step; the traces of a run beside its prediction
+sweep · doctor · numerics · generate · huggingface   their commands
+pictures · hosts                 charts of a step; ranks of many hosts
 
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
@@ -16,7 +18,7 @@ from typing import NoReturn
 
 import typer
 
-from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run
+from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run, sweep
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
 
@@ -26,7 +28,7 @@ app = typer.Typer(
 )  # fmt: skip
 COMMANDS = (
     plan.predict, plan.search, plan.ask, plan.ratios, plan.published, dryrun.dryrun,
-    doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
+    sweep.sweep, doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

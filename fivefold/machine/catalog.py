@@ -167,19 +167,21 @@ def names() -> list[str]:
     return list(ROWS)
 
 
-def resolve(text: str, *, local: Path) -> Machine:
+def resolve(text: str, *, local: Path, ranks: int | None = None) -> Machine:
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 
     Words after it override fields (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that ``fivefold
-    calibrate`` wrote for this computer. Raises a one-line ``Mistake`` for an unknown name.
+    calibrate`` wrote for this computer. ``ranks``: instead of those that the text names. Raises a one-line ``Mistake``
+    for an unknown name.
     """
     named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
-    found = _named(named, local=local)
+    found = _named(named, local=local, ranks=ranks)
     return varied(found, words, text=text) if words else found
 
 
-def _named(text: str, *, local: Path) -> Machine:
+def _named(text: str, *, local: Path, ranks: int | None) -> Machine:
     name, count = _split(text)
+    count = ranks or count
     if name == "local" and not local.exists():
         raise Mistake(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
     if name == "local" or Path(name).suffix in (".toml", ".json"):

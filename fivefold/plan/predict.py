@@ -140,13 +140,16 @@ class Planner:
                 )
 
 
-def predict(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Step:
-    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted (2D tp)."""
+def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: Planner | None = None) -> Step:
+    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted (2D tp).
+
+    ``using``: a planner of this model, machine and job.
+    """
     refuse(layout, model=model, job=job, machine=machine)
     if layout.tp_inner > 1:
         plain = layout.replace(tp_inner=1)
         raise Mistake(f"layout {str(layout)!r}: 2D tensor parallelism is not counted; try {str(plain)!r}")
-    return planner(model, machine, job).step(layout)
+    return (using or planner(model, machine, job)).step(layout)
 
 
 @lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.check.trial import OUT_OF_MEMORY, Trial, _outcome, prepare, trial
+from fivefold.check.trial import OUT_OF_MEMORY, Trial, outcome, prepare, trial
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
@@ -76,7 +76,7 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_how_a_run_ended(tmp_path: Path, code: int, said: str, ended: str, why: str) -> None:
-    assert _outcome(tmp_path / "step.json", code=code, said=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
+    assert outcome(tmp_path / "step.json", code=code, said=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
 
 
 def test_lines_of_torch_that_mean_memory() -> None:

@@ -1,0 +1,77 @@
+"""Writes rows as Parquet, CSV or JSON lines, by the suffix of the file; the file is whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_args
+
+from fivefold.record import Fault, Mistake
+from fivefold.show.sweep.row import Row
+
+SUFFIXES = (".parquet", ".csv", ".jsonl")
+
+
+def check(path: Path) -> None:
+    """A ``Mistake`` if rows cannot be written as ``path`` asks."""
+    if path.suffix not in SUFFIXES:
+        raise Mistake(
+            f"--out {path}: rows are written as {', '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
+        )
+    if path.suffix == ".parquet":
+        _pyarrow()
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write ``rows``, a column per field; a ``Fault`` if the disk is full."""
+    values = [row.model_dump() for row in rows]
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, partial)
+        os.replace(partial, path)
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror or error}; name another file with --out") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _jsonl(values: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(each) + "\n" for each in values)
+
+
+def _csv(values: list[dict[str, Any]], path: Path) -> None:
+    """None is an empty cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(Row.model_fields))
+        table.writeheader()
+        table.writerows(values)
+
+
+def _parquet(values: list[dict[str, Any]], path: Path) -> None:
+    """The type of a column is its field's, also where all of its values are None."""
+    arrow, parquet = _pyarrow()
+    schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in Row.model_fields.items()])
+    parquet.write_table(arrow.Table.from_pylist(values, schema=schema), path)
+
+
+def _type(arrow: Any, annotation: Any) -> Any:
+    kinds = set(get_args(annotation)) or {annotation}
+    if int in kinds:
+        return arrow.int64()
+    return arrow.float64() if float in kinds else arrow.string()
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise Mistake("--out: Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
+    return pyarrow, parquet

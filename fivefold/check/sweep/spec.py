@@ -1,0 +1,145 @@
+"""The sweep file: lists of models, machines, ranks and job fields, whose every combination is a setting, and layouts.
+
+models = ["llama3-8b"]                 machines = ["h100"]            ranks = [8, 16, 32]
+layouts = ["dp* tp{1,2} zero{0,1}", "dp8 zero3", "best 3"]            recomputations = ["none", "full"]
+sequences · batches (or batch_tokens) · precisions · stacks           [job]: what all have in common
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from fivefold.job import Job, recipe
+from fivefold.layout.pattern import alternatives, on
+from fivefold.machine.catalog import resolve as resolve_machine
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import resolve as resolve_model
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, read_file
+from fivefold.sizes import Degree, Sequences, Steps, Tokens
+from fivefold.stack.catalog import named as named_stack
+
+Item = TypeVar("Item")
+Some = Annotated[tuple[Item, ...], Field(min_length=1)]
+_BEST = re.compile(r"best ([1-9]\d{0,3})")
+# Lists of a sweep by the job's field that they vary.
+FIELDS = {"sequences": "sequence", "batches": "global_batch", "precisions": "precision", "stacks": "stack"}
+
+
+class Sweep(Record):
+    """A sweep; an empty list does not vary: the job's own value, the machine's own ranks, the layout's own ``ac=``."""
+
+    models: Some[str]
+    machines: Some[str]
+    layouts: Some[str]
+    ranks: tuple[Degree, ...] = ()
+    sequences: tuple[Tokens, ...] = ()
+    batches: tuple[Sequences, ...] = ()  # sequences per step
+    batch_tokens: tuple[Steps, ...] = ()  # instead of ``batches``: tokens per step, whatever the sequence
+    precisions: tuple[str, ...] = ()
+    recomputations: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
+    job: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if self.batches and self.batch_tokens:
+            raise ValueError("batches and batch_tokens both say the batch; keep one")
+        said = {field for name, field in FIELDS.items() if getattr(self, name)}
+        said |= {"global_batch"} if self.batch_tokens else set()
+        if both := sorted(said & set(self.job)):
+            lists = {field: name for name, field in FIELDS.items()}
+            raise ValueError(f"{lists[both[0]]} and job.{both[0]} both say {both[0]}; keep one")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Sweep:
+        """Read a sweep file; a ``Mistake`` for any name, layout word or job field in it that is not known."""
+        sweep = cls.read(read_file(path), origin=str(path))
+        Job.read(sweep.job, origin=f"{path}: job")
+        for name in sweep.precisions:
+            recipe(name)
+        for name in sweep.stacks:
+            named_stack(name)
+        sweep.requests()
+        return sweep
+
+    def requests(self) -> list[str]:
+        """What is asked for of every setting: texts of layouts, perhaps with an open degree, and ``best K``."""
+        texts: list[str] = []
+        for line in self.layouts:
+            found = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
+            if self.recomputations and any("ac=" in text for text in found):
+                raise Mistake(f"layouts: {line!r} and recomputations both say ac=; keep one")
+            texts += found
+        if self.recomputations:
+            texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]
+        for text in texts:
+            if best_of(text) is None:
+                alternatives(text)  # of which the recomputation is a word too
+        return list(dict.fromkeys(texts))
+
+
+def best_of(request: str) -> tuple[int, str | None] | None:
+    """Of ``best 3 ac=full``: 3 and ``full``; None for a layout."""
+    words = request.split(" ac=")
+    match = _BEST.fullmatch(words[0].strip())
+    return (int(match[1]), words[1] if len(words) > 1 else None) if match else None
+
+
+class Setting(NamedTuple):
+    """Everything but the layout. ``job`` is None where there can be none, and ``why`` says so."""
+
+    model: Model
+    machine_name: str
+    ranks: int
+    sequence: int
+    batch: int
+    precision: str
+    stack: str
+    machine: Machine
+    job: Job | None
+    why: str
+
+    def layouts(self, requests: list[str]) -> list[str]:
+        """Those of ``requests`` that make as many ranks, their open degrees filled."""
+        filled = (text if best_of(text) else on(text, ranks=self.ranks) for text in requests)
+        return list(dict.fromkeys(text for text in filled if text is not None))
+
+
+def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:
+    """Every setting: those of one model and job one after another, so that they can share what is counted."""
+    models = [resolve_model(name) for name in sweep.models]
+    machines = [
+        (name, resolve_machine(name, local=local, ranks=ranks))
+        for name in sweep.machines
+        for ranks in sweep.ranks or (None,)
+    ]
+    for model, (values, job, why), (name, machine) in product(models, list(_jobs(sweep)), machines):
+        yield Setting(model, name, machine.ranks, *values, machine=machine, job=job, why=why)
+
+
+def _jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
+    """Sequence, batch, precision and stack of each job; the job, or None and why it cannot be."""
+    base = Job.read(sweep.job, origin="job")
+    sequences = sweep.sequences or (base.sequence,)
+    batches = sweep.batch_tokens or sweep.batches or (base.global_batch,)
+    for sequence, size, precision, stack in product(
+        sequences, batches, sweep.precisions or ("",), sweep.stacks or ("",)
+    ):
+        batch, rest = divmod(size, sequence) if sweep.batch_tokens else (size, 0)
+        names = (sequence, batch, precision or base.precision.name, stack or base.stack.name)
+        if rest or not batch:
+            yield names, None, f"a batch of {size} tokens is no whole number of sequences of {sequence}"
+            continue
+        values = {"sequence": sequence, "global_batch": batch, "precision": precision, "stack": stack}
+        try:
+            yield names, Job.read(sweep.job | {key: v for key, v in values.items() if v}, origin="job"), ""
+        except Mistake as mistake:
+            yield names, None, str(mistake)
