@@ -1,5 +1,6 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
-# bench: how fast we are, as ratios · parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
+# bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis
+# parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
 #         5,000 random command lines; 5,000 random jobs, planned (hours; kills and runs resume)
@@ -34,6 +35,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python tests/bench/search.py
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/rehearsal.py
+	$(BIN)/python tests/bench/traces.py
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md

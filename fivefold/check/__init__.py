@@ -9,5 +9,7 @@ doctor/      the same for a module of one's own
 calibrate/   measure this computer
 sweep/       many layouts of many models, machines and jobs, predicted and measured
 prove · trial · numerics   predict, train, measure, compare; a few steps of a layout; a precision against fp32
+prove · numerics   predict, train, measure, compare; what a precision loses against fp32
+traces/      where the time of a real run went, read from anybody's profiler traces (no torch)
 published/   predictions against published runs (no torch)
 """

@@ -6,6 +6,7 @@ doctor · numerics · generate · huggingface · hosts   their commands; ranks o
 pictures · lanes                 charts of a step; the traces of a run beside its prediction
 sweep · doctor · numerics · generate · huggingface   their commands
 pictures · hosts                 charts of a step; ranks of many hosts
+doctor · numerics · generate · huggingface · trace · pictures · hosts   their commands; charts of a step; ranks on hosts
 
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
@@ -19,6 +20,7 @@ from typing import NoReturn
 import typer
 
 from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run, sweep
+from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run, trace
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
 
@@ -29,6 +31,7 @@ app = typer.Typer(
 COMMANDS = (
     plan.predict, plan.search, plan.ask, plan.ratios, plan.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
+    doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics, trace.trace,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -7,4 +7,5 @@ mesh                process groups by axis          sharding · local_weight   w
 stages · schedule/  layers of pipeline stages; pipeline schedules as tables
 spans · trace_file  a step over time, as data; what the ranks of a run did, as files
 search_result       what a search found
+spans · trace_report  a step over time, as data; what traces of a run say      search_result   what a search found
 """

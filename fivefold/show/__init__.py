@@ -4,5 +4,6 @@ table · compare · search · ratios · published · numerics · doctor · rehea
 budget                                                                                          time by cause
 charts · pipeline · memory · trace                                                              pictures, Perfetto
 sweep/                                                                                          a sweep's rows, pictures
+charts · pipeline · memory · trace · trace_report      pictures, Perfetto; the page and pictures of profiler traces
 progress                                                                                        bars on a terminal
 """

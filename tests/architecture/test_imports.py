@@ -61,8 +61,9 @@ def parsed(path: Path) -> ast.Module:
         (modules("show"), HEAVY | {"numpy"}),
         (modules("plan"), HEAVY),
         (modules("check/published"), HEAVY),
+        (modules("check/traces"), HEAVY),
     ],
-    ids=["fivefold", "nouns", "show", "plan", "published"],
+    ids=["fivefold", "nouns", "show", "plan", "published", "traces"],
 )
 def test_loading_is_light(names: list[str], absent: set[str]) -> None:
     assert names

@@ -1,0 +1,71 @@
+"""Sets of moments as sorted intervals that do not touch: what several streams cover together, in whole nanoseconds.
+
+[(0, 5), (3, 9), (12, 13)]  →  union [(0, 9), (12, 13)], 10 ns
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """Ascending, apart from one another, none empty."""
+
+    starts: Nanoseconds
+    ends: Nanoseconds
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds covered."""
+        return int((self.ends - self.starts).sum())
+
+
+EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: Nanoseconds, ends: Nanoseconds) -> Intervals:
+    """Return what intervals in any order cover."""
+    keep = ends > starts
+    starts, ends = starts[keep], ends[keep]
+    if not len(starts):
+        return EMPTY
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.concatenate(([True], starts[1:] > reach[:-1]))
+    last = np.concatenate((begins[1:], [True]))
+    return Intervals(starts[begins], reach[last])
+
+
+def joined(*parts: Intervals) -> Intervals:
+    """Return what any of ``parts`` covers."""
+    return union(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
+
+
+def clipped(whole: Intervals, start: int, end: int) -> Intervals:
+    """Return what lies in [start, end)."""
+    first, last = np.searchsorted(whole.ends, start, side="right"), np.searchsorted(whole.starts, end)
+    if first >= last or end <= start:
+        return EMPTY
+    return Intervals(np.maximum(whole.starts[first:last], start), np.minimum(whole.ends[first:last], end))
+
+
+def gaps(whole: Intervals, start: int, end: int) -> Intervals:
+    """Return what of [start, end) is not covered."""
+    inside = clipped(whole, start, end)
+    starts, ends = np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end]))
+    keep = ends > starts
+    return Intervals(starts[keep], ends[keep])
+
+
+def without(whole: Intervals, other: Intervals) -> Intervals:
+    """Return what ``whole`` covers and ``other`` does not."""
+    if not len(whole.starts):
+        return EMPTY
+    start, end = int(whole.starts[0]), int(whole.ends[-1])
+    rest = gaps(whole, start, end)
+    return gaps(joined(rest, other), start, end)

@@ -1,0 +1,183 @@
+"""Reads the events of a trace one by one, from JSON or gzip of any size, holding a few MiB at a time.
+
+{"schemaVersion": 1, …, "traceEvents": [{"ph": "X", "cat": "kernel", …}, …], …}     or only the list
+
+A file that is cut gives the events before the cut; what is no JSON within the list is passed over. Both are counted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fivefold.record import Mistake
+
+CHUNK = 1 << 20  # bytes that are read at once
+LONGEST = 16 << 20  # characters of one value
+MARGIN = 64  # an error so close to the end of what was read may be that more is to come
+BLANK = re.compile(r"[\s,]*")
+EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # args hold a name alone
+
+
+class Broken(ValueError):
+    """The text at the stream's position is no JSON value, or is cut off."""
+
+
+class JsonStream:
+    """A trace file: ``events`` yields them, ``metadata`` fills with the other keys, the counts say what was lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+        self.broken = 0  # values within the list that are no JSON
+        self.cut = ""  # why the end is missing
+        self._decoded = json.JSONDecoder(strict=False).raw_decode
+        self._text, self._at, self._ended = "", 0, False
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        try:
+            with path.open("rb") as file:
+                zipped = file.read(2) == b"\x1f\x8b"
+            self._file: Any = (gzip.open if zipped else open)(path, "rb")
+        except OSError as error:
+            raise Mistake(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield every event; raises ``Mistake`` if the file is empty or holds no list of events."""
+        opening = self._peek()
+        if not opening:
+            raise Mistake(f"{self.path}: is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
+        if opening == "[":
+            yield from self._items()
+            return
+        found = False
+        try:
+            for key in self._keys():
+                if key == "traceEvents" and self._peek() == "[":
+                    found = True
+                    yield from self._items()
+                else:
+                    self.metadata[key] = self._value()
+        except Broken:
+            self.cut = self.cut or "from some place on it is no JSON"
+        if not found:
+            raise Mistake(f"{self.path}: holds no traceEvents, so it is no trace of PyTorch's profiler{self._why()}")
+
+    def _why(self) -> str:
+        return f"; {self.cut}" if self.cut else ""
+
+    def _keys(self) -> Iterator[str]:
+        """Yield the keys of the outermost object; who takes one reads its value."""
+        if self._peek() != "{":
+            raise Mistake(f"{self.path}: is no JSON, so it is no trace of PyTorch's profiler")
+        self._at += 1
+        while self._peek() not in ("}", ""):
+            key = self._value()
+            if self._peek() != ":":
+                raise Broken
+            self._at += 1
+            yield str(key)
+        if not self._peek():
+            self.cut = self.cut or "the file ends before its end"
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects of a list, which begins here."""
+        self._at += 1
+        decoded, blank = self._decoded, BLANK.match
+        while True:
+            place = blank(self._text, self._at)
+            assert place, "nothing is blank too"
+            try:
+                item, self._at = decoded(self._text, place.end())  # most often all of it has been read
+            except (ValueError, RecursionError):
+                opening = self._peek()
+                if opening in ("]", ""):
+                    break
+                try:
+                    item = self._value()
+                except Broken:
+                    if not self._skip():
+                        break
+                    continue
+            if isinstance(item, dict):
+                yield item
+        if self._peek() == "]":
+            self._at += 1
+        else:
+            self.cut = self.cut or "the file ends within the events"
+
+    def _skip(self) -> bool:
+        """Go to the next event behind what is no JSON; False if none comes. A cut last event is no broken one."""
+        self._at += 1
+        while not (match := EVENT.search(self._text, self._at)):
+            self._at = max(self._at, len(self._text) - MARGIN)
+            if not self._fill():
+                self._at = len(self._text)
+                return False
+        self._at = match.start()
+        self.broken += 1
+        return True
+
+    def _peek(self) -> str:
+        """Return the next character that is neither blank nor a comma, without taking it; "" at the end."""
+        while True:
+            match = BLANK.match(self._text, self._at)
+            self._at = match.end() if match else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._fill():
+                return ""
+
+    def _value(self) -> Any:
+        """Return the value that begins here; raises ``Broken`` if it is none or does not end."""
+        while True:
+            self._peek()
+            try:
+                value, end = self._decoded(self._text, self._at)
+            except json.JSONDecodeError as error:
+                failed = len(self._text) if error.msg.startswith("Unterminated") else error.pos
+            except (ValueError, RecursionError):
+                raise Broken from None
+            else:
+                if end < len(self._text) or not self._fill():  # a number may go on
+                    self._at = end
+                    return value
+                continue
+            held = len(self._text) - self._at
+            if failed < len(self._text) - MARGIN or held > LONGEST or not self._fill():
+                raise Broken
+
+    def _fill(self) -> bool:
+        """Read on; whether there was more."""
+        more = ""
+        while not more and not self._ended:
+            data = b"".join(self._pieces())
+            self._ended = not data
+            more = self._decode(data, final=not data)
+        if more:
+            self._text, self._at = self._text[self._at :] + more, 0
+        return bool(more)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield a chunk's bytes as they come: what a cut gzip file still holds is not lost."""
+        size = 0
+        try:
+            while size < CHUNK and (piece := self._file.read1(CHUNK)):
+                size += len(piece)
+                yield piece
+        except EOFError:
+            self.cut = "the gzip file is cut short"
+        except (OSError, zlib.error) as error:
+            self.cut = f"the file is damaged: {error}"

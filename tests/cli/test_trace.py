@@ -1,0 +1,81 @@
+"""The command trace: its page, its data, its pictures, and its mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fivefold.cli import app
+from fivefold.record import Mistake
+from tests.check.traces import kineto
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces")
+    kineto.write(kineto.draw(1), path, zipped=True)
+    return path
+
+
+def run(*words: object) -> str:
+    found = CliRunner().invoke(app, ["trace", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "160"})
+    assert found.exit_code == 0
+    return found.stdout
+
+
+def test_the_page_says_where_the_time_went(folder: Path) -> None:
+    page = run(folder, "--machine", "h100:8", "--top", 3)
+    for title in ("Where the time goes", "What runs", "Longest kernels", "Messages", "Critical path"):
+        assert title in page
+    assert "traced  2 ranks on GPUs" in page
+    assert "× NVLink 4" in page
+    assert "is last to arrive at" in page
+    assert "mean of 3 steps" in page
+    assert "ProfilerStep#4, shares" not in page
+    assert "by rank, ProfilerStep#4" in run(folder, "--step", 4)
+
+
+def test_files_and_their_folder_are_the_same(folder: Path) -> None:
+    assert run(*sorted(folder.iterdir())) == run(folder)
+
+
+def test_json_is_data(folder: Path) -> None:
+    data = json.loads(run(folder, "--json", "--top", 2))
+    assert data["device"] == "GPU"
+    assert len(data["kernels"]) == 2
+    assert [each["rank"] for each in data["breakdown"]] == [0, 0, 0, 1, 1, 1]
+    assert data["against"] == []
+    assert data["predicted"] is None
+
+
+def test_the_prediction_is_laid_beside_it(folder: Path) -> None:
+    against = ("--against", "nano", "h100:2", "dp2 zero2 mbs2", "--gbs", 8, "--seq", 128)
+    page = run(folder, *against)
+    assert "Beside the prediction" in page
+    assert "dp2 zero2 mbs2" in page
+    assert "× NVLink 4" in page, "the machine of the prediction has the links"
+    data = json.loads(run(folder, *against, "--json"))
+    rows = {row["quantity"]: row for row in data["against"]}
+    assert rows["step time"]["predicted"] == data["predicted"]["time"]["step_seconds"]
+    assert rows["dp, world all_gather, messages"]["measured"] > 0
+
+
+def test_charts(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    run(folder, "--charts", tmp_path / "new")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    assert sorted(files) == ["breakdown.html", "breakdown.svg", "critical-path.html", "critical-path.svg"]
+    assert b"rank 1" in files["breakdown.svg"]
+    assert b"exposed communication" in files["breakdown.svg"]
+    assert b"of the critical path of" in files["critical-path.svg"]
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(Mistake, match="is a file; name a folder"):
+        run(folder, "--charts", tmp_path / "file")
+
+
+def test_options_of_a_job_need_a_prediction(folder: Path) -> None:
+    with pytest.raises(Mistake, match="add --against MODEL MACHINE LAYOUT"):
+        run(folder, "--seq", 128)
