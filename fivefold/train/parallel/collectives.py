@@ -116,15 +116,19 @@ def all_to_all(
 
 
 def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
-    """Start point-to-point messages in one batch: (tensor, peer's index in ``axis``) each. One ``Pending`` for all."""
-    operations = [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
-    operations += [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
+    """Start point-to-point messages in one batch: (tensor, peer's index in ``axis``) each. One ``Pending`` for all.
+
+    Receives are posted first: gloo asks for a message over the connection on which it sends, so that a rank that comes
+    later than its peer would ask behind its own message, and the two would travel one after the other.
+    """
+    operations = [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
+    operations += [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
     if not operations:
         return []
     heard = _post_p2p(axis, sends, receives)
     works = dist.batch_isend_irecv(operations)
-    out = operations[-1].tensor
-    return [Pending(out, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
+    arriving = (receives or sends)[-1][0]
+    return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
 
 
 def send(x: Tensor, axis: Axis, place: int) -> Pending:

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.flash_attention import flash_attention
 from fivefold.train.parallel import context
-from fivefold.train.parallel.collectives import Pending
+from fivefold.train.parallel.collectives import Pending, exchange
 from fivefold.train.parallel.context import Kind, Ring, Ulysses, attach, positions
 from fivefold.train.parallel.mesh import Axis
 
@@ -197,3 +197,14 @@ def test_attach_sets_the_core_or_what_is_around_it() -> None:
     assert model[0].core is flash_attention
     attach(model, axis, kind="ring")
     assert [(type(each.core), each.core.scale) for each in (model[0], model[2])] == [(Ring, 0.3), (Ring, 0.3)]
+
+
+def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one connection of gloo what is posted second waits behind what is posted first, if the peer came earlier."""
+    posted: list[dist.P2POp] = []
+    monkeypatch.setattr(dist, "P2POp", lambda call, tensor, peer, group: (call, tensor, peer))
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda operations: posted.extend(operations) or [])
+    here, coming, axis = torch.zeros(1), torch.zeros(2), Axis("cp", 0, (0, 5), None)
+    (pending,) = exchange([(here, 1)], [(coming, 1)], axis)
+    assert posted == [(dist.irecv, coming, 5), (dist.isend, here, 5)]
+    assert pending.arriving is coming
