@@ -119,15 +119,29 @@ def calibrate(
     out: Annotated[Path | None, typer.Option(help="Machine file to write; without it, what 'local' means.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'."""
+    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'.
+
+    Under torchrun on several hosts, the links between them too.
+    """
     from fivefold.check.calibrate import calibrate as run
     from fivefold.machine.toml import write
     from fivefold.show import table
     from fivefold.show.progress import bar
+    from fivefold.train.process import Process
 
-    counts = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2")
-    with bar("calibrating") as progress:
-        machine = run(ranks=counts, quick=quick, progress=progress)
+    counts, process = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2"), Process.of(os.environ)
+    if process.several_hosts:
+        from fivefold.check.calibrate.hosts import calibrate_hosts
+        from fivefold.cli.hosts import choose_interface
+
+        choose_interface(os.environ)
+        found = calibrate_hosts(process, quick=quick)
+        if found is None:
+            return
+        machine = found
+    else:
+        with bar("calibrating") as progress:
+            machine = run(ranks=counts, quick=quick, progress=progress)
     path = out or local_file()
     write(machine, path)
     say(f"wrote {path}")

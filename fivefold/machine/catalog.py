@@ -213,6 +213,9 @@ def _merged(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:
     """``machine`` with ``ranks`` ranks; on a calibrated CPU its processes divide the same FLOP/s and memory."""
+    if machine.nodes > 1 and machine.calibration is not None:  # more or fewer hosts
+        *near, far = machine.links
+        return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
     if machine.calibration is None or machine.backend != "gloo":
         return machine.replace(ranks=ranks)
     share = machine.ranks / ranks

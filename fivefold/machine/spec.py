@@ -113,12 +113,17 @@ class KernelPoint(Record):
 
 
 class CollectivePoint(Record):
-    """Measured seconds of a collective over ``ranks`` processes; ``bytes``: size of the full tensor."""
+    """Measured seconds of a collective over ``ranks`` processes on ``nodes`` hosts; ``bytes``: size of the full tensor.
+
+    ``busy_seconds``: of them those in which it keeps a core busy, which compute beside it cannot have; None: all.
+    """
 
     collective: Collective
     ranks: PositiveInt
     bytes: PositiveInt
     seconds: PositiveFloat
+    nodes: PositiveInt = 1
+    busy_seconds: PositiveFloat | None = None
 
 
 class Calibration(Record):
@@ -159,6 +164,11 @@ class Machine(Record):
     def nodes(self) -> int:
         """Number of nodes, counting a partly used one."""
         return -(-self.ranks // self.ranks_per_node)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether messages travel beside compute: by streams of a GPU, or by NICs between hosts."""
+        return self.backend == "nccl" or self.nodes > 1
 
     def link(self, span: int) -> Link:
         """The nearest tier that connects ``span`` neighbouring ranks."""

@@ -52,6 +52,11 @@ class Process:
         names = {"rank": "RANK", "local_rank": "LOCAL_RANK", "local_ranks": "LOCAL_WORLD_SIZE", "world": "WORLD_SIZE"}
         return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
 
+    @property
+    def several_hosts(self) -> bool:
+        """Whether ranks of the world are on other hosts."""
+        return self.world > self.local_ranks
+
     def start(self) -> torch.device:
         """Initialise the process group (NCCL on GPUs, else gloo); return the device. On CPU also share the cores."""
         if torch.cuda.is_available():

@@ -115,6 +115,8 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("BULK_STEP_SECONDS", network.BULK_STEP_SECONDS),
     Constant("QUICK_SHARE", network.QUICK_SHARE),
     Constant("CROWDING", network.CROWDING),
+    Constant("GATHER_ONE_WAY", network.GATHER_ONE_WAY),
+    Constant("EXCHANGE_ONE_WAY", network.EXCHANGE_ONE_WAY),
     Constant("near latency", NVLINK3.latency_seconds, _link(0, "latency_seconds")),
     Constant("far latency", NIC_200.latency_seconds, _link(-1, "latency_seconds")),
     Constant("near sustained", PCIE4.sustained, _link(0, "sustained")),

@@ -4,6 +4,7 @@ For each number of ranks that many workers run side by side, as in training: on 
 on GPUs each has one GPU. This file starts them and fits the machine to their results.
 
 points · kernels     what is measured          worker · processes   one process that measures; several side by side
+hosts                several hosts under torchrun, and the links between them
 """
 
 from __future__ import annotations

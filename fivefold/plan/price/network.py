@@ -5,7 +5,8 @@
 
 Algorithms: ring, double binary tree, reduction in the switch (NVLink SHARP). Protocols: small messages (LL) with short
 steps at half the rate, bulk (Simple) with long steps at the full rate. Source: NVIDIA/nccl:src/graph/tuning.cc.
-A calibrated machine uses its own measured curve instead, interpolated between two sizes in log space.
+Gloo's rings and pairs between hosts are lines of their own (``_gloo``). A calibrated machine uses its own measured
+curve instead, interpolated between two sizes in log space.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ QUICK_SHARE = 0.5  # the quick protocol sends a flag with every word of data
 # Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, ... 128 nodes (NVIDIA/nccl issue
 # 1229). Taken as 8 GiB, a ring's steps explain most of it at 128 nodes, this much per doubling of nodes the rest.
 CROWDING = 0.02
+# Of two hosts whose ranks come 1 to 10 ms apart: a gather takes 1.5 times as long as both ways at once would, an
+# exchange twice, at 100 Mbit/s and at 1 Gbit/s (facebookincubator/gloo:gloo/allgather.cc sends in two parts).
+GATHER_ONE_WAY = 1.5
+EXCHANGE_ONE_WAY = 2.0
 
 
 class Line(NamedTuple):
@@ -60,13 +65,33 @@ class Place(NamedTuple):
         return max(near, 1 / (self.local * self.far.rate)) if self.nodes > 1 else near
 
 
+class MessageTime(NamedTuple):
+    """Seconds of messages, and of them those in which they keep a core busy, so that compute beside them waits."""
+
+    seconds: float
+    busy: float
+
+    @property
+    def travelling(self) -> float:
+        """Seconds that compute can hide."""
+        return self.seconds - self.busy
+
+
+class MeasuredMessage(NamedTuple):
+    """A measured collective of ``bytes``: its seconds, and those in which it keeps a core busy."""
+
+    bytes: int
+    seconds: float
+    busy: float
+
+
 @final
 class Network:
     """Collectives of one machine. Lines are cached by collective and group, as the search asks millions of times."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        nccl = machine.backend == "nccl"
+        self._nccl = nccl = machine.backend == "nccl"
         self._launch = LAUNCH_SECONDS if nccl else 0.0  # a gloo link is measured with its start
         self._tiers = [
             Tier(
@@ -78,9 +103,11 @@ class Network:
             for link in machine.links
         ]
         measured = machine.calibration.collectives if machine.calibration else ()
-        self._curves: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        self._curves: dict[tuple[str, int, int], list[MeasuredMessage]] = {}
         for point in sorted(measured, key=lambda point: point.bytes):
-            self._curves.setdefault((point.collective, point.ranks), []).append((point.bytes, point.seconds))
+            busy = point.seconds if point.busy_seconds is None else min(point.busy_seconds, point.seconds)
+            found = MeasuredMessage(point.bytes, point.seconds, busy)
+            self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(found)
         self._lines: dict[tuple[str, Group, int], list[Line]] = {}
 
     def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
@@ -90,22 +117,43 @@ class Network:
         """
         if group.ranks == 1:
             return 0.0
-        if self._curves and (curve := self._curves.get((collective, group.ranks))):
-            return _along(curve, payload)
+        if self._curves and (curve := self._curves.get((collective, group.ranks, self._nodes(group)))):
+            return _along([(point.bytes, point.seconds) for point in curve], payload)
         lines = self._lines.get((collective, group, copies))
         if lines is None:
-            lines = self._lines[collective, group, copies] = self._lay(collective, group, copies)
+            lines = self._lines[collective, group, copies] = self._lay(collective, self._place(group), copies)
         return self._launch + min([latency + per_byte * payload for latency, per_byte in lines])
 
-    def _lay(self, collective: str, group: Group, copies: int) -> list[Line]:
+    def busy(self, collective: str, payload: int, group: Group) -> float:
+        """Of ``seconds`` those in which sockets and copies keep a core busy, so that compute waits; 0 with NCCL.
+
+        Between hosts that were not measured together: what the message would take within one of them.
+        """
+        if self._nccl or group.ranks == 1:
+            return 0.0
+        if curve := self._curves.get((collective, group.ranks, self._nodes(group))):
+            return _along([(point.bytes, point.busy) for point in curve], payload)
+        within = self._near(group.ranks)
+        lines = self._lay(collective, Place(group.ranks, group.ranks, 1, within, within))
+        return min(
+            self.seconds(collective, payload, group), *(line.latency + line.per_byte * payload for line in lines)
+        )
+
+    def _nodes(self, group: Group) -> int:
+        """On how many nodes the ranks of a group lie."""
+        reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
+        return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
+
+    def _lay(self, collective: str, place: Place, copies: int = 1) -> list[Line]:
         """One line per algorithm and protocol; an unknown collective raises."""
-        place = self._place(group)
+        if not self._nccl and (line := _gloo(collective, place)):
+            return [line]
         if collective == "all_reduce":
             return [*_ring(place, turns=2), *_tree(place), *_switch(place)]
         if collective in ("all_gather", "reduce_scatter"):
             return _ring(place, turns=1)
         if collective == "broadcast":
-            return _protocols(place, near=group.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte)
+            return _protocols(place, near=place.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte)
         if collective == "p2p":
             link = self._near(2) if place.local > 1 else place.far
             return [Line(link.quick, 1 / (QUICK_SHARE * link.rate)), Line(link.bulk, 1 / link.rate)]
@@ -121,7 +169,8 @@ class Network:
         reach = (group.ranks - 1) * group.stride + 1
         outer = next((i for i, link in enumerate(links) if i and link.span >= reach), len(links) - 1)
         far = self._tiers[outer]
-        far = far._replace(rate=far.rate / (1 + CROWDING * math.log2(nodes)))
+        if self._nccl:  # as measured with it
+            far = far._replace(rate=far.rate / (1 + CROWDING * math.log2(nodes)))
         return Place(group.ranks, local, nodes, self._near(local), far)
 
     def _near(self, ranks: int) -> Tier:
@@ -144,6 +193,22 @@ def _ring(place: Place, *, turns: int) -> list[Line]:
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
     return _protocols(place, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte)
+
+
+def _gloo(collective: str, place: Place) -> Line | None:
+    """Gloo's ring of two turns, which its reduce-scatter runs too; its gathers and exchanges, half of them both ways.
+
+    A rank sends before it asks for what it receives, over the same connection: a peer that came earlier and asked is
+    sent to at once, and the other way begins when that has arrived. Measured: docs/how-a-step-costs/constants.md.
+    """
+    if collective in ("all_reduce", "reduce_scatter"):
+        return _ring(place, turns=2)[-1]
+    if collective == "all_gather":
+        (line,) = _ring(place, turns=1)[-1:]
+        return line._replace(per_byte=GATHER_ONE_WAY * line.per_byte)
+    if collective == "all_to_all":
+        return _exchange(place)._replace(per_byte=EXCHANGE_ONE_WAY * _exchange(place).per_byte)
+    return None
 
 
 def _far_load(place: Place) -> float:

@@ -123,8 +123,37 @@ def test_measured_curves_come_first():
     assert network.seconds("all_reduce", 10, four) == 1e-4
     assert network.seconds("all_reduce", 10**5, four) == 1e-2
     assert network.seconds("all_reduce", 10**6, four) == pytest.approx(1e-1, rel=1e-12)
-    # Never measured: the link alone, which on gloo has its start within.
-    assert network.seconds("all_gather", 10**9, four) == pytest.approx(3e-6 + 0.75e9 / 200e9, rel=1e-12)
+    # Never measured: the link alone, which on gloo has its start within, and half of a gather goes one way at a time.
+    assert network.seconds("all_gather", 10**9, four) == pytest.approx(3e-6 + 1.5 * 0.75e9 / 200e9, rel=1e-12)
+
+
+def test_gloo_between_hosts_is_priced_as_it_sends() -> None:
+    """Four hosts of a rank each at 20 GB/s: a reduce-scatter is an all-reduce, an exchange goes one way at a time."""
+    machine = round_machine("gloo")
+    hosts = machine.replace(ranks_per_node=1, links=(machine.links[0].replace(span=1), machine.links[1]))
+    network, payload, four = Network(hosts), 8 * 10**9, Group(4, 1)
+    once = 3 / 4 * payload / 20e9
+    for collective, latencies, times in (
+        ("all_reduce", 6, 2), ("reduce_scatter", 6, 2), ("all_gather", 3, 1.5), ("all_to_all", 3, 2)
+    ):  # fmt: skip
+        assert network.seconds(collective, payload, four) == pytest.approx(2e-6 * latencies + times * once, rel=1e-12)
+        assert network.busy(collective, payload, four) == pytest.approx(1e-6 * latencies + times * once / 10)
+    assert network.seconds("p2p", payload, four) == pytest.approx(2e-6 + payload / 20e9, rel=1e-12)
+
+
+def test_a_curve_is_of_so_many_hosts() -> None:
+    points = [(1, 1e-3, None), (2, 3e-3, 2e-3)]
+    measured = tuple(
+        CollectivePoint(collective="all_reduce", ranks=4, bytes=1000, seconds=s, nodes=n, busy_seconds=b)
+        for n, s, b in points
+    )
+    network = Network(round_machine("gloo", Calibration(date="2026-01-01", torch="2", cores=2, collectives=measured)))
+    assert (network.seconds("all_reduce", 1000, Group(4, 1)), network.busy("all_reduce", 1000, Group(4, 1))) == (
+        1e-3, 1e-3  # within a host a core does it all
+    )  # fmt: skip
+    assert (network.seconds("all_reduce", 1000, Group(4, 2)), network.busy("all_reduce", 1000, Group(4, 2))) == (
+        3e-3, 2e-3
+    )  # fmt: skip
 
 
 def test_an_unknown_collective_is_named():
