@@ -58,7 +58,8 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
     try:
-        built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout))
+        streams = device.type == "cuda" or process.several_hosts  # messages between hosts travel beside compute
+        built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
         with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)

@@ -54,8 +54,9 @@ class Planner:
 
     def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
         """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse."""
-        if machine.backend == "gloo":  # one stream, so no overlap; and attention kernels with a single head dim
-            job = job.replace(overlap=(), attention="blocks" if job.stack.attention == "flash" else job.stack.attention)
+        if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
+            attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
+            job = job.replace(overlap=job.stack.overlap if machine.overlaps else (), attention=attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine)

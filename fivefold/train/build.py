@@ -73,8 +73,8 @@ def build(
 ) -> Built:  # fmt: skip
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
-    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run on CUDA streams
-    of their own; ``None``: if ``device`` has them. Raises ``Mistake`` for what the engine cannot run.
+    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run beside
+    compute; ``None``: if ``device`` has streams for them. Raises ``Mistake`` for what the engine cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)

@@ -16,15 +16,21 @@ from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
 from fivefold.plan.count.traffic import copy_messages, unit_messages
+from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.units import CONTENTION, Units
 
 
 class GatherReduceTime(NamedTuple):
-    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights."""
+    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights.
+
+    ``gather_busy``, ``reduce_busy``: of them those in which they keep the core busy (``Network.busy``).
+    """
 
     gather: float
     reduce: float
     copies: float
+    gather_busy: float = 0.0
+    reduce_busy: float = 0.0
 
 
 class StepEnds(NamedTuple):
@@ -39,7 +45,8 @@ class DataParallel:
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
-        self.beside = "dp" in self.job.stack.overlap and units.machine.backend == "nccl"  # messages overlap compute
+        self.beside = "dp" in self.job.stack.overlap and units.machine.overlaps  # messages overlap compute
+        self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
@@ -48,38 +55,39 @@ class DataParallel:
                layout.order, layout.schedule == "dualpipe", apart(layout))  # fmt: skip
         found = self._gather_reduces.get(key)
         if found is None:
-            gather = reduce = copies = 0.0
+            gather = reduce = copies = gather_busy = reduce_busy = 0.0
             for message in unit_messages(self.counts, layout, name):
-                seconds = self.units.network.seconds(
-                    message.collective, message.payload, _place(layout, message.group, message.ranks)
-                )
+                asked = message.collective, message.payload, _place(layout, message.group, message.ranks)
+                seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
                 if message.collective == "all_gather":
-                    gather += seconds
+                    gather, gather_busy = gather + seconds, gather_busy + busy
                 else:
-                    reduce += seconds
+                    reduce, reduce_busy = reduce + seconds, reduce_busy + busy
             for message in copy_messages(self.counts, layout, name):
                 place = (
                     _dualpipe_replicas(layout) if message.axis == "pp" else _place(layout, message.group, message.ranks)
                 )
                 copies += message.times * self.units.network.seconds(message.collective, message.payload, place)
-            found = self._gather_reduces[key] = GatherReduceTime(gather, reduce, copies)
+            found = self._gather_reduces[key] = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
         return found
 
-    def each_way(self, layout: Layout, name: Name) -> tuple[float, float]:
-        """Seconds of a unit's messages in every forward and in every backward, where only blocks are gathered again."""
-        gather_reduce, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
+    def each_way(self, layout: Layout, name: Name) -> tuple[MessageTime, MessageTime]:
+        """A unit's messages in every forward and in every backward, where only blocks are gathered again."""
+        time, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
         regathers = gathers and name not in ("embed", "head")
-        reduce = gather_reduce.reduce if self.reduces_each(layout) else 0.0
-        return gather_reduce.gather if gathers else 0.0, (gather_reduce.gather if regathers else 0.0) + reduce
+        gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
+        reduce = MessageTime(time.reduce, time.reduce_busy) if self.reduces_each(layout) else nothing
+        back = gather if regathers else nothing
+        return gather if gathers else nothing, MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
 
     def reduces_each(self, layout: Layout) -> bool:
         """Whether gradients are reduced after the backward of every micro-batch, not once a step."""
         return self.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
 
-    def waits(self, message: float, room: float) -> tuple[float, float]:
+    def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
         """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""
-        shown = max(0.0, message - room) if self.beside else message
-        return shown, CONTENTION * (message - shown)
+        hidden = min(message.travelling, room) if self.beside else 0.0
+        return message.seconds - hidden, self.contention * hidden
 
     def ends(self, layout: Layout, chunks: tuple[int, ...]) -> StepEnds:
         """Cost of the reductions after the last backward and the gathers before the first forward.
@@ -88,35 +96,33 @@ class DataParallel:
         """
         if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
             return StepEnds(0.0, 0.0)
-        gather = reduce = copies = forward = backward = 0.0
-        first = last = None
+        copies = 0.0
+        gathers, reduces = list[MessageTime](), list[MessageTime]()  # in the order of the units
+        forward, backward = list[float](), list[float]()  # of the first stage's units
         stays, each, work = policy(layout).weights_stay, self.reduces_each(layout), self.counts.stage_work(layout)
         for chunk in chunks:
             for run, times in work[chunk]:
-                gather_reduce, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)
-                copies += times * gather_reduce.copies
+                time, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)
+                copies += times * time.copies
                 behind = unit.backward + unit.weight + sum(unit.backward_exposed)
                 if stays:
-                    gather += times * gather_reduce.gather
-                    first = gather_reduce.gather if first is None else first
+                    gathers += [MessageTime(time.gather, time.gather_busy)] * times
                 if not each:
-                    reduce += times * gather_reduce.reduce
-                    last = gather_reduce.reduce if last is None else last  # of the unit whose backward ends last
-                elif last is None and self.beside:
+                    reduces += [MessageTime(time.reduce, time.reduce_busy)] * times
+                elif not reduces and self.beside:
                     # ``each_way`` counts it beside its own backward, but the last one comes after it
-                    last = reduce = min(gather_reduce.reduce, behind)
+                    reduces.append(MessageTime(min(time.reduce, behind), min(time.reduce_busy, behind)))
                 if chunk == chunks[0]:
-                    forward += times * (unit.forward + sum(unit.forward_exposed))
-                    backward += times * max(0.0, behind - self.each_way(layout, run.name)[1])
+                    forward += [unit.forward + sum(unit.forward_exposed)] * times
+                    backward += [max(0.0, behind - self.each_way(layout, run.name)[1].seconds)] * times
+        gather, reduce = (sum(every.seconds for every in some) for some in (gathers, reduces))
         if stays and self.job.stack.weights == "broadcast":
             gather = self._broadcast(layout, chunks)
         if not self.beside:
             return StepEnds(gather + reduce + copies, 0.0)
-        first, last = first or 0.0, last or 0.0
-        share = 1 / len(chunks)  # that the first stage's compute can hide; the rank's other stages hide the rest
-        early = first + max(0.0, share * (gather - first) - forward) if self.job.stack.weights == "ahead" else gather
-        late = last + max(0.0, share * (reduce - last) - backward)
-        return StepEnds(early + late + copies, CONTENTION * (gather + reduce - early - late))
+        early = gather - _hidden(gathers, forward, chunks=len(chunks)) if self.job.stack.weights == "ahead" else gather
+        late = reduce - _hidden(reduces, backward, chunks=len(chunks))
+        return StepEnds(early + late + copies, self.contention * (gather + reduce - early - late))
 
     def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Seconds in which each rank of a shard group in turn broadcasts the whole tensors that it updates."""
@@ -131,6 +137,17 @@ class DataParallel:
             ranks * self.units.network.seconds("broadcast", payload // ranks, _place(layout, name, ranks))
             for (name, ranks), payload in held.items()
         )
+
+
+def _hidden(messages: list[MessageTime], rooms: list[float], *, chunks: int) -> float:
+    """Seconds hidden of all but the first message, each beside the unit before it: one is under way at a time.
+
+    ``rooms``: compute of the first stage's units. The other stages of the rank hide theirs wholly.
+    """
+    if chunks == 1:
+        return sum(min(message.travelling, room) for message, room in zip(messages[1:], rooms, strict=False))
+    waiting = sum(message.travelling for message in messages[1:])
+    return (1 - 1 / chunks) * waiting + min(waiting / chunks, sum(rooms))
 
 
 def _dualpipe_replicas(layout: Layout) -> Group:

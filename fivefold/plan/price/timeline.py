@@ -23,6 +23,7 @@ from fivefold.plan.count.memory.states import moments_per_element
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import stages_held, update_messages, update_products
 from fivefold.plan.price.data_parallel import DataParallel
+from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.steady_state import extrapolate
 from fivefold.plan.price.units import AXES, CONTENTION, Units
 
@@ -86,9 +87,9 @@ class Durations:
         self.work = timeline.counts.stage_work(layout)
         alike = {work: timeline.stage(layout, work) for work in dict.fromkeys(self.work)}
         self.stages = [alike[work] for work in self.work]
-        self.hop = timeline.hop(layout) if layout.pp > 1 else 0.0
-        nccl = timeline.machine.backend == "nccl"
-        self.sending = 0.0 if self.job.stack.hides_p2p(layout.schedule) and nccl else self.hop  # of a blocking send
+        hop = timeline.hop(layout) if layout.pp > 1 else MessageTime(0.0, 0.0)
+        hides = self.job.stack.hides_p2p(layout.schedule) and timeline.machine.overlaps
+        self.hop, self.sending = (hop.travelling, hop.busy) if hides else (hop.seconds, hop.seconds)  # a blocking send
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
 
     def seconds(self, task: Task) -> float:
@@ -134,7 +135,7 @@ class Durations:
                 else:
                     stays[axis] += times * some
                     work += some
-            message = timeline.parallel.each_way(layout, run.name)[back]
+            message = timeline.parallel.each_way(layout, run.name)[back].seconds
             compute += times * ours
             gathers += times * message
             gathered += times * max(work, message)
@@ -203,13 +204,13 @@ class Timeline:
             [durations.stages[stage] for stage in line.held[critical]], total=total,
         )  # fmt: skip
 
-    def hop(self, layout: Layout) -> float:
-        """Seconds of a message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
-        size, network = self.counts.local(part_of(layout)).stream_bytes, self.units.network
+    def hop(self, layout: Layout) -> MessageTime:
+        """A message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
+        size, network, pp = self.counts.local(part_of(layout)).stream_bytes, self.units.network, group(layout, "pp")
         if layout.tp == 1 or layout.sp or not self.job.stack.scatter_hops:
-            return network.seconds("p2p", size, group(layout, "pp"))
-        sent = network.seconds("p2p", size // layout.tp, group(layout, "pp"))
-        return sent + network.seconds("all_gather", size, group(layout, "tp"))
+            return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
+        sent = network.seconds("p2p", size // layout.tp, pp)
+        return MessageTime(sent + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
 
     def stage(self, layout: Layout, work: Work) -> StageTime:
         """Seconds of one micro-batch through one stage, with nothing of another micro-batch beside it."""

@@ -9,16 +9,17 @@ as their launches.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
-from fivefold.layout.mesh import group
+from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.counts import Counts, Run, run_part
-from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.op import Message, Op
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.price.compute import OpTime, Prices
-from fivefold.plan.price.network import Network
+from fivefold.plan.price.network import MessageTime, Network
 
 AXES = ("tp", "cp", "ep", "etp")
 # Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
@@ -85,7 +86,8 @@ class _UnitTimer:
     def __init__(self, units: Units, layout: Layout, ops: tuple[Op, ...], times: list[OpTime]) -> None:
         self.units, self.layout, self.ops, self.times = units, layout, ops, times
         self.job = units.counts.job
-        self.nccl = units.machine.backend == "nccl"
+        self.nccl, self.beside = units.machine.backend == "nccl", units.machine.overlaps
+        self.contention = CONTENTION if self.nccl else 0.0  # elsewhere messages show what they keep the core busy
         self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.hidden = [0.0, 0.0]
         self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward, by operation
@@ -108,32 +110,49 @@ class _UnitTimer:
         place = group(self.layout, message.axis)
         if place.ranks == 1:
             return
-        seconds = self.units.network.seconds
-        backward_payload = message.payload if message.backward_payload is None else message.backward_payload
         moe = self.units.counts.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
-        forward = seconds(message.forward, message.payload, place, copies=copies) if message.forward else 0.0
-        again = seconds(message.regather, message.payload, place, copies=copies) if message.regather else 0.0
-        backward = seconds(message.backward, backward_payload, place, copies=copies) if message.backward else 0.0
-        forward, backward, again = (message.times * each for each in (forward, backward, again))
+        back_payload = message.payload if message.backward_payload is None else message.backward_payload
+        forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
+        again = self._sent(message, message.regather, message.payload, place=place, copies=copies)
+        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies)
         if op.recomputed:
             again = forward
-        self.sent[index] = bool(forward), bool(backward) + bool(again)
-        self.spans[f"{message.axis} {op.name}"] = forward + backward + again
-        ahead = self._beside(index)
+        self.sent[index] = bool(forward.seconds), bool(backward.seconds) + bool(again.seconds)
+        self.spans[f"{message.axis} {op.name}"] = forward.seconds + backward.seconds + again.seconds
+        ahead = self._compute_beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        if message.axis == "tp" and message.regather and self.job.stack.async_tp and not op.recomputed:
-            hidden = min(again, ahead.backward) if self.nccl else 0.0  # what is gathered feeds dW, so dx hides it
-            self.hidden[1] += hidden
-            again -= hidden
+        stack, engine = self.job.stack, self.job.stack.linears == "fanned"
+        if message.axis == "tp" and message.regather and not op.recomputed and self.beside:
+            # what is gathered feeds dW, so dx hides it; and in our engine dW hides the sum of dx over ranks
+            fan = (
+                list(takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops))))
+                if engine
+                else []
+            )
+            dx = sum(self.times[at].backward for at in fan) if fan else ahead.backward
+            hidden = min(again.travelling, dx) if stack.async_tp or engine else 0.0
+            again = again._replace(seconds=again.seconds - hidden)
+            dw = sum(self.times[at].weight for at in fan) if "tp" not in stack.overlap else 0.0
+            late = min(backward.travelling, dw)
+            back -= late
+            self.hidden[1] += hidden + late
         back += self._exposed(index, again, side=1, beside=ahead.forward)
         if message.axis == "ep":
             self.awaited[index] = exposed
         self.forward_exposed[message.axis] += exposed
         self.backward_exposed[message.axis] += back
 
-    def _beside(self, index: int) -> OpTime:
+    def _sent(self, message: Message, collective: str, payload: int, *, place: Group, copies: int) -> MessageTime:
+        """Seconds of all messages of one collective of an operation in one pass; "": none."""
+        if not collective:
+            return MessageTime(0.0, 0.0)
+        network = self.units.network
+        seconds = network.seconds(collective, payload, place, copies=copies)
+        return MessageTime(message.times * seconds, message.times * network.busy(collective, payload, place))
+
+    def _compute_beside(self, index: int) -> OpTime:
         """The compute that overlaps a message: the matmul after it, else the one before; for a ring its attention."""
         op = self.ops[index]
         if op.kind == "attention":
@@ -143,27 +162,29 @@ class _UnitTimer:
                 return self.times[other]
         return OpTime(0.0, 0.0)
 
-    def _exposed(self, index: int, seconds: float, *, side: int, beside: float) -> float:
+    def _exposed(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
         """Exposed seconds of a message beside ``beside`` seconds of compute; ``side``: forward 0, backward 1."""
-        if not seconds:
+        if not sent.seconds:
             return 0.0
-        message = self.ops[index].message
+        message, seconds = self.ops[index].message, sent.travelling
         assert message is not None
         axis, times = message.axis, max(1, message.times)
-        if not self.nccl or axis not in self.job.stack.overlap:
-            return seconds
+        if not self.beside or axis not in self.job.stack.overlap:
+            return sent.seconds
         if axis == "tp":
             parts = group(self.layout, "tp").ranks
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
         elif axis == "cp" and message.forward == "p2p":
-            exposed = max(0.0, seconds - beside * times / (times + 1))
+            # in the backward gradients go round behind keys and values, and the last hop brings them home
+            home = seconds / (times * message.backward_parts) if side and message.backward_parts > 1 else 0.0
+            exposed = home + max(0.0, seconds - home - beside * times / (times + 1))
         elif axis in ("ep", "etp"):
             exposed = max(0.0, seconds - self.room[side])
             self.room[side] = max(0.0, self.room[side] - seconds)
         else:
             exposed = seconds
         self.hidden[side] += seconds - exposed
-        return exposed
+        return sent.busy + exposed
 
     def _in_graph(self, op: Op) -> bool:
         """Whether the operation is in a CUDA graph, so that the host does not launch it by itself."""
@@ -201,8 +222,8 @@ class _UnitTimer:
         """The totals of all operations added."""
         pairs = list(zip(self.ops, self.times, strict=True))
         again = sum(time.forward for op, time in pairs if op.recomputed)
-        forward = sum(time.forward for _, time in pairs) + CONTENTION * self.hidden[0]
-        backward = sum(time.backward for _, time in pairs) + again + CONTENTION * self.hidden[1]
+        forward = sum(time.forward for _, time in pairs) + self.contention * self.hidden[0]
+        backward = sum(time.backward for _, time in pairs) + again + self.contention * self.hidden[1]
         weight = sum(time.weight for _, time in pairs)
         if self.nccl:
             host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compile else 1)

@@ -203,14 +203,19 @@ class ZeroUnit:
             target.add_(chunk) if self._grads_received[index] else target.copy_(chunk)
 
     def _reduce(self) -> None:
-        """Start the reduce_scatter: all gradients of the step have arrived."""
+        """Start the reduce_scatter, or all_reduce if nothing is sharded: all gradients of the step have arrived."""
         sums = self._sums
         assert sums is not None
         if self.policy.gradients_stay:
             self.reduced = sums[self.shard.rank]
         else:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
-        self._reducing = reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
+        whole = self.shard.size == 1
+        self._reducing = (
+            all_reduce(self.reduced, self.replica)
+            if whole
+            else reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
+        )
         before = self if not self.ahead else self.neighbours.get("forward")  # at most one runs at a time
         if before is not None and before._reducing is not None:
             before._finish_reduce()
@@ -224,7 +229,8 @@ class ZeroUnit:
         if not self.policy.gradients_stay:
             resize(self._sums, 0)
             self._sums, self._columns = None, ()
-        all_reduce(self.reduced, self.replica).wait()
+        if self.shard.size > 1:
+            all_reduce(self.reduced, self.replica).wait()
         for also in self.also:
             if not also.late:
                 self._sum(also)

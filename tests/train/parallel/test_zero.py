@@ -21,16 +21,26 @@ from fivefold.train.parallel.zero import ZeroUnit
 
 DENSE = Model(name="dense", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True)
 ROUTED = DENSE.replace(name="routed", tied_embeddings=False, moe=MoE(experts=4, topk=2, ffn=20))
-Ran = tuple[list[float], tuple[Traffic, ...], list[str]]
+Ran = tuple[list[float], tuple[Traffic, ...], list[str], list[str]]
 
 
 def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
-    """Losses, what was said in the second step, and the units whose weights were underway when another was ready."""
+    """Losses, what was said in the second step, the units whose weights were underway when another was ready, and those
+    whose gradients were when another's were summed up.
+    """
     made = ZeroUnit
     placement.ZeroUnit = lambda *args, **kwargs: made(*args, **{**kwargs, "ahead": ahead})  # type: ignore[assignment, misc]
     job = Job(sequence=16, global_batch=8, precision=recipe(precision))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
+    reduce, reducing = made._reduce, list[str]()
+
+    def noted(unit: ZeroUnit) -> None:
+        others = (each for each in built.units if each._reducing is not None and each._reducing._works)
+        reducing.extend(each.shards[0].name for each in others)
+        reduce(unit)
+
+    made._reduce = noted  # type: ignore[method-assign]
 
     def note(*_: object) -> None:
         underway.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
@@ -47,7 +57,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
         else:
             losses.append(engine.step(mine).loss)
         engine.zero_grad()
-    return losses, meter.traffic, underway
+    return losses, meter.traffic, underway, reducing
 
 
 @pytest.mark.parametrize(
@@ -56,6 +66,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
         (DENSE, "dp2 zero3 mbs2", "fp32"),
         (DENSE, "dp2 zero3 mbs2 ac=full", "bf16"),
         (DENSE, "dp4 zero3/2 mbs1", "fp32"),
+        (DENSE, "dp2 zero0 mbs4", "fp32"),
         (DENSE, "dp2 zero1 mbs4", "bf16"),
         (DENSE, "dp2 pp2 zero2 zb1p mbs1", "fp32"),
         (ROUTED, "dp2 ep2 zero3 mbs2", "fp32"),
@@ -66,8 +77,10 @@ def test_ahead_is_the_same(forked: Callable[..., list[Any]], model: Model, text:
     layout = Layout.parse(text)
     plain: list[Ran] = forked(layout.world, ran, model, layout, False, precision)
     early: list[Ran] = forked(layout.world, ran, model, layout, True, precision)
-    for (losses, said, none), (also, likewise, underway) in zip(plain, early, strict=True):
+    for (losses, said, none, alone), (also, likewise, underway, reducing) in zip(plain, early, strict=True):
         assert losses == also
         assert said == likewise
         assert not none
+        assert not alone
+        assert reducing  # beside the backward of the unit before
         assert layout.zero < 3 or underway  # whose weights are let go fetches them while another computes

@@ -138,7 +138,7 @@ def _is_update(tape: Tape, at: int) -> bool:
 def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
     """Play one step of some ranks of ``world``, usually one per pipeline rank; raises ``Mistake`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
-    streams = Streams(tapes, streams=machine.backend == "nccl", costs=[pricer.costs(tape) for tape in tapes])
+    streams = Streams(tapes, streams=machine.overlaps, costs=[pricer.costs(tape) for tape in tapes])
     found = deadlocks(streams)
     if found:
         raise Mistake(found[0])
