@@ -306,6 +306,19 @@ def test_a_play_by_hand() -> None:
     assert isinstance(played, Played)
 
 
+def test_a_slow_link_carries_one_message_after_another() -> None:
+    """GPipe on two ranks, F 1, backward 2, hop 3: worked on paper. Received is what was asked for an action ahead."""
+    table = schedule("gpipe", pp=2, v=1, micro_batches=3)
+    played = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 3, queues=True)
+    times = [[(str(action), start, end) for action, start, end in row] for row in played.spans]
+    assert times[1][:3] == [("F1.0", 4, 5), ("F1.1", 7, 8), ("F1.2", 10, 11)]
+    assert [start for name, start, _ in times[1] if name.startswith("BW")] == [11, 13, 15]
+    # backwards end at 13, 15 and 17, and come 3 later, one at a time
+    assert [start for name, start, _ in times[0] if name.startswith("BW")] == [16, 19, 22]
+    quick = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1, queues=True)
+    assert quick == play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
+
+
 def test_what_costs_the_same_is_asked_once() -> None:
     asked: list[Task] = []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=9)

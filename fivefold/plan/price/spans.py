@@ -41,7 +41,7 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
         return (player.flat(count, ranks[0]),)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
     hop = player.durations.hop
-    played = play_table.play(table, seconds=player.durations.seconds, hop_seconds=lambda *_: hop)
+    played = play_table.play(table, seconds=player.durations.seconds, hop_seconds=lambda *_: hop, queues=True)
     rows = []
     for held, row, rank in zip(table.rank_stages, played.spans, ranks, strict=True):
         actions = [player.span(action, start, end) for action, start, end in row]

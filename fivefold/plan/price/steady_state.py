@@ -41,7 +41,7 @@ def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task],
 
     def played(count: int) -> tuple[Table, list[float], tuple[Mapping[Task, int], ...]]:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
-        ends = list(play_table.play(table, seconds=once, hop_seconds=lambda *_: hop).rank_ends)
+        ends = list(play_table.play(table, seconds=once, hop_seconds=lambda *_: hop, queues=True).rank_ends)
         return table, ends, _tasks(layout.schedule, layout.pp, layout.v, count)
 
     def busy(tasks: Mapping[Task, int]) -> float:
