@@ -21,6 +21,7 @@ from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import CATALOG, named, names
 from fivefold.record import Record
 from fivefold.stack.catalog import STACKS
+from tests.check.traces import kineto
 
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
 NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many",
@@ -50,7 +51,7 @@ class Draw:
         """A whole input."""
         command: Callable[[], list[str]] = self.rng.choices(
             (self.predict, self.search, self.ask, self.ratios, self.dryrun, self.published, self.folder, self.doctor,
-             self.runs, self.wrong), weights=(40, 6, 12, 8, 4, 1, 10, 4, 8, 3),
+             self.runs, self.traces, self.wrong), weights=(40, 6, 12, 8, 4, 1, 10, 4, 8, 4, 3),
         )[0]  # fmt: skip
         words = command()
         if self.chance(0.02):
@@ -300,6 +301,19 @@ class Draw:
         place = self.rng.choice(("d.py", "d.py", "d.py", "nowhere.py", ".", *UNICODE))
         budget = ["--budget", self.number("24GiB", "1B", "0GiB", "7 GB", "x", slips=0.4)] if self.chance(0.4) else []
         return ["doctor", place, *budget]
+
+    def traces(self) -> list[str]:
+        """Profiler traces of one or two ranks with changed metadata and events, or cut short."""
+        job = kineto.draw(self.rng.randrange(100), kineto.Shape(steps=2, operations=6))
+        for rank in range(self.rng.choice((1, 2))):
+            values = {**kineto.metadata(rank, 2), "traceEvents": kineto.events(job, rank)}
+            self.file(f"t{rank}.json", self.changed(values))
+        words = ["trace", *self.rng.choice((list(self.files), ["."], ["t0.json"], [self.rng.choice(UNICODE)]))]
+        if self.chance(0.3):
+            words += ["--against", self.rng.choice(SMALL), self.machine(2), self.layout(), "--gbs", self.number(2, 4)]
+        for option in ("--step", "--top"):
+            words += [option, self.number(3, 4, slips=0.3)] if self.chance(0.2) else []
+        return [*words, *(["--machine", self.machine(2, 8)] if self.chance(0.3) else [])]
 
     def runs(self) -> list[str]:
         """Run files with a mistake for sure: their corpus is not there."""

@@ -47,6 +47,8 @@ class JsonStream:
             self._file: Any = (gzip.open if zipped else open)(path, "rb")
         except OSError as error:
             raise Mistake(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+        except ValueError as error:  # a file name with a null byte
+            raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
 
     def __enter__(self) -> Self:
         return self

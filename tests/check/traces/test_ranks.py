@@ -260,6 +260,7 @@ class TestOneJob:
         self.refused(tmp_path, said="no trace of PyTorch's profiler in it; left out: notes.json: holds no traceEvents")
         self.refused(tmp_path / "notes.json", said="holds no traceEvents")
         self.refused(tmp_path / "gone.json", said="no such file")
+        self.refused(Path("a\0b"), said="is not a name of a file")
         write(tmp_path, 0, events, world=1)
         report = read([tmp_path]).report
         assert report.ranks == (0,)
