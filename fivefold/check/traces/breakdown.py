@@ -78,7 +78,7 @@ def lines(
     """Return the time by category and by kernel, as means over the windows; the largest first."""
     kinds: dict[Category, list[int]] = {}
     names: dict[tuple[Category, str], list[int]] = {}  # calls, ns, longest
-    known = {trace.rank: trace.categories() for trace, _ in windows}
+    known = {rank: trace.categories() for rank, trace in {trace.rank: trace for trace, _ in windows}.items()}
     number = len(windows)
     for trace, window in windows:
         here = trace.rows_in(window)

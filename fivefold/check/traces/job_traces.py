@@ -13,6 +13,7 @@ from pathlib import Path
 from fivefold.check.traces.rank_trace import RankTrace, rank_trace
 from fivefold.check.traces.recording import Recording, ranks_in, record
 from fivefold.record import Mistake
+from fivefold.sizes import RANKS
 from fivefold.units import show_seconds
 
 SUFFIXES = (".json", ".json.gz")
@@ -76,8 +77,8 @@ def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]
     """Recordings by the rank that they say, that their file's name says, or else in their order."""
     ranks: dict[int, Recording] = {}
     for place, each in enumerate(found):
-        rank = _info(each).get("rank")
-        if not isinstance(rank, int) or rank < 0:
+        rank = _count(each, "rank")
+        if rank is None:
             named = RANK_IN_NAME.search(each.path.name)
             rank = int(named[1]) if named else place
             if not named and len(found) > 1:
@@ -89,6 +90,12 @@ def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]
     return ranks
 
 
+def _count(found: Recording, key: str) -> int | None:
+    """A number of ``distributedInfo``; None if it is none, or more than there are ranks anywhere."""
+    value = _info(found).get(key)
+    return value if type(value) is int and 0 <= value <= RANKS else None
+
+
 def _info(found: Recording) -> dict[str, object]:
     info = found.metadata.get("distributedInfo")
     return info if isinstance(info, dict) else {}
@@ -96,7 +103,7 @@ def _info(found: Recording) -> dict[str, object]:
 
 def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
     """Return the world's size; raises ``Mistake`` if the files cannot be of one run."""
-    worlds = {rank: size for rank, each in ranks.items() if isinstance(size := _info(each).get("world_size"), int)}
+    worlds = {rank: size for rank, each in ranks.items() if (size := _count(each, "world_size"))}
     first = next(iter(ranks.values()))
     for rank, each in ranks.items():
         if each.on_gpu != first.on_gpu:
@@ -105,11 +112,12 @@ def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
             raise Mistake(f"{first.path} and {each.path} are of two jobs, of {size} and {worlds[rank]} ranks")
     _refuse_other_times(list(ranks.values()))
     world = max([*worlds.values(), max(ranks) + 1, 1])
-    missing = [rank for rank in range(world) if rank not in ranks]
+    missing = world - len(ranks)
     if missing:
-        which = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        which = [str(rank) for rank in range(min(world, len(ranks) + 9)) if rank not in ranks]
+        listed = ", ".join(which[:8]) + (", …" if missing > 8 else "")
         remarks.append(
-            f"{len(missing)} of {world} ranks {'are' if len(missing) > 1 else 'is'} not here ({which}): "
+            f"{missing} of {world} ranks {'are' if missing > 1 else 'is'} not here ({listed}): "
             "who waited for them is not known"
         )
     return world

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from statistics import median
 from typing import NamedTuple
 
@@ -63,17 +64,18 @@ def match(job: JobTraces) -> Matched:
     rows: dict[_Key, dict[int, list[Part]]] = {}  # of messages that have all in common but their place in order
     unmatched: Counter[str] = Counter()
     for trace in job.ranks:
-        listed = groups_of(trace)
+        group_of = lru_cache(maxsize=None)(partial(_group, rank=trace.rank, listed=groups_of(trace), world=job.world))
         for row in np.flatnonzero(trace.message >= 0).tolist():
             message = trace.messages[trace.message[row]]
-            part, group = Part(trace.rank, row), _group(message, trace.rank, listed, world=job.world)
+            part = Part(trace.rank, row)
+            group = group_of(message.group, message.about, message.ranks, message.members)
             found.groups[part] = group
             key = _key(message, group, trace.rank, step=int(trace.step[row]))
             if key is None:
                 unmatched[message.collective] += 1
             else:
                 rows.setdefault(key, {}).setdefault(trace.rank, []).append(part)
-    at_hand, partial = {trace.rank for trace in job.ranks}, 0
+    at_hand, incomplete = {trace.rank for trace in job.ranks}, 0
     for key, of_rank in rows.items():
         if len(key.members) < 2 or not at_hand.issuperset(key.members):
             continue
@@ -81,27 +83,30 @@ def match(job: JobTraces) -> Matched:
             for message_parts in zip(*of_rank.values(), strict=True):
                 found.whole |= dict.fromkeys(message_parts, message_parts)
         else:
-            partial += max(map(len, of_rank.values()))
-    if partial:
-        found.remarks.append(f"{partial:,} messages are not in the traces of all their ranks: not matched")
+            incomplete += max(map(len, of_rank.values()))
+    if incomplete:
+        found.remarks.append(f"{incomplete:,} messages are not in the traces of all their ranks: not matched")
     for collective, times in sorted(unmatched.items()):
         found.remarks.append(f"{times:,} {collective} do not say between which ranks: not matched")
     _set_clocks(job, found)
     return found
 
 
-def _group(message: Message, rank: int, listed: dict[str, tuple[int, ...]], *, world: int) -> Group:
-    """The group of a message; where it is unsaid, the only one of several ranks that the trace lists for this rank."""
-    members = message.members or listed.get(message.group, ())
-    ranks = message.ranks or (len(members) or None)
-    if not message.group and not members:
+def _group(
+    name: str, about: str, ranks: int | None, members: tuple[int, ...], *, rank: int,
+    listed: dict[str, tuple[int, ...]], world: int,
+) -> Group:  # fmt: skip
+    """The group of a message; where it is unsaid, the only one of several ranks that the trace lists for ``rank``."""
+    members = members or listed.get(name, ())
+    ranks = ranks or (len(members) or None)
+    if not name and not members:
         kinds = {each for each in listed.values() if rank in each and len(each) > 1}
         if len(kinds) == 1 or world == 2:
             members = next(iter(kinds)) if len(kinds) == 1 else tuple(range(world))
             ranks = len(members)
     if not members and ranks == world:
         members = tuple(range(world))
-    return Group(message.group, message.about, ranks, tuple(sorted(members)))
+    return Group(name, about, ranks, members)
 
 
 def _key(message: Message, group: Group, rank: int, *, step: int) -> _Key | None:

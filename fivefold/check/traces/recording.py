@@ -10,6 +10,7 @@ import math
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +176,8 @@ def _name_as_asked(found: Recording) -> None:
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    """A time in ns; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST else 0
 
 
 def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:
@@ -204,12 +206,17 @@ def _of_kernel(row: int, args: dict[str, Any]) -> Message:
     )  # fmt: skip
 
 
-def ranks_in(text: object) -> tuple[int, ...]:
-    """Read ``"[0, 1]"`` or ``[0, 1]``; a list that was shortened ("[0, 1, ..., 7]") says nothing."""
-    words = text if isinstance(text, list) else str(text or "").strip("[]").split(",")
+def ranks_in(value: object) -> tuple[int, ...]:
+    """Read ``"[0, 1]"`` or ``[0, 1]``, ascending; a list that was shortened ("[0, 1, ..., 7]") says nothing."""
+    return _ranks(str(value or ""))
+
+
+@lru_cache(maxsize=4096)  # every message of a group says it again
+def _ranks(text: str) -> tuple[int, ...]:
+    words = text.strip("[]").split(",")
     try:
-        return tuple(int(word) for word in words)
-    except (TypeError, ValueError):
+        return tuple(sorted({int(word) for word in words}))
+    except ValueError:
         return ()
 
 

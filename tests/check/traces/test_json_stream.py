@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 
 from fivefold.check.traces import json_stream, read
 from fivefold.check.traces.json_stream import JsonStream
+from fivefold.machine.catalog import resolve
 from fivefold.record import Mistake
+from fivefold.show.compare import to_text
+from fivefold.show.trace_report import page
 from tests.check.traces import kineto
 
 LEAF = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
@@ -146,3 +150,44 @@ def test_events_that_lack_something_are_counted(tmp_path: Path) -> None:
     report = read([path]).report
     assert report.categories[0].calls == 2
     assert any(remark == "trace.json: 10 broken events left out" for remark in report.remarks), report.remarks
+
+
+STRANGE: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63, 10**400, 1e308, -1e-300, float("nan"), float("inf"), "", "x", "ncclDevKernel",
+    "ProfilerStep#", "²", [], [1, [2]], {}, {"a": 1}, "[0, 1, ..., 7]", "c10d::send", "gloo:all_reduce", "kernel",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+    """Some values of two ranks' files replaced, three times; page and data are made of what is read."""
+    dice = random.Random(seed)
+    job = kineto.draw(seed, kineto.Shape(steps=2, operations=6))
+    for _ in range(3):
+        paths = []
+        for rank in range(2):
+            whole: dict[str, Any] = {**kineto.metadata(rank, 2), "traceEvents": kineto.events(job, rank)}
+            for _ in range(dice.choice((1, 3, 30))):
+                replace_some(dice, whole)
+            paths.append(tmp_path / f"rank{rank}.json")
+            paths[-1].write_text(json.dumps(whole), encoding="utf-8")
+        try:
+            report = read(paths, machine=resolve("h100:8", local=tmp_path)).report
+        except Mistake as mistake:
+            assert "\n" not in str(mistake)  # noqa: PT017
+        else:
+            assert "Where the time goes" in to_text(page(report), width=120)
+            json.loads(report.model_dump_json())
+
+
+def replace_some(dice: random.Random, whole: Any) -> None:
+    """Replace a value somewhere in lists and tables, more often deep within."""
+    while isinstance(whole, dict | list) and whole:
+        key = dice.choice(list(whole) if isinstance(whole, dict) else range(len(whole)))
+        if not isinstance(whole[key], dict | list) or dice.random() < 0.05:
+            if dice.random() < 0.15 and isinstance(whole, dict):
+                del whole[key]
+            else:
+                whole[key] = deepcopy(dice.choice(STRANGE))
+            return
+        whole = whole[key]
