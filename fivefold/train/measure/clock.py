@@ -72,12 +72,19 @@ class Offset(NamedTuple):
     error: float
 
 
-def offset(*, rank: int, world: int, now: Any = time.perf_counter) -> Offset:
-    """This rank's ``Offset``, by ping-pong with rank 0; every rank of the initialised world calls it."""
+def host_group() -> dist.ProcessGroup | None:
+    """A process group of the world whose messages stay on the host: NCCL would make a communicator for each pair. None:
+    the default group is one. Every rank of the initialised world calls it.
+    """
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+
+def offset(
+    *, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter
+) -> Offset:  # fmt: skip
+    """This rank's ``Offset``, by ping-pong with rank 0 over ``group``; every rank of the world calls it."""
     if world == 1:
         return Offset(0.0, 0.0)
-    # NCCL would make a communicator for each pair; gloo's messages stay on the host
-    group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
     moment = torch.zeros(1, dtype=torch.float64)
     if rank == 0:
         for peer in range(1, world):

@@ -30,6 +30,20 @@ class Label(NamedTuple):
     action: Action | None = None
 
 
+class Marks(NamedTuple):
+    """What was recorded in one step; read only when the run is over, as that takes as long as many operations."""
+
+    step: int
+    moments: list[float]  # of each mark, on the rank's own clock
+    codes: list[int]
+    messages: list[Heard]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        return self.moments[-1] - self.moments[0]
+
+
 class Recorder:
     """Marks of one rank. ``interleaver``: tells the lanes apart."""
 
@@ -62,21 +76,12 @@ class Recorder:
         self._codes.append(END if self.interleaver is None else END + self.interleaver.running)
 
     def put_off(self) -> int:
-        """The label of work that the innermost operation puts off: its dW."""
-        code = self._opened()
-        around = Label("call", "weights") if code < 0 else self._labels[code >> 1]
-        return self.label("op" if around.kind == "op" else "call", around.name, "weight")
-
-    def _opened(self) -> int:
-        """Code of the innermost region of this lane."""
-        lane = 0 if self.interleaver is None else self.interleaver.running
-        depth = 0
-        for code in reversed(self._codes):
-            if code & 1 == lane:
-                depth += 1 if code < 0 else -1
-                if depth < 0:
-                    return code
-        return -1
+        """The label of work that is put off until W: that of the operation in which it is, if one has just begun."""
+        code = self._codes[-1]
+        around = self._labels[code >> 1] if code >= 0 else None
+        if around is None or around.kind != "op":
+            return self.label("call", "weights", "weight")
+        return self.label("op", around.name, "weight")
 
     def wrap(self, label: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` as a region."""
@@ -106,16 +111,20 @@ class Recorder:
         """Index of the next mark."""
         return len(self._marks)
 
-    def take(self, step: int, *, offset: float) -> RankStep:
-        """Read and drop all marks: the first and the last are of the step itself. ``offset``: to add to the clock."""
-        seconds = self.clock.seconds(self._marks)
-        begin = seconds[0]
-        reader = _Reader(self._labels, [each - begin for each in seconds])
-        for at, code in enumerate(self._codes):
-            reader.add(at, code)
-        messages = tuple(heard.message(reader) for heard in self._messages if heard.ended >= 0)
+    def cut(self, step: int) -> Marks:
+        """Return all marks and drop them: the first and the last are of the step itself."""
+        found = Marks(step, self.clock.seconds(self._marks), self._codes, self._messages)
         self._marks, self._codes, self._messages = [], [], []
-        return RankStep(step, begin + offset, reader.spans(), messages)
+        return found
+
+    def read(self, marks: Marks, *, offset: float) -> RankStep:
+        """The spans and messages of a step. ``offset``: to add to the clock."""
+        begin = marks.moments[0]
+        reader = _Reader(self._labels, [each - begin for each in marks.moments])
+        for at, code in enumerate(marks.codes):
+            reader.add(at, code)
+        messages = tuple(heard.message(reader) for heard in marks.messages if heard.ended >= 0)
+        return RankStep(marks.step, begin + offset, reader.spans(), messages)
 
 
 class Heard:

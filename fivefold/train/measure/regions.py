@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,10 +34,10 @@ MISSING = object()
 
 
 class Regions:
-    """The replaced calls of one rank. ``operations``: also those of the model, which compiled blocks do not call."""
+    """The replaced calls of one rank. A compiled block is one operation, but for its GEMMs, which are not compiled."""
 
-    def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None, operations: bool) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None) -> None:
+        self.recorder, self.pipeline = recorder, engine.pipeline
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []
         built, label = engine.built, recorder.label
         self._wrap(engine.pipeline, "_act", _timed_act(recorder, engine.pipeline._act))
@@ -51,8 +51,7 @@ class Regions:
         if data is not None:
             self._wrap(data, "take", recorder.wrap(label("data", "data"), data.take))
         self._wrap(built.ranks.listener, "post", recorder.post)
-        if operations:
-            self._add_operations(engine)
+        self._add_operations(engine, compiled=engine.job.stack.compile)
 
     @contextmanager
     def reported(self) -> Iterator[None]:
@@ -79,7 +78,7 @@ class Regions:
         self._wrap(unit, "_reduce", wrap(label("call", "reduce"), unit._reduce))
         self._wrap(unit, "finish", wrap(label("reduce", "reduce gradients"), unit.finish))
 
-    def _add_operations(self, engine: Engine) -> None:
+    def _add_operations(self, engine: Engine, *, compiled: bool) -> None:
         built, names = engine.built, dict[int, str]()
         linears = [(_name(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
         for name, linear in linears:
@@ -90,6 +89,12 @@ class Regions:
             if isinstance(part, Experts):
                 each = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in GROUPED}
                 self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, each))
+            if compiled and path.startswith("blocks."):  # another attribute within would compile it anew
+                if path.count(".") == 1:
+                    self._wrap(
+                        part, "forward", _Timed(self.recorder, _labels(self.recorder, "op", "block"), part.forward)
+                    )
+                continue
             if isinstance(part, Moe):
                 plan = self.recorder.wrap(self.recorder.label("op", "moe.plan"), part._plan_dispatch)
                 self._wrap(part, "_plan_dispatch", plan)
@@ -124,18 +129,32 @@ def _timed_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
 
 def _timed_run(recorder: Recorder, inner: Run) -> Run:
     """``module.run`` whose functions are regions; recomputation, which may be ``inner``, sees the timed function."""
-    known: dict[str, tuple[int, int, int]] = {}
+    known: dict[str, Labels] = {}
 
     def run(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
         labels = known.get(name)
         if labels is None:
             outer = function is fused_linears or isinstance(function, Linear) or name in GROUPED_CALLS
-            kind: SpanKind = "call" if outer else "op"
-            first, again, back = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
-            labels = known[name] = first, again, back
+            labels = known[name] = _labels(recorder, "call" if outer else "op", name)
         return inner(name, _Timed(recorder, labels, function), *inputs)
 
     return run
+
+
+def _labels(recorder: Recorder, kind: SpanKind, name: str) -> Labels:
+    """The labels of an operation. Hooks on autograd's nodes cost most of a trace: linear layers, whose GEMMs are seen
+    by themselves, and sums, which hand their gradient on, do without.
+    """
+    first, again, back = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
+    return Labels(first, again, None if kind == "call" or name.endswith(".add") else back)
+
+
+class Labels(NamedTuple):
+    """Codes of an operation's regions; ``backward`` is None where that is not looked for."""
+
+    forward: int
+    recomputed: int
+    backward: int | None
 
 
 GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down")
@@ -149,26 +168,25 @@ def in_backward() -> bool:
 class _Timed:
     """One call of an operation as a region, and its backward as another."""
 
-    __slots__ = ("backward", "first", "forward", "function", "recomputed", "recorder")
+    __slots__ = ("function", "labels", "recorder")
 
-    def __init__(self, recorder: Recorder, labels: tuple[int, int, int], function: Callable[..., Any]) -> None:
-        self.recorder, self.function = recorder, function
-        self.forward, self.recomputed, self.backward = labels
+    def __init__(self, recorder: Recorder, labels: Labels, function: Callable[..., Any]) -> None:
+        self.recorder, self.function, self.labels = recorder, function, labels
 
     def __call__(self, *inputs: Any) -> Any:
-        recorder, again = self.recorder, in_backward()
+        recorder, labels, again = self.recorder, self.labels, in_backward()
         first = torch._C._autograd._get_sequence_nr()
-        recorder.begin(self.recomputed if again else self.forward)
+        recorder.begin(labels.recomputed if again else labels.forward)
         try:
             made = self.function(*inputs)
         finally:
             recorder.end()
-        if not again and torch.is_grad_enabled():
-            self._watch(made, first)
+        if labels.backward is not None and not again and torch.is_grad_enabled():
+            self._watch(made, first, labels.backward)
         return made
 
-    def _watch(self, made: Any, first: int) -> None:
-        """Report the backward of the nodes made since number ``first``, from the newest to the oldest."""
+    def _watch(self, made: Any, first: int, label: int) -> None:
+        """Report the backward of the nodes made since number ``first``, from the newest to the oldest, as ``label``."""
         nodes: dict[int, Any] = {}
         waiting = [each.grad_fn for each in (made if isinstance(made, tuple) else (made,)) if isinstance(each, Tensor)]
         while waiting:
@@ -179,7 +197,7 @@ class _Timed:
                 waiting += [earlier for earlier, _ in node.next_functions]
         if not nodes:
             return
-        recorder, label = self.recorder, self.backward
+        recorder = self.recorder
         begun: list[bool] = []
 
         def before(_gradients: object) -> None:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from fivefold.layout.spans import RankStep, RankTrace, Span
+from fivefold.layout.spans import RankTrace, Span
 from fivefold.train.data.prefetch import Prefetcher
 from fivefold.train.engine import Engine
-from fivefold.train.measure.clock import HostClock, Offset, StreamClock, offset
-from fivefold.train.measure.recorder import Recorder
+from fivefold.train.measure.clock import HostClock, Offset, StreamClock, host_group, offset
+from fivefold.train.measure.recorder import Marks, Recorder
 from fivefold.train.measure.regions import Regions
 
 ALWAYS = 3  # steps that are traced in every run
@@ -27,13 +27,14 @@ class Tracer:
     """Traces steps of one rank. ``steps``: how many, at most."""
 
     def __init__(self, engine: Engine, *, data: Prefetcher | None, steps: int = ALWAYS) -> None:
-        ranks, stack = engine.built.ranks, engine.job.stack
+        ranks = engine.built.ranks
         self.engine, self.data, self.ranks, self.most = engine, data, ranks, steps
         clock = StreamClock() if ranks.device.type == "cuda" else HostClock()
         self.recorder = Recorder(clock, interleaver=ranks.interleaver)
-        self.operations = not stack.compile
         self.offset = Offset(0.0, 0.0)
-        self.steps: list[RankStep] = []
+        self.group: dist.ProcessGroup | None = None  # over which clocks are compared
+        self.steps: list[Marks] = []
+        self.regions: Regions | None = None
         self.evaluations: list[Span] = []
 
     def wants(self, timed: int, *, last: bool) -> bool:
@@ -47,15 +48,16 @@ class Tracer:
     def traced(self, step: int) -> Iterator[None]:
         """Trace what is done within as ``step``."""
         recorder = self.recorder
-        regions = Regions(recorder, engine=self.engine, data=self.data, operations=self.operations)
+        if self.regions is None or self.regions.pipeline is not self.engine.pipeline:
+            self.regions = Regions(recorder, engine=self.engine, data=self.data)
         if not self.steps:
             self.offset = self._ask()
         recorder.clock.begin()
-        with regions.reported():
+        with self.regions.reported():
             recorder.begin(recorder.label("step", f"step {step}"))
             yield
             recorder.end()
-        self.steps.append(recorder.take(step, offset=self.offset.seconds))
+        self.steps.append(recorder.cut(step))
 
     def close(self, *, good: bool) -> float:
         """Seconds of the step just traced, which is forgotten unless it was a ``good`` one."""
@@ -73,9 +75,13 @@ class Tracer:
 
     def _ask(self) -> Offset:
         """Compare clocks with rank 0, then let all ranks go on together."""
-        found = offset(rank=self.ranks.rank, world=self.ranks.world)
-        if self.ranks.world > 1:
-            dist.barrier()
+        rank, world = self.ranks.rank, self.ranks.world
+        if world == 1:
+            return Offset(0.0, 0.0)
+        if not self.steps:
+            self.group = host_group()
+        found = offset(rank=rank, world=world, group=self.group)
+        dist.barrier(group=self.group)
         return found
 
     def trace(self) -> RankTrace:
@@ -85,6 +91,7 @@ class Tracer:
         error = max(found.error, later.error) + abs(later.seconds - found.seconds)
         moved = [span._replace(start=span.start + found.seconds, end=span.end + found.seconds)
                  for span in self.evaluations]  # fmt: skip
+        steps = tuple(self.recorder.read(marks, offset=found.seconds) for marks in self.steps)
         return RankTrace(
-            ranks.rank, ranks.world, ranks["pp"].rank, found.seconds, error, tuple(self.steps), tuple(moved)
-        )
+            ranks.rank, ranks.world, ranks["pp"].rank, found.seconds, error, steps, tuple(moved)
+        )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
         names = planned(model, layout, run.job, trace.stage)
         ways = {way: operations(step, way) for way in ("forward", "backward", "recomputed", "weight")}
         assert ways["forward"] == names["forward"]
-        assert ways["backward"] == names["forward"]
+        assert ways["backward"] == backwards(names["forward"])
         assert ways["recomputed"] == names["recomputed"]
         assert ways["weight"] == names["weight"]
         metered = {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
@@ -120,7 +121,30 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
             assert around.start <= span.start <= span.end <= around.end
         assert sent_by(step) == {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
         names = planned(DENSE, layout, run.job, trace.stage)
-        assert operations(step, "forward") == operations(step, "backward") == names["forward"]
+        assert operations(step, "forward") == names["forward"]
+        assert operations(step, "backward") == backwards(names["forward"])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
+def test_a_compiled_block_is_one_operation_but_for_its_gemms(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+    run, model = a_run(tmp_path / "run", corpus, compile=True), DENSE.replace(layers=1)
+    ((trace, _),) = forked(1, compiled, run, model, Layout.parse("mbs2"))
+    (step,) = trace.steps
+    adds_up(step)
+    gemms = [f"attention.{name}" for name in ("q", "k", "v", "out")] + [
+        f"mlp.{name}" for name in ("gate", "up", "down")
+    ]
+    for way in ("forward", "backward"):
+        assert operations(step, way) == Counter([*gemms, *OUTSIDE, "block"] * 2), "two micro-batches"
+
+
+def compiled(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
+    """As ``traced``, without the seconds that a compiler of kernels takes."""
+    torch.compile = partial(torch.compile, backend="aot_eager")
+    return traced(run, model, layout)
+
+
+OUTSIDE = ("embed.tokens", "head.norm", "head.out", "loss")
 
 
 def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
@@ -185,6 +209,11 @@ def actions(step: RankStep) -> list[str]:
 def wanted_actions(layout: Layout, job: Job, stage: int) -> list[str]:
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     return [str(action) for action in table.rows[stage]]
+
+
+def backwards(names: Counter[str]) -> Counter[str]:
+    """Those that have work to do in the backward: a sum hands its gradient on."""
+    return Counter({name: number for name, number in names.items() if not name.endswith(".add")})
 
 
 def operations(step: RankStep, way: str) -> Counter[str]:
