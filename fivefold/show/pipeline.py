@@ -82,6 +82,7 @@ def finding(time: Time) -> str:
     """Return the title: the share of compute in the step, and what takes most of the rest."""
     rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
     rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
+    rest |= {"the host takes": time.host_seconds, "the data takes": time.data_seconds}
     largest = max(rest, key=lambda name: rest[name])
     whole = time.step_seconds
     share = f", {largest} {rest[largest] / whole:.1%}" if rest[largest] else ""

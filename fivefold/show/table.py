@@ -139,6 +139,7 @@ def _memory_bars(stage: StageMemory) -> Table:
 def _time_bars(time: Time) -> Table:
     exposed = {f"{axis}, exposed": seconds for axis, seconds in time.exposed_seconds.items()}
     others = {"bubble": time.bubble_seconds, **exposed, "optimizer": time.optimizer_seconds}
+    others |= {"data": time.data_seconds, "host": time.host_seconds}
     parts = {"compute": time.compute_seconds, **{name: seconds for name, seconds in others.items() if seconds}}
     return _bars(parts, whole=time.step_seconds, show=show_seconds)
 

@@ -108,6 +108,11 @@ def test_the_finding_names_the_largest_loss() -> None:
     assert pipeline.finding(Time(step_seconds=1.0, compute_seconds=1.0)).endswith("100% of the 1.00 s")
 
 
+def test_the_finding_knows_the_host_and_the_data() -> None:
+    time = Time(step_seconds=1.0, compute_seconds=0.6, host_seconds=0.3, data_seconds=0.1)
+    assert pipeline.finding(time).endswith("of the 1.00 s, the host takes 30.0%")
+
+
 def test_the_remark_says_what_is_left_out() -> None:
     assert pipeline.remark(8, 8) == "8 micro-batches"
     assert pipeline.remark(1, 1) == "1 micro-batch"

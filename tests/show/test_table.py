@@ -32,6 +32,12 @@ def test_bars_are_as_long_as_their_shares(small: Step) -> None:
     assert lines["parameters"] == pytest.approx(0.136 * table.BAR_WIDTH, abs=1)
 
 
+def test_what_only_a_run_knows_is_shown_of_a_run(small: Step) -> None:
+    assert {"data", "host"}.isdisjoint(to_text(table.step(small)).split())
+    run = small.replace(time=small.time.replace(data_seconds=0.1, host_seconds=0.2))
+    assert {"data", "host"} <= set(to_text(table.step(run)).split())
+
+
 def test_a_pipeline_has_a_line_per_stage(large: Step) -> None:
     lines = to_text(table.step(large)).splitlines()
     start = next(i for i, line in enumerate(lines) if "by pipeline stage" in line)
