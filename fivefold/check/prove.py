@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from fivefold.check.findings import findings
 from fivefold.check.split import rank_times, split, summary
 from fivefold.layout import trace_file
 from fivefold.layout.mesh import Group, group
-from fivefold.layout.spans import Message
+from fivefold.layout.spans import Message, RankTrace
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -65,7 +66,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)
             outcome = loop.train()
         if run.trace_steps and outcome.trace.steps:
-            trace_file.write(outcome.trace, run.folder)
+            write_trace(outcome.trace, run.folder)
         measured = measured_step(
             outcome, run=run, model=model, machine=machine, layout=layout, process=process, predicted=predicted
         )
@@ -77,6 +78,14 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     finally:
         process.end()
     return Proof(predicted, measured, outcome, text)
+
+
+def write_trace(trace: RankTrace, folder: Path) -> None:
+    """Write this rank's trace; if that fails say so and go on, as the other ranks wait for this one."""
+    try:
+        trace_file.write(trace, folder)
+    except Fault as fault:
+        print(f"fivefold: {fault}", file=sys.stderr)
 
 
 def measured_step(
