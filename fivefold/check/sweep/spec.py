@@ -93,6 +93,11 @@ def best_of(request: str) -> tuple[int, str | None] | None:
     return (int(match[1]), words[1] if len(words) > 1 else None) if match else None
 
 
+def filled_for(request: str, *, ranks: int) -> str | None:
+    """A request on so many ranks: its open degree filled, None if its degrees do not make as many."""
+    return request if best_of(request) else on(request, ranks=ranks)
+
+
 class Setting(NamedTuple):
     """Everything but the layout. ``job`` is None where there can be none, and ``why`` says so."""
 
@@ -106,11 +111,6 @@ class Setting(NamedTuple):
     machine: Machine
     job: Job | None
     why: str
-
-    def layouts(self, requests: list[str]) -> list[str]:
-        """Those of ``requests`` that make as many ranks, their open degrees filled."""
-        filled = (text if best_of(text) else on(text, ranks=self.ranks) for text in requests)
-        return list(dict.fromkeys(text for text in filled if text is not None))
 
 
 def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:

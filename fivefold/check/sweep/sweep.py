@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fivefold.check.sweep.journal import Journal
 from fivefold.check.sweep.measure import Case, Submit, check_here, collected, here, measured, submitted
 from fivefold.check.sweep.predict import Predictor, digest
-from fivefold.check.sweep.spec import Setting, Sweep, best_of, settings
+from fivefold.check.sweep.spec import Setting, Sweep, best_of, filled_for, settings
 from fivefold.check.trial import STEPS, Trial
 from fivefold.record import Mistake
 from fivefold.show.sweep.row import Row
@@ -35,16 +35,16 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, sweep: Sweep, *, local: Path) -> Plan:
         """A ``Mistake`` if a layout is of no number of ranks that the sweep has."""
-        requests = sweep.requests()
-        parts = [(setting, setting.layouts(requests)) for setting in settings(sweep, local=local)]
-        used = {request for setting, _ in parts for request in requests if setting.layouts([request])}
-        if unused := [request for request in requests if request not in used]:
-            ranks = sorted({setting.ranks for setting, _ in parts})
+        requests, found = sweep.requests(), list(settings(sweep, local=local))
+        ranks = sorted({setting.ranks for setting in found})
+        filled = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
+        if unused := [text for text in requests if all(filled[count][text] is None for count in ranks)]:
             numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
             raise Mistake(
                 f"layouts: {unused[0]!r} makes none of the numbers of ranks ({numbers}); write dp*, or add to ranks"
             )
-        return cls(parts)
+        texts = {count: list(dict.fromkeys(filter(None, filled[count].values()))) for count in ranks}
+        return cls([(setting, texts[setting.ranks]) for setting in found])
 
     @property
     def rows(self) -> int:

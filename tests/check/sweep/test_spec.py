@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.check.sweep.spec import Sweep, best_of, settings
+from fivefold.check.sweep.spec import Sweep, best_of, filled_for, settings
 from fivefold.check.sweep.sweep import Plan
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
@@ -71,7 +71,8 @@ def test_what_is_not_listed_is_the_jobs_or_the_machines() -> None:
     assert (found.ranks, found.sequence, found.batch, found.precision, found.stack) == (4, 512, 8, "bf16", "fivefold")
     assert found.job is not None
     assert found.job.steps == 9
-    assert found.layouts(["dp*", "dp2", "dp4 zero1", "best 2"]) == ["dp4", "dp4 zero1", "best 2"]
+    filled = [filled_for(text, ranks=4) for text in ("dp*", "dp2", "dp4 zero1", "best 2")]
+    assert filled == ["dp4", None, "dp4 zero1", "best 2"]
 
 
 def test_a_batch_of_tokens_is_whole_sequences() -> None:
