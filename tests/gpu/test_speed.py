@@ -31,7 +31,7 @@ from fivefold.train.engine import Engine
 from fivefold.train.process import Process
 from fivefold.train.supported import check_supported
 from fivefold.units import GIB
-from tests.gpu.harness import apart, no_gpu, parsed, rows_of
+from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
 from tests.gpu.test_dryrun import repeated
 
 WARM, TIMED = 4, 8  # steps; compiled blocks take the first two
@@ -76,6 +76,9 @@ CASES = (
 )
 
 
+TINY = (Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False),)  # --rehearse
+
+
 class Row(NamedTuple):
     """One case, as predicted and as measured."""
 
@@ -87,6 +90,7 @@ class Row(NamedTuple):
     predicted_seconds: float
     peak_bytes: int
     predicted_peak_bytes: int
+    calibrated_seconds: float | None = None  # as predicted for the machine that was measured here
 
 
 def measure(case: Case, *, device: torch.device) -> tuple[float, int]:
@@ -115,34 +119,45 @@ def _wait(device: torch.device) -> None:
 
 
 def predicted(case: Case, *, chip: str) -> Step:
-    """The step that the planner promises on one such chip."""
+    """The step that the planner promises on one such chip, by name or as a machine file."""
     machine = machines.resolve(f"{chip}:1", local=Path("local.toml"))
     return predict(model=named(case.name), machine=machine, layout=Layout.parse(case.layout), job=case.job)
 
 
-def compared(case: Case, *, chip: str) -> Row:
-    """Predict here and run in a process of its own."""
+def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False) -> Row:
+    """Predict here, for the ``chip`` and for a calibrated ``machine`` if there is one; run in a process of its own."""
     step = predicted(case, chip=chip)
-    seconds, peak = apart("tests.gpu.test_speed", CASES.index(case))
+    seconds, peak = apart("tests.gpu.test_speed", (TINY if rehearse else CASES).index(case), rehearse=rehearse)
     faster = step.time.step_seconds / seconds
     return Row(
         str(case), case.job.tokens_per_step / seconds, step.mfu.causal * faster, step.mfu.full * faster, seconds,
         step.time.step_seconds, peak, step.memory.peak_bytes,
+        predicted(case, chip=machine).time.step_seconds if machine else None,
     )  # fmt: skip
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table."""
-    head = "| job | tokens/s | MFU causal | MFU full | step, s | predicted | error | peak, GiB | predicted | error |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
-    for row in rows:
-        late, high = row.predicted_seconds / row.seconds - 1, row.predicted_peak_bytes / row.peak_bytes - 1
-        lines.append(
-            f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_full:.1%} "
-            f"| {row.seconds:.3f} | {row.predicted_seconds:.3f} | {late:+.1%} "
-            f"| {row.peak_bytes / GIB:.2f} | {row.predicted_peak_bytes / GIB:.2f} | {high:+.1%} |"
-        )
+    head = (
+        "| job | tokens/s | MFU causal | MFU full | step, s | predicted | error | calibrated | error "
+        "| peak, GiB | predicted | error |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_full:.1%} "
+        f"| {row.seconds:.3f} | {_beside(row.predicted_seconds, row.seconds, '.3f')} "
+        f"| {_beside(row.calibrated_seconds, row.seconds, '.3f')} "
+        f"| {row.peak_bytes / GIB:.2f} | {_beside(row.predicted_peak_bytes / GIB, row.peak_bytes / GIB, '.2f')} |"
+        for row in rows
+    ]
     return "\n".join(lines)
+
+
+def _beside(promised: float | None, found: float, form: str) -> str:
+    """A prediction and its error, as two cells."""
+    if promised is None:
+        return "– | –"
+    return f"{promised:{form}} | {f'{promised / found - 1:+.1%}' if found else '–'}"
 
 
 # Tests
@@ -184,19 +199,21 @@ def test_an_h200_is_as_fast_as_was_promised() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    options = parsed("speed and memory of a GPU against what was predicted", chip="h200")
-    if no_gpu():
+    options = parsed("speed and memory of a GPU against what was predicted", chip="h200", machine="")
+    if no_gpu(rehearse=options.rehearse):
         return 2
+    cases = TINY if options.rehearse else CASES
     if options.measure is not None:
-        print(json.dumps(measure(CASES[options.measure], device=Process().start())))
+        print(json.dumps(measure(cases[options.measure], device=Process().start())))
         Process.end()
         return 0
     rows = rows_of(
-        CASES, options, row=Row, compare=partial(compared, chip=options.chip),
+        cases, options, row=Row,
+        compare=partial(compared, chip=options.chip, machine=options.machine, rehearse=options.rehearse),
         tell=lambda row: f"{row.tokens_per_second:,.0f} tokens/s",
     )  # fmt: skip
     print(markdown(rows))
-    return 0
+    return LATER if options.left else 0
 
 
 if __name__ == "__main__":
