@@ -139,7 +139,7 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     lasts = [first] if ways == 2 else [{place} for place in range(group.ranks)]
     run()  # warm
     once = max(_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
-    repeats = int(_largest(max(len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
+    repeats = int(_largest(max(3 * len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
     turns = [_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
     seconds = statistics.mean(
         statistics.median(turn.seconds for turn in turns[place :: len(lasts)]) for place in range(len(lasts))

@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
 from fivefold.plan.count.traffic import copy_messages, unit_messages
 from fivefold.plan.price.network import MessageTime
-from fivefold.plan.price.units import CONTENTION, Units
+from fivefold.plan.price.units import AXES, CONTENTION, Units
 
 
 class GatherReduceTime(NamedTuple):
@@ -84,6 +84,13 @@ class DataParallel:
         """Whether gradients are reduced after the backward of every micro-batch, not once a step."""
         return self.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
 
+    def free(self, layout: Layout, exposed: tuple[float, ...]) -> float:
+        """Of exposed messages by axis those seconds in which data parallelism's link between nodes is free."""
+        nodes = self.units.network.nodes
+        if nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1:
+            return sum(exposed)
+        return sum(some for axis, some in zip(AXES, exposed, strict=True) if nodes(group(layout, axis)) == 1)
+
     def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
         """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""
         hidden = min(message.travelling, room) if self.beside else 0.0
@@ -104,7 +111,7 @@ class DataParallel:
             for run, times in work[chunk]:
                 time, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)
                 copies += times * time.copies
-                behind = unit.backward + unit.weight + sum(unit.backward_exposed)
+                behind = unit.backward + unit.weight + self.free(layout, unit.backward_exposed)
                 if stays:
                     gathers += [MessageTime(time.gather, time.gather_busy)] * times
                 if not each:
@@ -113,7 +120,7 @@ class DataParallel:
                     # ``each_way`` counts it beside its own backward, but the last one comes after it
                     reduces.append(MessageTime(min(time.reduce, behind), min(time.reduce_busy, behind)))
                 if chunk == chunks[0]:
-                    forward += [unit.forward + sum(unit.forward_exposed)] * times
+                    forward += [unit.forward + self.free(layout, unit.forward_exposed)] * times
                     backward += [max(0.0, behind - self.each_way(layout, run.name)[1].seconds)] * times
         gather, reduce = (sum(every.seconds for every in some) for some in (gathers, reduces))
         if stays and self.job.stack.weights == "broadcast":

@@ -3,10 +3,9 @@
     a group of n ranks = l ranks per node (joined by the near link) x N nodes (joined by a NIC per rank)
     seconds = launch + min over algorithms and protocols of (latency + payload · seconds per byte)
 
-Algorithms: ring, double binary tree, reduction in the switch (NVLink SHARP). Protocols: small messages (LL) with short
-steps at half the rate, bulk (Simple) with long steps at the full rate. Source: NVIDIA/nccl:src/graph/tuning.cc.
-Gloo's rings and pairs between hosts are lines of their own (``_gloo``). A calibrated machine uses its own measured
-curve instead, interpolated between two sizes in log space.
+NCCL: ring, double binary tree, reduction in the switch (NVLink SHARP); small messages (LL) with short steps at half the
+rate, bulk (Simple) with long steps at the full rate (NVIDIA/nccl:src/graph/tuning.cc). Gloo between hosts: ``_gloo``.
+A calibrated machine uses its own measured curve instead, straight between two sizes.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Network:
         """
         if group.ranks == 1:
             return 0.0
-        if self._curves and (curve := self._curves.get((collective, group.ranks, self._nodes(group)))):
+        if self._curves and (curve := self._curves.get((collective, group.ranks, self.nodes(group)))):
             return _along([(point.bytes, point.seconds) for point in curve], payload)
         lines = self._lines.get((collective, group, copies))
         if lines is None:
@@ -131,7 +130,7 @@ class Network:
         """
         if self._nccl or group.ranks == 1:
             return 0.0
-        if curve := self._curves.get((collective, group.ranks, self._nodes(group))):
+        if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
             return _along([(point.bytes, point.busy) for point in curve], payload)
         within = self._near(group.ranks)
         lines = self._lay(collective, Place(group.ranks, group.ranks, 1, within, within))
@@ -139,7 +138,7 @@ class Network:
             self.seconds(collective, payload, group), *(line.latency + line.per_byte * payload for line in lines)
         )
 
-    def _nodes(self, group: Group) -> int:
+    def nodes(self, group: Group) -> int:
         """On how many nodes the ranks of a group lie."""
         reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
@@ -257,11 +256,14 @@ def _distinct(places: int, draws: int) -> float:
 
 
 def _along(curve: list[tuple[int, float]], size: int) -> float:
-    """Seconds at ``size`` on a measured curve: below the smallest size its time, above the largest its rate."""
+    """Seconds at ``size`` on a measured curve: between two sizes a start and so much a byte, so a straight line.
+
+    Below the smallest size its time, above the largest its rate.
+    """
     if size <= curve[0][0]:
         return curve[0][1]
     if size > curve[-1][0]:
         return curve[-1][1] * size / curve[-1][0]
     at = bisect_left(curve, (size, 0.0))
     (small, quick), (large, slow) = curve[at - 1], curve[at]
-    return float(quick * (slow / quick) ** (math.log(size / small) / math.log(large / small)))
+    return quick + (slow - quick) * (size - small) / (large - small)

@@ -99,14 +99,15 @@ class Durations:
     def cost(self, task: Task) -> Cost:
         """Seconds of one action, split into compute and exposed messages."""
         stage = self.stages[task.stage]
-        if task.kind == "F":
-            return self._with_sends(stage.forward)
-        if task.kind == "B":
-            return self._with_sends(stage.backward)
-        if task.kind == "BW":
-            return self._with_sends(stage.whole)
+        passes = {"F": stage.forward, "B": stage.backward, "BW": stage.whole}
+        if task.kind in passes:
+            return self._with_sends(passes[task.kind])
         if task.kind == "W":
             return Cost(stage.weight, {})
+        if self.timeline.machine.backend == "gloo":  # one after the other
+            return self._with_sends(
+                Cost(*_sum([(stage.forward, 1), (self.stages[task.backward_stage].whole, 1)])), hops=2
+            )
         forward, backward = self.pass_time(task.stage, back=False), self.pass_time(task.backward_stage, back=True)
         return self._with_sends(self._both(forward, backward), hops=2)
 
@@ -165,8 +166,7 @@ class Timeline:
 
     def __init__(self, units: Units) -> None:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
-        self.machine = units.machine
-        self.parallel = DataParallel(units)
+        self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
 
     @cached_property
@@ -228,8 +228,8 @@ class Timeline:
                     backs[axis] += times * second
             if sends:
                 front, behind = parallel.each_way(layout, run.name)
-                talk = sum(unit.backward_exposed)
-                shown, slows = parallel.waits(front, ahead + sum(unit.forward_exposed))
+                talk = parallel.free(layout, unit.backward_exposed)
+                shown, slows = parallel.waits(front, ahead + parallel.free(layout, unit.forward_exposed))
                 late, slowed = parallel.waits(behind, back + talk)
                 later, slower = parallel.waits(behind, both + talk)
                 fronts["dp"] = fronts.get("dp", 0.0) + times * shown

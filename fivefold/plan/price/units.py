@@ -123,26 +123,28 @@ class _UnitTimer:
         ahead = self._compute_beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        stack, engine = self.job.stack, self.job.stack.linears == "fanned"
         if message.axis == "tp" and message.regather and not op.recomputed and self.beside:
-            # what is gathered feeds dW, so dx hides it; and in our engine dW hides the sum of dx over ranks
-            fan = (
-                list(takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops))))
-                if engine
-                else []
-            )
-            dx = sum(self.times[at].backward for at in fan) if fan else ahead.backward
-            hidden = min(again.travelling, dx) if stack.async_tp or engine else 0.0
-            again = again._replace(seconds=again.seconds - hidden)
-            dw = sum(self.times[at].weight for at in fan) if "tp" not in stack.overlap else 0.0
-            late = min(backward.travelling, dw)
-            back -= late
-            self.hidden[1] += hidden + late
+            gather, reduce = self._beside_products(index, again, backward)
+            again = again._replace(seconds=again.seconds - gather)
+            back -= reduce
+            self.hidden[1] += gather + reduce
         back += self._exposed(index, again, side=1, beside=ahead.forward)
         if message.axis == "ep":
             self.awaited[index] = exposed
         self.forward_exposed[message.axis] += exposed
         self.backward_exposed[message.axis] += back
+
+    def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
+        """Hidden seconds of the gather of a column-parallel layer's input for dW, and of the sum of its dx over ranks.
+
+        The former by dx; the latter by dW, in our engine, which treats all linear layers on one input as one.
+        """
+        stack = self.job.stack
+        if stack.linears != "fanned":
+            return min(gather.travelling, self._compute_beside(index).backward) if stack.async_tp else 0.0, 0.0
+        fan = [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
+        dx, dw = sum(self.times[at].backward for at in fan), sum(self.times[at].weight for at in fan)
+        return min(gather.travelling, dx), min(reduce.travelling, dw) if "tp" not in stack.overlap else 0.0
 
     def _sent(self, message: Message, collective: str, payload: int, *, place: Group, copies: int) -> MessageTime:
         """Seconds of all messages of one collective of an operation in one pass; "": none."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
+from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
@@ -80,3 +81,11 @@ def test_a_slower_link_is_never_quicker(layout: str) -> None:
     # a link slow enough is all there is
     slow, slower = (seconds(layout, hosts(rate)) for rate in (1e5, 5e4))
     assert slower == pytest.approx(2 * slow, rel=0.02)
+
+
+def test_a_pair_runs_one_after_the_other_on_a_cpu() -> None:
+    """An FB of DualPipeV, whose halves no stream runs side by side, however much its messages could hide."""
+    planner = Planner(model=MODEL, machine=hosts(1e9), job=JOB)
+    cost = planner.timeline.durations(Layout.parse("pp2 v2 dualpipev mbs1")).cost
+    apart = cost(Task("F", 1, -1)).seconds + cost(Task("BW", 2, -1)).seconds
+    assert cost(Task("FB", 1, 2)).seconds == pytest.approx(apart, rel=1e-9)

@@ -119,7 +119,8 @@ def test_measured_curves_come_first():
     calibration = Calibration(date="2026-01-01", torch="2.13.0", cores=2, collectives=measured)
     network = Network(round_machine("gloo", calibration))
     four = Group(4, 1)
-    assert network.seconds("all_reduce", 10**4, four) == pytest.approx(1e-3, rel=1e-12)  # straight in the logarithm
+    assert network.seconds("all_reduce", 10**4, four) == pytest.approx(1e-3, rel=1e-12)
+    assert network.seconds("all_reduce", 50_500, four) == pytest.approx(5.05e-3, rel=1e-12)  # half way
     assert network.seconds("all_reduce", 10, four) == 1e-4
     assert network.seconds("all_reduce", 10**5, four) == 1e-2
     assert network.seconds("all_reduce", 10**6, four) == pytest.approx(1e-1, rel=1e-12)
