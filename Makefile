@@ -1,5 +1,6 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
-# bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis
+# bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over links of a known
+#        speed (by root: network namespaces)
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
@@ -37,6 +38,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/rehearsal.py
 	$(BIN)/python tests/bench/traces.py
+	$(BIN)/python -m tests.agree.network --quick --folder runs/network-quick
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md

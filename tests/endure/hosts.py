@@ -90,15 +90,24 @@ class Hosts:
 
     def train(self, number: int, *, nodes: str = "2") -> subprocess.Popen[bytes]:
         """torchrun on host ``number``."""
+        return self.torchrun(number, "train run.toml --json", nodes=nodes, ranks=2)
+
+    def torchrun(self, number: int, words: str, *, nodes: str = "2", ranks: int) -> subprocess.Popen[bytes]:
+        """``torchrun -m fivefold WORDS`` on host ``number``, one of ``nodes`` of so many ranks."""
         torchrun = (
-            f"torchrun --nnodes {nodes} --nproc-per-node 2 --max-restarts 9 --rdzv-backend c10d --rdzv-id run "
-            f"--rdzv-endpoint {address(1)}:{PORT} --local-addr {address(number)} -m fivefold train run.toml --json"
+            f"torchrun --nnodes {nodes} --nproc-per-node {ranks} --max-restarts 9 --rdzv-backend c10d --rdzv-id run "
+            f"--rdzv-endpoint {address(1)}:{PORT} --local-addr {address(number)} -m fivefold {words}"
         )
-        inside = f"hostname host{number}; mount --bind hosts-{number}.txt /etc/hosts; exec {torchrun}"
+        return self.start(number, torchrun)
+
+    def start(self, number: int, command: str, *, piped: bool = False, **environment: str) -> subprocess.Popen[bytes]:
+        """``command`` on host ``number``, which says what is wrong to a file; ``piped``: and hears and answers us."""
+        inside = f"hostname host{number}; mount --bind hosts-{number}.txt /etc/hosts; exec {command}"
         with Path(f"said-{number}.txt").open("ab") as file:
             return subprocess.Popen(
                 ["ip", "netns", "exec", f"host{number}", "unshare", "--uts", "--mount", "sh", "-c", inside],
-                stdout=subprocess.DEVNULL, stderr=file, env=os.environ | ENVIRONMENT | {"PATH": _path()},
+                stdin=subprocess.PIPE if piped else None, stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stderr=file, env=os.environ | ENVIRONMENT | {"PATH": _path()} | environment,
             )  # fmt: skip
 
 
