@@ -177,8 +177,9 @@ class _UnitTimer:
             parts = group(self.layout, "tp").ranks
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
         elif axis == "cp" and message.forward == "p2p":
-            # in the backward gradients go round behind keys and values, and the last hop brings them home
-            home = seconds / (times * message.backward_parts) if side and message.backward_parts > 1 else 0.0
+            # in our backward gradients go round behind keys and values, and the last hop brings them home
+            ours = self.job.stack.linears == "fanned" and side and message.backward_parts > 1
+            home = seconds / (times * message.backward_parts) if ours else 0.0
             exposed = home + max(0.0, seconds - home - beside * times / (times + 1))
         elif axis in ("ep", "etp"):
             exposed = max(0.0, seconds - self.room[side])
