@@ -22,6 +22,7 @@ from fivefold.show.grid import Grid
 from tests.agree.network import MODELS, WIRES, Case
 
 BITS = {"10gbit": 1e10, "1gbit": 1e9, "300mbit": 3e8, "100mbit": 1e8}
+CLEAR = 0.03  # two layouts nearer than this are equal, by what rounds differ
 QUICK_ERROR = 0.12  # median of the quick form
 HERE = 0.10  # an added time below this share of the step says nothing of the network
 
@@ -198,9 +199,9 @@ def switches(found: list[Row]) -> list[str]:
 
 
 def _crossing(ratios: list[tuple[float, float]]) -> float | None:
-    """The speed at which a ratio of seconds passes 1, between two speeds in the logarithm; None: never."""
+    """The speed at which a ratio of seconds passes 1, between two speeds in the logarithm; None: never clearly."""
     for (fast, before), (slow, after) in pairwise(ratios):
-        if (before < 1) != (after < 1):
+        if (before < 1) != (after < 1) and min(abs(math.log(before)), abs(math.log(after))) > CLEAR:
             share = math.log(before) / (math.log(before) - math.log(after))
             return math.exp(math.log(fast) + share * (math.log(slow) - math.log(fast)))
     return None
