@@ -25,6 +25,15 @@ from fivefold.sizes import COUNTED_BYTES, PLAYED
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
 EXPERTS = {"experts": 2**11, "topk": 1, "ffn": 2**22}
 HUGE = 10**8
+MEASURED = (
+    "Calibration",
+    "AttentionPoint",
+    "CollectivePoint",
+    "KernelPoint",
+    "MatmulPoint",
+    "UnitPoint",
+    "UpdatePoint",
+)
 CHIPS = machine("h100:64", local=Path())
 
 
@@ -34,7 +43,7 @@ def numbers(schema: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, 
         yield name, schema
     for key in ("properties", "$defs"):
         for field, inner in schema.get(key, {}).items():
-            if field not in ("Calibration", "AttentionPoint", "CollectivePoint", "KernelPoint", "MatmulPoint"):
+            if field not in MEASURED:
                 yield from numbers(inner, f"{name}.{field}")
     for key in ("anyOf", "prefixItems"):
         for inner in schema.get(key, ()):

@@ -1,13 +1,10 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
-plan · dryrun · run · slurm      predict search ask ratios published; dryrun; train data calibrate show; as a Slurm job
-doctor · numerics · generate · huggingface · hosts   their commands; ranks of many hosts
-pictures · lanes                 charts of a step; the traces of a run beside its prediction
-sweep · doctor · numerics · generate · huggingface   their commands
-pictures · hosts                 charts of a step; ranks of many hosts
-doctor · numerics · generate · huggingface · trace · pictures · hosts   their commands; charts of a step; ranks on hosts
-
+plan · dryrun · run · slurm      predict search ask ratios published; dryrun; train data show; as a Slurm job
+calibrate · sweep · trace        this computer; many layouts; anybody's traces
+doctor · numerics · generate · huggingface   their commands
+pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 
@@ -19,8 +16,7 @@ from typing import NoReturn
 
 import typer
 
-from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run, sweep
-from fivefold.cli import doctor, dryrun, generate, huggingface, numerics, plan, run, trace
+from fivefold.cli import calibrate, doctor, dryrun, generate, huggingface, numerics, plan, run, sweep, trace
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
 
@@ -30,8 +26,8 @@ app = typer.Typer(
 )  # fmt: skip
 COMMANDS = (
     plan.predict, plan.search, plan.ask, plan.ratios, plan.published, dryrun.dryrun,
-    sweep.sweep, doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics,
-    doctor.doctor, run.train, run.data, run.calibrate, generate.generate, numerics.numerics, trace.trace,
+    sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
+    trace.trace,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

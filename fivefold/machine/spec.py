@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from fivefold.record import Record
 from fivefold.sizes import Bytes, Degree, Dollars, Rate, Seconds, Share, Watts
@@ -126,6 +126,34 @@ class CollectivePoint(Record):
     busy_seconds: PositiveFloat | None = None
 
 
+class UnitPoint(Record):
+    """Measured seconds of one unit (embedding, block or head) of a rank in the trainer's own step, without messages.
+
+    ``key``: of ``plan/price/profiled.py``. The backward holds the gradients of the weights, unless the schedule runs
+    them as W. ``ranks`` processes ran side by side. ``over_curves``: seconds relative to those of the kernels' curves.
+    """
+
+    key: str
+    label: str  # for people
+    ranks: PositiveInt
+    forward_seconds: PositiveFloat
+    backward_seconds: PositiveFloat
+    weight_seconds: NonNegativeFloat = 0.0
+    over_curves: PositiveFloat = 1.0
+    spread: NonNegativeFloat = 0.0  # (slowest - fastest step) / median
+
+
+class UpdatePoint(Record):
+    """Measured seconds of a rank's step outside forward and backward: reductions' ends, norm, clip, update."""
+
+    key: str
+    label: str
+    ranks: PositiveInt
+    elements: PositiveInt  # updated by the rank
+    seconds: PositiveFloat
+    spread: NonNegativeFloat = 0.0
+
+
 class Calibration(Record):
     """Measurements of one machine, with their date and torch version."""
 
@@ -136,6 +164,9 @@ class Calibration(Record):
     attentions: tuple[AttentionPoint, ...] = ()
     kernels: tuple[KernelPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
+    spread: NonNegativeFloat | None = None  # of nine tenths of the points, between their two best rounds; relative
+    units: tuple[UnitPoint, ...] = ()
+    updates: tuple[UpdatePoint, ...] = ()
 
 
 class Machine(Record):

@@ -29,7 +29,9 @@ def parts(planner: Planner, layout: Layout, time: StepTime) -> dict[str, float]:
         number = units.number(held)
         ranks.append((sum(times * units.seconds(key) for key, times in number.items()), held, number))
     whole, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
-    share = min(1.0, time.compute / whole) if whole else 1.0
+    share = time.compute / whole if whole else 1.0
+    if planner.units.profiled is None:  # else the units were measured as wholes, which their operations share
+        share = min(1.0, share)
     found: dict[str, float] = defaultdict(float)
     for key, times in number.items():
         for name, seconds in units.parts(key).items():

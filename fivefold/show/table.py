@@ -63,9 +63,11 @@ def machine(machine: Machine) -> str:
     """Describe a machine in one line: peaks, memory and bandwidth of a rank, and the outermost link."""
     peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
+    spread = machine.calibration.spread if machine.calibration else None
+    noise = "" if spread is None else f"; nine tenths of the points agree to {spread:.0%}"
     return (
         f"{machine.ranks} ranks, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
-        f"{show_bytes(machine.chip.memory_bandwidth)}/s; {link.name} {show_bytes(link.bandwidth)}/s"
+        f"{show_bytes(machine.chip.memory_bandwidth)}/s; {link.name} {show_bytes(link.bandwidth)}/s{noise}"
     )
 
 

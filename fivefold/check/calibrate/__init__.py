@@ -3,8 +3,9 @@
 For each number of ranks that many workers run side by side, as in training: on a CPU each has its share of the cores,
 on GPUs each has one GPU. This file starts them and fits the machine to their results.
 
-points · kernels     what is measured          worker · processes   one process that measures; several side by side
-hosts                several hosts under torchrun, and the links between them
+points · kernels · worker · processes · hosts   what is measured; a process; several; hosts under torchrun
+profile · unit_worker · unit_clock · silent     units of one run; a rank's real step, by unit, that sends nothing
+messages                                        messages between pieces of work
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from statistics import geometric_mean, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -49,21 +51,48 @@ def calibrate(
         raise Mistake(f"ranks={list(ranks)}: each number of ranks is 1 to {MOST}; try 1 and 2")
     found: dict[Kind, list[dict[str, Any]]] = {"matmuls": [], "attentions": [], "kernels": [], "collectives": []}
     facts: Facts | None = None
+    spreads: list[float] = []
     for part, count in enumerate(counts):
 
         def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
             if isinstance(heard, MeasuredPoint):
                 found[heard.kind].append(heard.point)
+                if heard.spread is not None:
+                    spreads.append(heard.spread)
             elif progress:
                 done = part * PARTS + PARTS * heard.done // heard.total
                 progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PARTS)
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
-    calibration = Calibration.model_validate(
-        {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores(), **found}
-    )
+    found["collectives"] = rising(found["collectives"])
+    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores()}
+    values.update({str(kind): found[kind] for kind in found})
+    if len(spreads) > 1:
+        values["spread"] = quantiles(spreads, n=10)[-1]
+    calibration = Calibration.model_validate(values)
     return fit_machine(calibration, facts=facts, ranks=counts[-1])
+
+
+def rising(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of each collective with seconds that never fall as the message grows.
+
+    Neighbours in the wrong order, which only noise can explain, take their geometric mean (isotonic regression).
+    """
+    curves: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for point in points:
+        curves.setdefault((point["collective"], point["ranks"]), []).append(point)
+    found = []
+    for curve in curves.values():
+        curve.sort(key=lambda point: point["bytes"])
+        levels: list[list[float]] = []
+        for point in curve:
+            levels.append([point["seconds"]])
+            while len(levels) > 1 and geometric_mean(levels[-2]) > geometric_mean(levels[-1]):
+                levels[-2:] = [levels[-2] + levels[-1]]
+        seconds = [geometric_mean(level) for level in levels for _ in level]
+        found += [point | {"seconds": each} for point, each in zip(curve, seconds, strict=True)]
+    return found
 
 
 def cores() -> int:

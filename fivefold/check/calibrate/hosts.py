@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from fivefold.check.calibrate import calibrate, fit_line, fit_machine
+from fivefold.check.calibrate.messages import all_gather, reduce_scatter
 from fivefold.check.calibrate.points import Facts, Points, default_points
-from fivefold.check.calibrate.worker import COLLECTIVES, all_gather, reduce_scatter
+from fivefold.check.calibrate.worker import COLLECTIVES
 from fivefold.machine.spec import Calibration, Collective, CollectivePoint, Link, Machine
 from fivefold.record import Mistake
 from fivefold.train.process import Process
@@ -121,8 +122,8 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
 
     runs: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(full, group=among),
-        "all_gather": lambda: all_gather(full, share, group=among),  # type: ignore[call-arg]
-        "reduce_scatter": lambda: reduce_scatter(share, full, group=among),  # type: ignore[call-arg]
+        "all_gather": lambda: all_gather(full, share, group=among),
+        "reduce_scatter": lambda: reduce_scatter(share, full, group=among),
         "all_to_all": lambda: dist.all_to_all_single(other, full, group=among),
         "p2p": there_and_back,
     }

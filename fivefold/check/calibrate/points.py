@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fivefold.record import Record
 from fivefold.units import KIB, MIB, Dtype
@@ -74,6 +74,7 @@ class MeasuredPoint(Record):
 
     kind: Kind
     point: dict[str, Any]
+    spread: NonNegativeFloat | None = None  # between its two best rounds, relative; None: it had one
 
 
 def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:

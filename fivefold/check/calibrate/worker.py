@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.check.calibrate.kernels import KERNELS
+from fivefold.check.calibrate.messages import Circle, MessageOrder, message_of, some_work, time_message
 from fivefold.check.calibrate.points import (
     AttentionShape,
     Facts,
@@ -49,6 +50,13 @@ TORCH: dict[Dtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+
+WORK_SECONDS = 6e-3  # between two messages on a CPU: about what a layer of a small model computes
+
+
+NOISY = 0.2  # a point whose two best rounds are further apart is measured once more
+AGAIN = 1.3  # of the budget, for all that
 
 
 class WorkerContext(NamedTuple):
@@ -125,38 +133,15 @@ def kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype) -> 
     return KernelPoint(kernel=name, dtype=dtype, ranks=context.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
 
 
-# torch 2.13 renamed the two single-tensor collectives.
-all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter: Callable[[Tensor, Tensor], object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-
-def ping_pong(context: WorkerContext, x: Tensor) -> None:
-    """Send x from rank 2i to rank 2i + 1 and back; the last of an odd number of ranks does nothing."""
-    other = context.rank ^ 1
-    if other >= context.ranks:
-        return
-    if context.rank < other:
-        dist.send(x, other)
-        dist.recv(x, other)
-    else:
-        dist.recv(x, other)
-        dist.send(x, other)
-
-
 def collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
-    share = torch.zeros(max(1, size_bytes // 4 // context.ranks), device=context.device)
-    full = torch.zeros(share.numel() * context.ranks, device=context.device)
-    other = torch.empty_like(full)
-    runs: dict[Collective, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(full),
-        "all_gather": lambda: all_gather(full, share),
-        "reduce_scatter": lambda: reduce_scatter(share, full),
-        "all_to_all": lambda: dist.all_to_all_single(other, full),
-        "p2p": lambda: ping_pong(context, full),
-    }
-    seconds = context.clock(runs[name]) / (2 if name == "p2p" else 1)
-    return CollectivePoint(collective=name, ranks=context.ranks, bytes=full.nbytes, seconds=seconds)
+    share = max(1, size_bytes // 4 // context.ranks)
+    order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
+    among = Circle(context.rank, 0, context.ranks, dist.group.WORLD)
+    if context.device.type == "cpu" or name == "p2p":
+        return time_message(order, among, work=some_work(WORK_SECONDS), device=context.device)
+    seconds = context.clock(message_of(order, among, device=context.device))
+    return CollectivePoint(collective=name, ranks=context.ranks, bytes=order.bytes, seconds=seconds)
 
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -188,18 +173,35 @@ def seconds(point: Point) -> float:
     return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
 
 
-def best_of(todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points) -> list[Point]:
-    """Run all measurements once, then further rounds while the budget lasts; return the fastest of each."""
+def best_of(
+    todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points
+) -> list[tuple[Point, float | None]]:
+    """Run all measurements once, further rounds while the budget lasts, and once more those that did not agree.
+
+    The fastest of each, and by how much of it the second fastest differs; None if it was measured once.
+    """
     start = time.perf_counter()
-    best: dict[int, Point] = {}
-    for step in range(points.rounds * len(todo)):
+    seen: list[list[Point]] = [[] for _ in todo]
+    total = points.rounds * len(todo)
+
+    def measure(index: int, done: int) -> None:
+        seen[index] = sorted([*seen[index], todo[index]()], key=seconds)
+        say(Progress(kind=KINDS[type(seen[index][0])], done=done, total=total), context.rank)
+
+    for step in range(total):
         if step >= len(todo) and context.slowest(time.perf_counter() - start) > points.budget_seconds:
             break
-        index = step % len(todo)
-        point = todo[index]()
-        best[index] = min(best.get(index, point), point, key=seconds)
-        say(Progress(kind=KINDS[type(point)], done=step + 1, total=points.rounds * len(todo)), context.rank)
-    return [best[index] for index in range(len(todo))]
+        measure(step % len(todo), step + 1)
+    for index, found in enumerate(seen):
+        apart = context.slowest(_spread(found) or 0.0)
+        late = context.slowest(time.perf_counter() - start) > AGAIN * points.budget_seconds
+        if apart > NOISY and not late:
+            measure(index, total)
+    return [(found[0], _spread(found)) for found in seen]
+
+
+def _spread(found: list[Point]) -> float | None:
+    return seconds(found[1]) / seconds(found[0]) - 1 if len(found) > 1 else None
 
 
 def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
@@ -254,8 +256,8 @@ def main(order: WorkerOrder) -> None:
     context = WorkerContext(order.rank, order.ranks, device, points.seconds_per_point)
     say(facts, order.rank)
     best = best_of(list(jobs(context, points)), context=context, points=points)
-    for point in best:
-        say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump()), order.rank)
+    for point, spread in best:
+        say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), order.rank)
     dist.destroy_process_group()
 
 

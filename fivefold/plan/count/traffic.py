@@ -33,7 +33,7 @@ from fivefold.units import ceil_div
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
     """Every message in a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
-    found = [*_step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
+    found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     for chunk in chunks:
         for run, times in stages[chunk]:
             once = [*unit_messages(counts, layout, run.name), *copy_messages(counts, layout, run.name)]
@@ -131,7 +131,7 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
             yield Message(axis, "all_reduce", anew, counted * parts, group(layout, axis).ranks, axis)
 
 
-def _step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
     """Messages sent once a step: norm and loss, a tied table's gradient between the pipeline's two ends (none if one
     rank holds both), scales, and counts per expert for loss-free balancing.
     """

@@ -1,8 +1,9 @@
 """How long it takes: seconds.
 
 roofline · measured · compute   a kernel; from calibration; an operation forward and backward
-network                         a collective, by where its ranks lie
+profiled                        units that were measured in a step, which come before all curves
+network · small_messages        a collective, by where its ranks lie; those that carry no tensors of the model
 units · data_parallel           a unit with its exposed messages; ZeRO's gathers and reductions
-timeline · steady_state         the step; long schedules from short ones
+durations · timeline · steady_state   the actions of a stage; the step; long schedules from short ones
 spans · memory_over_time        the step drawn          errors   the error to expect
 """

@@ -77,9 +77,14 @@ class _Player:
         ends = self.timeline.parallel.ends(self.layout, chunks)
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
-        between = start + ends.exposed
+        small = self.timeline.small_messages(self.layout, chunks)
+        between = start + ends.exposed + sum(small.values())
         end = between + self.timeline.update(self.layout, rank) + self.timeline.matrix_update(self.layout, chunks)
         gathers = self.layout.zero in (1, 2) and self.layout.shards > 1  # of the updated weights
         name = "reduce gradients, gather weights" if gathers else "reduce gradients"
-        reduce = [Span("reduce", name, start, between, between - start, ("dp",))] if between > start else []
+        reduce = (
+            [Span("reduce", name, start, between, between - start, tuple({"dp": 0, **small}))]
+            if between > start
+            else []
+        )
         return (*row, *reduce, Span("update", "update", between, end))

@@ -20,6 +20,7 @@ from fivefold.plan.count.operations.op import Message, Op
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import MessageTime, Network
+from fivefold.plan.price.profiled import Profiled
 
 AXES = ("tp", "cp", "ep", "etp")
 # Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
@@ -46,6 +47,8 @@ class Units:
     def __init__(self, counts: Counts, machine: Machine) -> None:
         self.counts, self.machine = counts, machine
         self.network = Network(machine)
+        known = machine.calibration is not None and bool(machine.calibration.units)
+        self.profiled = Profiled(counts, machine) if known else None
         self._prices: dict[int, Prices] = {}
         self._units: dict[tuple[object, ...], UnitTime] = {}
         self._layout, self._part = Layout(), part_of(Layout())
@@ -64,7 +67,9 @@ class Units:
             ranks = layout.world if self.machine.calibration else 1
             self._layout, self._part = layout, part_of(layout)
             self._places = (*(group(layout, axis) for axis in AXES), ranks)
-        key = run_part(self._part, run), run.name, self._places
+        key: tuple[object, ...] = (run_part(self._part, run), run.name, self._places)
+        if self.profiled is not None:
+            key = *key, self.profiled.unit_key(layout, run)
         found = self._units.get(key)
         if found is None:
             found = self._units[key] = self._time(layout, run)
@@ -77,7 +82,20 @@ class Units:
         timer = _UnitTimer(self, layout, ops, times)
         for index in range(len(ops)):
             timer.add(index)
-        return timer.read()
+        time = timer.read()
+        return time if self.profiled is None else self._as_measured(time, layout, run)
+
+    def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
+        """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
+        assert self.profiled is not None
+        point, over = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
+        if point is None:
+            return time._replace(forward=over * time.forward, backward=over * time.backward, weight=over * time.weight)
+        backward, weight = point.backward_seconds, point.weight_seconds
+        if not weight:  # measured together: shared as the curves say
+            share = time.weight / (time.backward + time.weight) if time.weight else 0.0
+            backward, weight = (1 - share) * backward, share * backward
+        return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
 class _UnitTimer:

@@ -1,16 +1,21 @@
 import subprocess
 import sys
+from contextlib import contextmanager
 from itertools import product
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from fivefold.check.calibrate import calibrate, fit_line, fit_machine
 from fivefold.check.calibrate.kernels import KERNELS
 from fivefold.check.calibrate.points import AttentionShape, Facts, Points, default_points, matmul_shapes
+from fivefold.check.calibrate.worker import WorkerContext, best_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
-from fivefold.machine.spec import Calibration
+from fivefold.machine.spec import Calibration, KernelPoint
 from fivefold.record import Fault, Mistake
+from fivefold.show import table
 from fivefold.units import KIB, MIB
 
 TINY = Points(
@@ -148,3 +153,28 @@ def test_the_grids_hold_what_a_planner_asks_for():
 def test_the_parent_needs_no_torch():
     code = "import sys, fivefold.check.calibrate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_points_that_do_not_agree_are_measured_again():
+    """Played points: the second is noisy in its first two rounds; the spread is that of the best two."""
+    context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
+    played = [iter((1.0, 1.05)), iter((2.0, 1.0, 1.1))]
+
+    def measure(place):
+        return lambda: KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=8, seconds=next(played[place]))
+
+    with worker_alone():
+        found = best_of([measure(0), measure(1)], context=context, points=TINY)
+    assert [(point.seconds, round(spread, 3)) for point, spread in found] == [(1.0, 0.05), (1.0, 0.1)]
+
+
+@contextmanager
+def worker_alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_calibration_says_how_well_its_rounds_agree(measured):
+    machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
+    assert table.machine(machine).endswith("; nine tenths of the points agree to 12%")

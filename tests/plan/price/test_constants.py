@@ -78,9 +78,9 @@ def test_memorys_figures_are_the_codes() -> None:
 
 
 def test_a_constant_is_varied_wherever_it_was_imported_to() -> None:
-    from fivefold.plan.price import data_parallel, timeline, units
+    from fivefold.plan.price import data_parallel, durations, units
 
     constant = next(each for each in CONSTANTS if each.name == "CONTENTION")
     with scaled(constant, 2.0):
-        assert units.CONTENTION == timeline.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
-    assert units.CONTENTION == timeline.CONTENTION == data_parallel.CONTENTION == constant.value
+        assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
+    assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == constant.value

@@ -1,0 +1,94 @@
+"""A process group of any size whose messages return at once; what they bring is made up.
+
+It is for timing one rank's own work on real tensors. A gather brings this rank's own part in every place, a receive
+small random numbers: with buffers as they happen to be, activations become NaN and all tokens choose the same experts.
+Making it up is no work of the step: ``aside`` is entered around it, by which a clock leaves it out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+BACKEND = "silent"
+SMALL = 0.02  # spread of what a receive brings: about that of initial weights and activations
+
+
+Group: Any = dist.ProcessGroup  # untyped: the methods of a group differ between torch 2.11 and 2.13
+
+
+class SilentGroup(Group):  # type: ignore[misc]
+    """A group of which this process is one rank; the others do not exist. ``aside`` is shared by all groups."""
+
+    aside: ClassVar[list[Callable[[], AbstractContextManager[None]]]] = [nullcontext]
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._named = ""
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave it."""
+        return self._named
+
+    def _set_group_name(self, name: str) -> None:
+        self._named = name
+
+    def _send_nothing(self, *_arguments: Any) -> FakeWork:
+        return FakeWork()
+
+    def _gather(self, out: Tensor, part: Tensor, *_options: Any) -> FakeWork:
+        with self.aside[0]():
+            out.view(self.size(), -1).copy_(part.reshape(1, -1))
+        return FakeWork()
+
+    def _reduce_scatter(self, out: Tensor, full: Tensor, *_options: Any) -> FakeWork:
+        with self.aside[0]():
+            out.view(-1).copy_(full.view(self.size(), -1)[self.rank()])
+        return FakeWork()
+
+    def _exchange(self, out: Tensor, full: Tensor, *_options: Any) -> FakeWork:
+        with self.aside[0]():
+            if out.shape == full.shape:
+                out.copy_(full)
+            elif out.is_floating_point():
+                out.normal_(0, SMALL)
+        return FakeWork()
+
+    def _receive(self, tensors: list[Tensor], *_options: Any) -> FakeWork:
+        with self.aside[0]():
+            for tensor in tensors:
+                if tensor.is_floating_point():
+                    tensor.normal_(0, SMALL)
+        return FakeWork()
+
+    # torch 2.13 renamed the single-tensor collectives; 2.11 calls them by their older names.
+    all_gather_single = _allgather_base = _gather
+    reduce_scatter_single = _reduce_scatter_base = _reduce_scatter
+    all_to_all_single = alltoall_base = _exchange
+    recv = _receive
+    allreduce = broadcast = barrier = send = _send_nothing
+
+
+@contextmanager
+def silent_world(*, rank: int, world: int) -> Iterator[None]:
+    """Make this process ``rank`` of a world of ``world`` ranks that send nothing."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(
+            BACKEND, lambda _store, rank, size, _timeout: SilentGroup(rank, size), devices=["cpu", "cuda"]
+        )
+    hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
+    dist.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        SilentGroup.aside[0] = nullcontext
+        dist.destroy_process_group()
+        sys.excepthook = hook

@@ -1,0 +1,190 @@
+"""One worker process of ``calibrate --for``: runs one rank's real training step, and sends nothing.
+
+    python -m fivefold.check.calibrate.unit_worker '{"rank": 0, ...}'
+
+Modules, optimizer, schedule and tensors are those of ``train``; messages return at once (``silent.py``). The workers
+of a computer begin every step together. The first prints the ``RankProfile`` of each.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from torch._C._distributed_c10d import FileStore
+
+from fivefold.check.calibrate.messages import MessageOrder, gloo_world, some_work, time_messages
+from fivefold.check.calibrate.silent import SilentGroup, silent_world
+from fivefold.check.calibrate.unit_clock import UnitClock, UnitSeconds
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import CollectivePoint
+from fivefold.model.spec import Model
+from fivefold.record import Record
+from fivefold.train.build import Built, build
+from fivefold.train.engine import Engine
+
+WARM = 2  # steps before those that count: moments and buffers exist by then
+
+
+class ProfileOrder(Record):
+    """The order to one worker. ``place``: of ``beside`` workers; ``rank``: of the layout's world."""
+
+    place: NonNegativeInt
+    beside: PositiveInt
+    rank: NonNegativeInt
+    model: Model
+    layout: str
+    job: Job
+    threads: PositiveInt
+    meeting: str  # path of a file that does not exist yet
+    seconds: PositiveFloat  # of steps that count, at least ``steps`` of them
+    steps: PositiveInt
+    silence_seconds: PositiveFloat
+    messages: tuple[MessageOrder, ...] = ()  # to time among the workers, after the steps
+    work_seconds: PositiveFloat = 5e-3  # between two messages
+
+
+class Timed(Record):
+    """Seconds of one occurrence: the median over steps; ``spread``: (slowest - fastest) / median."""
+
+    seconds: float
+    spread: float
+
+
+class RankProfile(Record):
+    """Timed occurrences of one rank by ``direction unit`` such as ``F block 3``, and ``update``."""
+
+    place: NonNegativeInt
+    rank: NonNegativeInt
+    torch: str
+    device: str
+    timed: dict[str, Timed]
+    messages: tuple[CollectivePoint, ...] = ()
+
+
+class Meeting:
+    """A barrier and a table between the workers: they share a file, as their process groups are silent."""
+
+    def __init__(self, order: ProfileOrder) -> None:
+        self._store = FileStore(order.meeting, order.beside)
+        self._store.set_timeout(timedelta(seconds=order.silence_seconds))
+        self._order, self._round = order, 0
+
+    def together(self) -> None:
+        """Return when all workers have called it."""
+        self._round += 1
+        name = f"round/{self._round}"
+        if self._store.add(name, 1) == self._order.beside:
+            self._store.set(f"{name}/go", "1")
+        self._store.wait([f"{name}/go"])
+
+    def longest(self, seconds: float) -> float:
+        """The largest of all workers' values."""
+        self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
+        return max(float(self._store.get(f"value/{self._round}/{p}")) for p in range(self._order.beside))
+
+    def report(self, profile: RankProfile) -> list[RankProfile]:
+        """Hand in a profile; all of them."""
+        self._store.set(f"profile/{self._order.place}", profile.model_dump_json())
+        return [
+            RankProfile.model_validate_json(self._store.get(f"profile/{place}")) for place in range(self._order.beside)
+        ]
+
+
+def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> RankProfile:
+    """Build the rank's part and time its steps."""
+    layout = Layout.parse(order.layout)
+    with silent_world(rank=order.rank, world=layout.world):
+        built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
+        engine = Engine(built, model=order.model, layout=layout, job=order.job)
+        step = _step_of(engine, built, order)
+        for _ in range(WARM):
+            step()
+        steps: list[UnitSeconds] = []
+        begin = time.perf_counter()
+        while True:
+            meeting.together()
+            if len(steps) >= order.steps and meeting.longest(time.perf_counter() - begin) > order.seconds:
+                break
+            steps.append(step())
+    return RankProfile(
+        place=order.place, rank=order.rank, torch=torch.__version__, device=str(device), timed=_medians(steps)
+    )
+
+
+def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
+    """A function that runs one step on random tokens under the clock."""
+    layout, job, clock = engine.layout, order.job, UnitClock(engine)
+    SilentGroup.aside[0] = clock.aside
+    draw = torch.Generator().manual_seed(order.rank)
+    shape = layout.micro_batches(job), layout.mbs, job.sequence + 1
+    tokens = torch.randint(0, order.model.vocab, shape, generator=draw)
+
+    def step() -> UnitSeconds:
+        clock.start()
+        engine.step(tokens)
+        engine.zero_grad()
+        return clock.stop()
+
+    return step
+
+
+def _medians(steps: list[UnitSeconds]) -> dict[str, Timed]:
+    """Seconds of one occurrence of each unit and direction, over the least disturbed half of the steps."""
+    quickest = sorted(steps, key=lambda one: one.seconds.total())[: (len(steps) + 1) // 2]
+    found = {}
+    for label in sorted({label for one in steps for label in one.seconds}):
+        seconds = [one.seconds[label] / max(1, one.times[label]) for one in quickest]
+        middle = statistics.median(seconds)
+        spread = (max(seconds) - min(seconds)) / middle if middle else 0.0
+        found[" ".join(label).strip()] = Timed(seconds=middle, spread=spread)
+    return found
+
+
+def _message_times(order: ProfileOrder, *, device: torch.device) -> list[CollectivePoint]:
+    """Time the messages of ``order`` among the workers, with the run's own work between two of them."""
+    silence = timedelta(seconds=order.silence_seconds)
+    with gloo_world(Path(f"{order.meeting}.gloo"), rank=order.place, world=order.beside, silence=silence):
+        work = some_work(order.work_seconds)
+        return time_messages(order.messages, rank=order.place, beside=order.beside, work=work, device=device)
+
+
+def main(order: ProfileOrder) -> None:
+    """Profile the rank of ``order``; the first worker prints all profiles."""
+    torch.set_num_threads(order.threads)
+    device = torch.device("cuda", order.place) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    meeting = Meeting(order)
+    found = profile(order, meeting, device=device)
+    if order.messages:
+        found = found.replace(messages=tuple(_message_times(order, device=device)))
+    profiles = meeting.report(found)
+    if order.place == 0:
+        for each in profiles:
+            print(each.model_dump_json(), flush=True)
+    meeting.together()  # the file must outlive the last reader
+
+
+def run(words: list[str]) -> NoReturn:
+    """Carry out the order (JSON in ``words[0]``) and exit; a failure is one line on standard error and code 1."""
+    code = 0
+    try:
+        main(ProfileOrder.model_validate_json(words[0]))
+    except BaseException as error:  # Ctrl-C as well
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        code = 1
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -1,0 +1,110 @@
+"""The command calibrate: measures this computer, the hosts that torchrun joins, or what one run computes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import AsJson, local_file, say, show, whole_numbers
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.machine.spec import Machine
+    from fivefold.train.process import Process
+
+BUSY = 0.5  # spread between rounds from which a calibration is not to be believed
+PICKS = 4  # most layouts that are measured to find the fastest by what was measured
+
+
+@takes_job
+def calibrate(
+    layout: Annotated[str | None, typer.Argument(help="With --for MODEL: the layout to measure.")] = None,
+    of: Annotated[
+        str | None,
+        typer.Option("--for", help="Measure what one run computes and sends: a run file, or a model with LAYOUT."),
+    ] = None,
+    *,
+    ranks: Annotated[str, typer.Option(help="Process counts to measure, such as 1,2.")] = "1,2",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Machine file to write; without it, what 'local' means.")] = None,
+    job: Job,
+    json: AsJson = False,
+) -> None:
+    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'.
+
+    Under torchrun on several hosts, the links between them too. With --for, the units and messages of one run, in the
+    trainer's own step; predictions use them first.
+    """
+    from fivefold.machine.toml import read, write
+    from fivefold.show import table
+    from fivefold.train.process import Process
+
+    path, process = out or local_file(), Process.of(os.environ)
+    counts = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2")
+    if of is None and layout is not None:
+        raise Mistake(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
+    known = next((each for each in (path, local_file()) if of is not None and each.exists()), None)
+    machine = read(known) if known is not None else _measure(counts, process, quick=quick)
+    if machine is None:
+        return
+    if of is not None:
+        machine = _measure_units(machine, of, layout=layout, job=job)
+    write(machine, path)
+    say(f"wrote {path}")
+    spread = machine.calibration.spread if machine.calibration else None
+    if spread is not None and spread > BUSY:
+        say(f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle")
+    show(machine.model_dump_json(indent=2) if json else table.machine(machine))
+
+
+def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machine | None:
+    """This computer, or the hosts that torchrun has joined; None on all of these but the first."""
+    from fivefold.check.calibrate import calibrate as run
+    from fivefold.show.progress import bar
+
+    if process.several_hosts:
+        from fivefold.check.calibrate.hosts import calibrate_hosts
+        from fivefold.cli.hosts import choose_interface
+
+        choose_interface(os.environ)
+        return calibrate_hosts(process, quick=quick)
+    with bar("calibrating") as progress:
+        return run(ranks=counts, quick=quick, progress=progress)
+
+
+def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
+    """``machine`` with the units of a run (a file) or of a model under a layout; of ``auto`` those of the fastest."""
+    from fivefold.check.calibrate import cores
+    from fivefold.check.calibrate.profile import measured, profile
+    from fivefold.cli.plan import fastest
+    from fivefold.layout.legal import refuse
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.show.progress import bar
+    from fivefold.train.run import Run
+    from fivefold.train.supported import check_supported
+
+    if machine.calibration is None:
+        raise Mistake(f"{machine.name} has no calibration to add to; run `fivefold calibrate` first")
+    name = layout
+    if layout is None:
+        settings = Run.load(Path(of))
+        of, job, name = settings.model, settings.job, settings.layout
+    model = resolve(of)
+    for _ in range(PICKS):  # what was measured may make another layout the fastest
+        chosen = fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name))
+        refuse(chosen, model=model, job=job)
+        check_supported(chosen, job, model=model)
+        if name == "auto" and measured(machine, model=model, layout=chosen, job=job):
+            break
+        say(f"measuring the units of {chosen}")
+        with bar("measuring") as progress:
+            machine = profile(model=model, layout=chosen, job=job, machine=machine, cores=cores(), progress=progress)
+        if name != "auto":
+            break
+    return machine
