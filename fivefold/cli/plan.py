@@ -16,6 +16,7 @@ from fivefold.cli.options import (
     MachineName,
     ModelName,
     load_machine,
+    local_file,
     say,
     show,
 )
@@ -25,6 +26,7 @@ from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.layout.search_result import Finalist
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -72,6 +74,9 @@ def search(
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
+    measure: Annotated[
+        int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
+    ] = 0,
     json: AsJson = False,
 ) -> None:
     """The best of all legal layouts that fit, and why the others lost."""
@@ -89,6 +94,9 @@ def search(
             recipes=[recipe(name) for name in also or []],
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
+    if measure and found.best:
+        finalists, _ = measured_best(spec, ranks, job, count=measure)
+        found = found.replace(finalists=tuple(finalists))
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if chart:
         save(page.front_chart(found, subtitle=f"{spec.name} on {ranks.ranks} {ranks.name}"), chart)
@@ -138,6 +146,20 @@ def ask(
     else:
         pages: dict[str, Callable[[Any], Any]] = {"batch": page.batches, "changes": page.changes}
         show(pages.get(question, page.answers)(found))
+
+
+def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
+    """The best layouts by measured seconds; what was measured of their units is kept where ``local`` is."""
+    from fivefold.check.finalists import measure_best
+    from fivefold.machine.toml import read, write
+    from fivefold.show.progress import bar
+
+    with bar("measuring") as progress:
+        found, known = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
+    path = local_file()
+    if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
+        write(read(path).replace(calibration=known.calibration), path)
+    return found, known
 
 
 def fastest(model: Model, machine: Machine, job: Job) -> Layout:

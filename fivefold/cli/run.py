@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fivefold.cli import lanes
-from fivefold.cli.options import AsJson, load_machine, local_file, say, show, whole_numbers
+from fivefold.cli.options import AsJson, load_machine, say, show
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
 from fivefold.train.faults.signals import one_line
-from fivefold.units import show_bytes
+from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -48,6 +48,7 @@ def train(
     settings = settings if trace is None else settings.replace(trace_steps=trace)
     model, machine = resolve(settings.model), _machine(settings, layout)
     chosen = Layout.parse(layout or _layout(settings, machine))
+    machine = _machine(settings, layout)  # with what was measured to find the layout
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
@@ -113,41 +114,6 @@ def data(
         show(f"{split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens")
 
 
-def calibrate(
-    ranks: Annotated[str, typer.Option(help="Process counts to measure, such as 1,2.")] = "1,2",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Machine file to write; without it, what 'local' means.")] = None,
-    json: AsJson = False,
-) -> None:
-    """Measure this computer: matmul, attention, memory, collectives. From then on it is 'local'.
-
-    Under torchrun on several hosts, the links between them too.
-    """
-    from fivefold.check.calibrate import calibrate as run
-    from fivefold.machine.toml import write
-    from fivefold.show import table
-    from fivefold.show.progress import bar
-    from fivefold.train.process import Process
-
-    counts, process = whole_numbers(ranks, option="--ranks", of="process counts", such="1,2"), Process.of(os.environ)
-    if process.several_hosts:
-        from fivefold.check.calibrate.hosts import calibrate_hosts
-        from fivefold.cli.hosts import choose_interface
-
-        choose_interface(os.environ)
-        found = calibrate_hosts(process, quick=quick)
-        if found is None:
-            return
-        machine = found
-    else:
-        with bar("calibrating") as progress:
-            machine = run(ranks=counts, quick=quick, progress=progress)
-    path = out or local_file()
-    write(machine, path)
-    say(f"wrote {path}")
-    show(machine.model_dump_json(indent=2) if json else table.machine(machine))
-
-
 def show_run(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
     charts: Annotated[bool, typer.Option("--charts", help="Also draw loss, memory and compare (.svg).")] = False,
@@ -193,9 +159,18 @@ def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.cli.plan import fastest
+    from fivefold.cli.plan import fastest, measured_best
     from fivefold.model.catalog import resolve
 
+    if run.measure and "RANK" not in os.environ:  # torchrun's ranks all come here: they take the planner's word
+        finalists, _ = measured_best(resolve(run.model), machine, run.job, count=run.measure)
+        best = finalists[0]
+        if best.measured_seconds is None:
+            raise Mistake(f"none of the {len(finalists)} best layouts could run; the first, {best.layout}: {best.why}")
+        others = ", ".join(f"{each.layout} {show_seconds(each.measured_seconds or 0.0)}" for each in finalists[1:])
+        took = show_seconds(best.measured_seconds)
+        say(f"layout {best.layout}: the fastest of {len(finalists)} measured, {took}; {others or 'no other fits'}")
+        return str(best.layout)
     found = fastest(resolve(run.model), machine, run.job)
     say(f"layout {found}: the fastest that fits {machine.name}")
     return str(found)

@@ -52,6 +52,15 @@ class NearMiss(Record):
     mends: tuple[str, ...]
 
 
+class Finalist(Record):
+    """One of the best layouts, trained for a few steps; ``why``: in one line, why it could not be."""
+
+    layout: str
+    predicted_seconds: NonNegativeFloat
+    measured_seconds: NonNegativeFloat | None = None
+    why: str = ""
+
+
 class SearchResult(Record):
     """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds."""
 
@@ -63,6 +72,7 @@ class SearchResult(Record):
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
+    finalists: tuple[Finalist, ...] = ()  # of ``search --measure``, the fastest first
 
 
 class Answer(Record):

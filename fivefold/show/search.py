@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.layout.search_result import Answer, Batch, Change, Point, Ranked, SearchResult
+from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Ranked, SearchResult
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
@@ -27,6 +27,8 @@ def page(found: SearchResult) -> RenderableType:
     ]
     if found.best:
         parts.append(_best(found.best))
+    if found.finalists:
+        parts += [_heading("Measured"), finalists(found.finalists)]
     for miss in found.misses:
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         line = f"{miss.layout}  needs {need} of {have}: {miss.cause}"
@@ -124,6 +126,20 @@ def _best(best: Sequence[Ranked]) -> Grid:
         )
     headings = ("rank", "layout", "step", "peak", "MFU", "GPU-h", *(("dollars",) if priced else ()), "bound by")
     return Grid(headings, tuple(rows), words=("layout", "bound by"))
+
+
+def finalists(found: Sequence[Finalist]) -> Grid:
+    """Return a table of the layouts that were trained for a few steps, the fastest first."""
+    rows = tuple(
+        (
+            str(rank), each.layout, show_seconds(each.predicted_seconds),
+            "–" if each.measured_seconds is None else show_seconds(each.measured_seconds),
+            "–" if not each.measured_seconds else f"{each.predicted_seconds / each.measured_seconds - 1:+.1%}",
+            each.why,
+        )
+        for rank, each in enumerate(found, start=1)
+    )  # fmt: skip
+    return Grid(("rank", "layout", "predicted", "measured", "error", ""), rows, words=("layout", ""))
 
 
 def _front(front: Sequence[Point]) -> Grid:

@@ -57,6 +57,7 @@ class Run(Record):
     model: str = "tiny"
     machine: str = "local"
     layout: str = "auto"
+    measure: NonNegativeInt = 0  # with layout = "auto": train so many of the best for a few steps, and take the fastest
     schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
     folder: Path = Path("runs/tiny")
     job: Job = Job()
