@@ -1,11 +1,11 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
-# bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over links of a known
-#        speed (by root: network namespaces)
+# bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
+#        speed (by root: network namespaces); four predictions of step time against the run
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
 #         5,000 random command lines; 5,000 random jobs, planned (hours; kills and runs resume)
-# gpu: everything that wants a GPU, into docs/measurements/010-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
+# gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
@@ -39,6 +39,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python tests/bench/rehearsal.py
 	$(BIN)/python tests/bench/traces.py
 	$(BIN)/python -m tests.agree.network --quick --folder runs/network-quick
+	$(BIN)/python -m tests.agree.time --groups 2 --each 2 --folder runs/time-quick
 
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md

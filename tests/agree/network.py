@@ -24,7 +24,7 @@ from fivefold.job import Job, LearningRate, recipe
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.endure import hosts
-from tests.endure.hosts import Hosts, address
+from tests.endure.hosts import Hosts, address, torchrun
 
 PORT = 29600
 ROUNDS = 3
@@ -74,7 +74,7 @@ class Case(NamedTuple):
         return job if self.overlap else job.replace(overlap=())
 
 
-QUICK = ("unshaped", "1gbit", "300mbit")
+QUICK = ("unshaped", "300mbit")
 BUSY = tuple(wire.name for wire in WIRES if wire.name != "100mbit")  # for what sends much
 CASES = (
     Case("dense", "dp2 zero0 mbs4"), Case("dense", "dp2 zero0 mbs4", overlap=False), Case("dense", "dp2 zero1 mbs4"),
@@ -134,17 +134,12 @@ def calibrate(names: Hosts, wire: Wire, *, quick: bool) -> None:
         return
     shape(wire)
     words = f"calibrate {'--quick ' if quick else ''}--out {path.resolve()}"
-    started = [names.start(number, _pinned(number, _torchrun(number, words))) for number in (1, 2)]
+    started = [names.start(number, _pinned(number, torchrun(number, words, ranks=1))) for number in (1, 2)]
     codes = [process.wait(timeout=300) for process in started]
     if codes != [0, 0]:
         raise SystemExit(
             f"calibrate over {wire.name} ended with {codes}:\n{names.said(1)[-800:]}\n{names.said(2)[-800:]}"
         )
-
-
-def _torchrun(number: int, words: str) -> str:
-    return (f"torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id network --rdzv-endpoint "
-            f"{address(1)}:{hosts.PORT} --local-addr {address(number)} -m fivefold {words}")  # fmt: skip
 
 
 def _pinned(number: int, command: str) -> str:
@@ -233,7 +228,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/network"))
     parser.add_argument("--minutes", type=float, default=60, help="begin nothing new after so many; then run it again")
     parser.add_argument("--only", default="", metavar="TEXT", help="layouts whose name contains it")
-    parser.add_argument("--quick", action="store_true", help="two layouts over two links, in a folder of their own")
+    parser.add_argument("--quick", action="store_true", help="two layouts over one link, in a folder of their own")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", type=Path, help="write the table there, and its picture beside it")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

@@ -90,15 +90,7 @@ class Hosts:
 
     def train(self, number: int, *, nodes: str = "2") -> subprocess.Popen[bytes]:
         """torchrun on host ``number``."""
-        return self.torchrun(number, "train run.toml --json", nodes=nodes, ranks=2)
-
-    def torchrun(self, number: int, words: str, *, nodes: str = "2", ranks: int) -> subprocess.Popen[bytes]:
-        """``torchrun -m fivefold WORDS`` on host ``number``, one of ``nodes`` of so many ranks."""
-        torchrun = (
-            f"torchrun --nnodes {nodes} --nproc-per-node {ranks} --max-restarts 9 --rdzv-backend c10d --rdzv-id run "
-            f"--rdzv-endpoint {address(1)}:{PORT} --local-addr {address(number)} -m fivefold {words}"
-        )
-        return self.start(number, torchrun)
+        return self.start(number, torchrun(number, "train run.toml --json", nodes=nodes, ranks=2))
 
     def start(self, number: int, command: str, *, piped: bool = False, **environment: str) -> subprocess.Popen[bytes]:
         """``command`` on host ``number``, which says what is wrong to a file; ``piped``: and hears and answers us."""
@@ -109,6 +101,14 @@ class Hosts:
                 stdin=subprocess.PIPE if piped else None, stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stderr=file, env=os.environ | ENVIRONMENT | {"PATH": _path()} | environment,
             )  # fmt: skip
+
+
+def torchrun(number: int, words: str, *, nodes: str = "2", ranks: int) -> str:
+    """The command on host ``number`` that runs ``fivefold WORDS`` as ``ranks`` ranks on each of ``nodes``."""
+    return (
+        f"torchrun --nnodes {nodes} --nproc-per-node {ranks} --max-restarts 9 --rdzv-backend c10d --rdzv-id run "
+        f"--rdzv-endpoint {address(1)}:{PORT} --local-addr {address(number)} -m fivefold {words}"
+    )
 
 
 def address(number: int) -> str:

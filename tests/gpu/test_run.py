@@ -94,7 +94,7 @@ def test_without_a_gpu_it_is_one_line(
 
 def test_a_real_part_rehearsed(tmp_path: Path) -> None:
     assert main(["--rehearse", "--state", str(tmp_path), "memory"]) == 0
-    assert "| nano · mbs2 ac=none · 512 x 4 · bf16 |" in (tmp_path / "010-gpu.md").read_text()
+    assert "| nano · mbs2 ac=none · 512 x 4 · bf16 |" in (tmp_path / "013-gpu.md").read_text()
     (row,) = (json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines())
     assert row["allocated_bytes"] == pytest.approx(row["rehearsed_allocated_bytes"], rel=0.01)  # on CPU too
     assert json.loads((tmp_path / "state.json").read_text())["memory"]["ended"] == "done"

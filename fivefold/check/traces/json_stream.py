@@ -21,6 +21,7 @@ from fivefold.record import Mistake
 
 CHUNK = 1 << 20  # bytes that are read at once
 LONGEST = 16 << 20  # characters of one value
+GOES_ON = ("", ".", "e", "E")  # behind a number of which more may come
 MARGIN = 64  # an error so close to the end of what was read may be that more is to come
 BLANK = re.compile(r"[\s,]*")
 EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # args hold a name alone
@@ -102,7 +103,10 @@ class JsonStream:
             place = blank(self._text, self._at)
             assert place, "nothing is blank too"
             try:
-                item, self._at = decoded(self._text, place.end())  # most often all of it has been read
+                item, end = decoded(self._text, place.end())  # most often all of it has been read
+                if not isinstance(item, dict):
+                    raise ValueError  # a number may go on
+                self._at = end
             except (ValueError, RecursionError):
                 opening = self._peek()
                 if opening in ("]", ""):
@@ -153,7 +157,7 @@ class JsonStream:
             except (ValueError, RecursionError):
                 raise Broken from None
             else:
-                if end < len(self._text) or not self._fill():  # a number may go on
+                if self._text[end : end + 1] not in GOES_ON or not self._fill():  # a number may go on
                     self._at = end
                     return value
                 continue

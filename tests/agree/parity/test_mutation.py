@@ -87,13 +87,11 @@ MUTATIONS = [
     Mutation("zero1 gathers weights", Case("dense", "dp2 zero1"), "zero:ZeroUnit.begin", "all_gather"),
     Mutation("zero3 gathers weights", Case("dense", "dp2 zero3"), "zero:ZeroUnit.begin", "all_gather"),
     Mutation("zero reduces gradients", Case("dense", "dp2 zero2"), "zero:ZeroUnit._reduce", "reduce_scatter"),
-    Mutation(
-        "replicas add up", Case("dense", "dp2 zero0"), "zero:ZeroUnit._finish_reduce", "all_reduce", axis="replica"
-    ),
+    Mutation("replicas add up", Case("dense", "dp2 zero0"), "zero:ZeroUnit._reduce", "all_reduce", axis="replica"),
     Mutation(
         "expert replicas add up",
         Case("moe", "dp2 zero0"),
-        "zero:ZeroUnit._finish_reduce",
+        "zero:ZeroUnit._reduce",
         "all_reduce",
         axis="expert_replica",
     ),

@@ -1,0 +1,288 @@
+"""Predicted beside measured step time of drawn models, layouts and jobs on this computer: the proof of the time model.
+
+    python -m tests.agree.time --groups 20 --folder runs/agree-time --markdown docs/measurements/010-time.md
+
+A group is one model and job under several layouts. Of each case the run's units are measured (``calibrate --for``) and
+the run is trained, in turns of a few seconds, as the machine's speed drifts by a third; the prediction then comes from
+the planner. Every case is a line of FOLDER/cases.jsonl; called again, it goes on. ``--world 4``: on four processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fivefold.check.calibrate import calibrate, cores
+from fivefold.check.calibrate import profile as profiles
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.machine.toml import read, write
+from fivefold.model.shape import MLA, MoE
+from fivefold.model.spec import Model
+from fivefold.plan.predict import planner
+from fivefold.record import read_lines
+from fivefold.train.supported import check_supported
+from tests.agree.turns import in_turns, unfrozen
+
+ONE = ("dp1", "dp1 ac=full", "dp1 ac=selective")
+TWO = (
+    "dp2 zero0", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2", "tp2 nosp", "cp2", "cp2 cp=ulysses", "pp2", "pp2 gpipe",
+    "pp2 zb1p", "pp2 zb2p", "pp2 v2 interleaved", "pp2 v2 zbv", "pp2 v2 dualpipev", "pp2 dualpipe", "dp2 zero1 ep2",
+    "dp2 zero3 ep2",
+)  # fmt: skip
+FOUR = ("dp4 zero1", "dp4 zero3", "dp2 tp2 zero1", "tp4", "pp4", "dp2 pp2 zero1", "tp2 pp2", "dp2 cp2 zero2", "cp2 tp2")
+STEPS = 26  # of a run
+FIRST = 4  # steps that do not count: warm-up, and the metered one
+PATIENCE_SECONDS = 240.0
+
+
+class Case(NamedTuple):
+    """A model, job and layout; ``group``: of cases that share the first two."""
+
+    group: int
+    number: int
+    model: Model
+    job: Job
+    layout: Layout
+
+
+class Answer(NamedTuple):
+    """Seconds per step; ``noise``: half the distance of the quartiles of the run's steps, relative."""
+
+    group: int
+    number: int
+    model: str
+    job: str
+    layout: str
+    predicted: float
+    measured: float
+    noise: float
+    curves: float  # predicted without the measured units
+    parts: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        """Relative, signed."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def counted(self) -> float:
+        """The part of the error that the noise does not explain."""
+        return max(0.0, abs(self.error) - self.noise)
+
+
+def cases(*, seed: int, groups: int, each: int, world: int) -> Iterator[Case]:
+    """``groups`` drawn models and jobs with ``each`` legal layouts of each."""
+    for group in range(groups):
+        chance = random.Random(f"{seed} {world} {group}")
+        model, job = _model(chance, group), _job(chance)
+        names = [*ONE, *TWO] if world < 4 else [*FOUR]
+        chance.shuffle(names)
+        legal = (layout for name in names for layout in _legal(f"{name} mbs{chance.choice((1, 2, 4))}", model, job))
+        for number, layout in enumerate(itertools.islice(legal, each)):
+            yield Case(group, number, model, job, layout)
+
+
+def _legal(text: str, model: Model, job: Job) -> Iterator[Layout]:
+    """The layout, if the engine runs it."""
+    try:
+        layout = Layout.parse(text)
+        refuse(layout, model=model, job=job)
+        check_supported(layout, job, model=model)
+    except ValueError:
+        return
+    yield layout
+
+
+def _model(chance: random.Random, group: int) -> Model:
+    pick, kind = chance.choice, ("dense", "experts", "latent")[group % 3]
+    heads = pick((4, 8))
+    fields: dict[str, Any] = {
+        "layers": pick((4, 6, 8)), "width": pick((128, 192, 256, 384)), "heads": heads, "head_dim": pick((32, 64)),
+        "kv_heads": pick((2, heads)), "ffn": pick((384, 512, 768)),
+    }  # fmt: skip
+    if kind == "latent":
+        mla = MLA(q_rank=pick((None, 96)), kv_rank=64, nope_dim=32, rope_dim=16, v_dim=32)
+        fields |= {"mla": mla, "kv_heads": heads}
+    if kind == "experts" or (kind == "latent" and pick((True, False))):
+        fields["moe"] = MoE(experts=8, topk=2, ffn=pick((128, 192)), shared_experts=pick((0, 1)), balance="free")
+    return Model(name=f"{kind}{group}", vocab=512, **fields)
+
+
+def _job(chance: random.Random) -> Job:
+    sequence = chance.choice((128, 256, 512))
+    return Job(
+        sequence=sequence, global_batch=max(4, 2048 // sequence), precision=chance.choice(("fp32", "bf16")), steps=STEPS
+    )
+
+
+def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
+    """Measure and train one case; what failed, in a line."""
+    here = folder / f"case-{case.group}-{case.number}"
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir(parents=True)
+    run = _run_file(case, here, machine=machine)
+    commands = (
+        [sys.executable, "-m", "tests.agree.time", "--profile", str(here)],
+        [sys.executable, "-m", "fivefold", "train", str(run)],
+    )
+    codes = in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS)
+    if any(codes):
+        return f"exit codes {codes}: {(here / 'log.txt').read_text()[-300:]!r}"
+    lines = [line["seconds"] for line in read_lines(here / "out" / "log.jsonl") if "seconds" in line]
+    steps = sorted(unfrozen(lines[FIRST:]))
+    measured = statistics.median(steps[: (len(steps) + 1) // 2])  # the least disturbed half
+    low, _, high = statistics.quantiles(steps, n=4)
+    step = planner(case.model, read(here / "machine.toml"), case.job).estimate(case.layout).step_time
+    curves = planner(case.model, read(machine), case.job).estimate(case.layout).step_time
+    parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
+    shutil.rmtree(here)
+    return Answer(
+        case.group, case.number, case.model.name, f"seq{case.job.sequence} {case.job.precision.name}",
+        str(case.layout), step.seconds, measured, (high - low) / 2 / measured, curves.seconds,
+        {name: seconds for name, seconds in parts.items() if seconds},
+    )  # fmt: skip
+
+
+def _run_file(case: Case, here: Path, *, machine: Path) -> Path:
+    """The run file of a case, with its model and corpus."""
+    (here / "model.json").write_text(case.model.model_dump_json(exclude_none=True))
+    (here / "job.json").write_text(case.job.model_dump_json())
+    (here / "layout.txt").write_text(str(case.layout))
+    (here / "from.txt").write_text(str(machine))
+    corpus = here / "corpus.txt"
+    corpus.write_text("".join(path.read_text() for path in sorted(Path(statistics.__file__).parent.glob("s*.py"))))
+    job = case.job
+    run = here / "run.toml"
+    run.write_text(
+        f'model = "{here / "model.json"}"\nmachine = "{machine}"\nlayout = "{case.layout}"\nfolder = "{here / "out"}"\n'
+        f'evaluate_every = 100000\nevaluate_sequences = {job.global_batch}\nsample = ""\n[job]\nsequence = '
+        f"{job.sequence}\nglobal_batch = {job.global_batch}\nsteps = {job.steps}\nprecision = "
+        f'"{job.precision.name}"\n[data]\ncorpus = "{corpus}"\nheldout = 0.1\n[checkpoints]\nevery_steps = 100000\n'
+    )
+    return run
+
+
+def profile(here: Path) -> None:
+    """Measure the units of the case in ``here``, for as long as its run trains."""
+    profiles.SECONDS, profiles.STEPS = 6.0, 9
+    machine = profiles.profile(
+        model=Model.read(json.loads((here / "model.json").read_text()), origin="model"),
+        layout=Layout.parse((here / "layout.txt").read_text()),
+        job=Job.read(json.loads((here / "job.json").read_text()), origin="job"),
+        machine=read(Path((here / "from.txt").read_text())), cores=cores(),
+    )  # fmt: skip
+    write(machine, here / "machine.toml")
+
+
+def kendall(answers: Iterable[Answer]) -> tuple[int, int]:
+    """Pairs of layouts of one job in the right order, and all pairs that differ by more than their noise."""
+    right = pairs = 0
+    for one, other in itertools.combinations(answers, 2):
+        apart = abs(one.measured - other.measured) / min(one.measured, other.measured)
+        if one.group == other.group and apart > one.noise + other.noise:
+            pairs += 1
+            right += (one.measured < other.measured) == (one.predicted < other.predicted)
+    return right, pairs
+
+
+def regret(answers: list[Answer]) -> list[float]:
+    """Of each group: measured seconds of the layout with the best prediction, over those of the best."""
+    groups: dict[int, list[Answer]] = {}
+    for each in answers:
+        groups.setdefault(each.group, []).append(each)
+    return [
+        min(group, key=lambda each: each.predicted).measured / min(each.measured for each in group) - 1
+        for group in groups.values()
+    ]
+
+
+def summary(answers: list[Answer]) -> list[str]:
+    """What the issue asks for, as lines."""
+    errors = sorted(abs(each.error) for each in answers)
+    right, pairs = kendall(answers)
+    late = regret(answers)
+    return [
+        f"{len(answers)} cases: error median {statistics.median(errors):.1%}, nine tenths within "
+        f"{errors[int(0.9 * (len(errors) - 1))]:.1%}, largest {errors[-1]:.1%}; bias "
+        f"{statistics.fmean(each.error for each in answers):+.1%}; noise of a run (median) "
+        f"{statistics.median(each.noise for each in answers):.1%}",
+        f"beyond the noise: median {statistics.median(each.counted for each in answers):.1%}, largest "
+        f"{max(each.counted for each in answers):.1%}",
+        f"Kendall's tau between layouts of one job {2 * right / max(1, pairs) - 1:.2f} over {pairs} pairs; regret of "
+        f"the predicted best {statistics.fmean(late):.1%} in the mean, {max(late):.1%} at most, over {len(late)} jobs",
+        f"curves alone, without the measured units: error median "
+        f"{statistics.median(abs(each.curves / each.measured - 1) for each in answers):.1%}",
+    ]  # fmt: skip
+
+
+def table(answers: list[Answer]) -> list[str]:
+    """Markdown."""
+    lines = ["| model | job | layout | predicted | measured | error | noise | curves alone |", "|" + "---|" * 8]
+    return lines + [
+        f"| {a.model} | {a.job} | {a.layout} | {a.predicted * 1e3:.0f} ms | {a.measured * 1e3:.0f} ms | "
+        f"{a.error:+.1%} | {a.noise:.1%} | {a.curves / a.measured - 1:+.0%} |"
+        for a in answers
+    ]
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=20)
+    parser.add_argument("--each", type=int, default=4, help="layouts of a group")
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/agree-time"))
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many; the same command goes on")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--profile", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.profile:
+        profile(given.profile)
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    machine = given.folder / f"machine{given.world}.toml"
+    if not machine.exists():
+        write(_calibrated(given.world), machine)
+    path = given.folder / f"cases{given.world}.jsonl"
+    known = [Answer(**line) for line in read_lines(path)] if path.exists() else []
+    end = time.monotonic() + 60 * given.minutes
+    done = {(each.group, each.number) for each in known}
+    for case in cases(seed=given.seed, groups=given.groups, each=given.each, world=given.world):
+        if (case.group, case.number) in done:
+            continue
+        if time.monotonic() > end:
+            break
+        found = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
+        if isinstance(found, str):
+            print(f"{case.model.name} {case.layout}: {found}", flush=True)
+            continue
+        known.append(found)
+        with path.open("a") as file:
+            file.write(json.dumps(found._asdict()) + "\n")
+        print(f"{found.model:10} {found.job:12} {found.layout:30} {found.error:+6.1%}  noise {found.noise:.1%}"
+              f"  {found.measured * 1e3:.0f} ms", flush=True)  # fmt: skip
+    print(*summary(known), sep="\n")
+    if given.markdown:
+        given.markdown.write_text("\n".join([*summary(known), "", *table(known), ""]))
+
+
+def _calibrated(world: int) -> Machine:
+    return calibrate(ranks=tuple(sorted({1, 2, world})))
+
+
+if __name__ == "__main__":
+    main()

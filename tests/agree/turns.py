@@ -1,0 +1,73 @@
+"""Runs two commands in turns on a machine whose speed drifts, so that both see the same moments of it.
+
+Each command and all its processes are frozen (SIGSTOP) while the other runs. A step that was frozen takes longer than
+a turn, and is left out by whoever reads the times.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+TURN_SECONDS = 2.5
+
+
+def in_turns(first: Sequence[str], second: Sequence[str], *, log: Path, timeout: float) -> tuple[int, int]:
+    """Run both commands to their ends; return their exit codes. What they print goes to ``log``."""
+    end = time.monotonic() + timeout
+    with log.open("w") as out:
+        pair = [
+            subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                             start_new_session=True)
+            for command in (first, second)
+        ]  # fmt: skip
+        runs = list(pair)
+        try:
+            _signal(runs[1], signal.SIGSTOP)
+            while any(run.poll() is None for run in runs):
+                _wait(runs[0], until=min(end, time.monotonic() + TURN_SECONDS))
+                if time.monotonic() >= end:
+                    break
+                if runs[1].poll() is None:
+                    _signal(runs[0], signal.SIGSTOP)
+                    _signal(runs[1], signal.SIGCONT)
+                    runs.reverse()
+        finally:
+            for run in runs:
+                _signal(run, signal.SIGKILL)
+                run.wait()
+    return pair[0].returncode, pair[1].returncode
+
+
+def unfrozen(seconds: Sequence[float]) -> list[float]:
+    """The steps that were not frozen."""
+    return [each for each in seconds if each < min(seconds) + 0.8 * TURN_SECONDS]
+
+
+def _wait(run: subprocess.Popen[bytes], *, until: float) -> None:
+    while run.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _signal(run: subprocess.Popen[bytes], number: int) -> None:
+    """Signal a command and its processes, some of which lead a session of their own."""
+    parents = {int(stat.parent.name): parent for stat in Path("/proc").glob("[0-9]*/stat") if (parent := _parent(stat))}
+    family = {run.pid}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _parent(stat: Path) -> int:
+    """The parent of a process; 0 if it has ended."""
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
