@@ -43,7 +43,7 @@ def measure_best(
     for done, layout in enumerate(chosen):
         if report:
             report(f"units of {layout}", done, 3 * count)
-        if not is_measured(machine, model=model, layout=layout, job=job):
+        if not job.stack.pairs and not is_measured(machine, model=model, layout=layout, job=job):
             machine = profile(model=model, layout=layout, job=job, machine=machine, cores=cores())
     took: dict[Layout, list[float]] = {layout: [] for layout in chosen}
     why: dict[Layout, str] = {}

@@ -29,7 +29,7 @@ from fivefold.plan.count.traffic import messages
 from fivefold.plan.predict import planner
 from fivefold.plan.price.profiled import Profiled, beside
 from fivefold.plan.price.units import Units, UnitTime
-from fivefold.record import Fault
+from fivefold.record import Fault, Mistake
 
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # measured steps: at least so many, for at least so long
@@ -43,9 +43,12 @@ def profile(
 ) -> Machine:  # fmt: skip
     """Return ``machine`` with the units of this run in its store; earlier ones with the same key are replaced.
 
-    ``machine`` is a calibrated one. Raises ``Fault`` when a worker dies or hangs.
+    ``machine`` is a calibrated one. Raises ``Mistake`` for micro-batches that alternate within a unit, ``Fault`` when a
+    worker dies or hangs.
     """
     assert machine.calibration is not None, "profile() adds to a calibration"
+    if job.stack.pairs:
+        raise Mistake("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
     together, model = beside(layout, machine), shortened(model, layout, job)
     ranks = _measured_ranks(layout, together)
     profiles: list[RankProfile] = []

@@ -105,7 +105,8 @@ def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> R
     layout = Layout.parse(order.layout)
     with silent_world(rank=order.rank, world=layout.world):
         built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
-        engine = Engine(built, model=order.model, layout=layout, job=order.job)
+        end = 0 if order.job.documents == "apart" else None  # any token may end a document
+        engine = Engine(built, model=order.model, layout=layout, job=order.job, end=end)
         step = _step_of(engine, built, order)
         for _ in range(WARM):
             step()

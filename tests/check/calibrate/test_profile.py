@@ -29,6 +29,7 @@ from fivefold.plan.count.traffic import messages, step_messages
 from fivefold.plan.predict import planner
 from fivefold.plan.price.network import Network
 from fivefold.plan.price.small_messages import small_messages
+from fivefold.record import Mistake
 from fivefold.train.build import build
 from fivefold.train.engine import Engine
 
@@ -264,6 +265,15 @@ def test_a_run_is_profiled_in_processes_of_its_own():
     }
     again = profile(model=NANO, layout=layout, job=JOB, machine=store, cores=2)
     assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
+
+
+def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
+    layout = Layout.parse("dp1 mbs2")
+    apart = JOB.replace(documents="apart")
+    store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
+    assert measured(store, model=NANO, layout=layout, job=apart)
+    with pytest.raises(Mistake, match="two micro-batches alternate"):
+        profile(model=NANO, layout=layout, job=Job(pairs=True), machine=machine(), cores=1)
 
 
 def test_the_command_adds_to_a_machine_file(tmp_path):
