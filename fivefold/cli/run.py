@@ -48,7 +48,7 @@ def train(
     settings = settings if trace is None else settings.replace(trace_steps=trace)
     model, machine = resolve(settings.model), _machine(settings, layout)
     chosen = Layout.parse(layout or _layout(settings, machine))
-    machine = _machine(settings, layout)  # with what was measured to find the layout
+    machine = _machine(settings, layout) if settings.measure else machine  # with what was measured meanwhile
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's

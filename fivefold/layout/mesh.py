@@ -76,3 +76,9 @@ def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
         pp = group(layout, "pp")
         return tuple(other for other in range(layout.world) if pp.place(other) == pp.place(rank))
     return group(layout, axis).members(rank)
+
+
+def group_of(layout: Layout, name: str, ranks: int) -> Group:
+    """The group ``name`` with ``ranks`` ranks, at the same stride."""
+    found = group(layout, name)
+    return found if found.ranks == ranks else Group(ranks, found.stride)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, run_part
 from fivefold.plan.count.operations.part import Part, part_of
@@ -84,7 +84,7 @@ def _messages(
     whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
     for message in messages(planner.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:
-            place = Group(message.ranks, group(layout, message.group).stride)
+            place = group_of(layout, message.group, message.ranks)
             seconds = planner.units.network.seconds(message.collective, message.payload, place)
             whole[message.axis][message.collective] += message.times * seconds
     found: dict[str, float] = {}

@@ -6,15 +6,17 @@ in the caller), no worker is left when ``side_by_side`` returns.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
 
 from fivefold.record import Fault
 
@@ -42,6 +44,21 @@ def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, o
                 worker.process.kill()
             for worker in workers:
                 worker.process.wait()
+
+
+def carry_out(work: Callable[[], None]) -> NoReturn:
+    """Do the work of a worker process and exit; a failure is one line on standard error and code 1.
+
+    It skips the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
+    without an active exception").
+    """
+    code = 0
+    try:
+        work()
+    except BaseException as error:  # Ctrl-C as well
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+        code = 1
+    os._exit(code)
 
 
 def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:

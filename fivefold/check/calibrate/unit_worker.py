@@ -8,20 +8,19 @@ of a computer begin every step together. The first prints the ``RankProfile`` of
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch._C._distributed_c10d import FileStore
 
 from fivefold.check.calibrate.messages import MessageOrder, gloo_world, some_work, time_messages
+from fivefold.check.calibrate.processes import carry_out
 from fivefold.check.calibrate.silent import SilentGroup, silent_world
 from fivefold.check.calibrate.unit_clock import UnitClock, UnitSeconds
 from fivefold.job import Job
@@ -176,16 +175,5 @@ def main(order: ProfileOrder) -> None:
     meeting.together()  # the file must outlive the last reader
 
 
-def run(words: list[str]) -> NoReturn:
-    """Carry out the order (JSON in ``words[0]``) and exit; a failure is one line on standard error and code 1."""
-    code = 0
-    try:
-        main(ProfileOrder.model_validate_json(words[0]))
-    except BaseException as error:  # Ctrl-C as well
-        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
-        code = 1
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    carry_out(lambda: main(ProfileOrder.model_validate_json(sys.argv[1])))

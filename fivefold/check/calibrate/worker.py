@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from fivefold.check.calibrate.points import (
     WorkerOrder,
     default_points,
 )
+from fivefold.check.calibrate.processes import carry_out
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import Mistake
 from fivefold.units import Dtype
@@ -261,20 +262,5 @@ def main(order: WorkerOrder) -> None:
     dist.destroy_process_group()
 
 
-def run(words: list[str]) -> NoReturn:
-    """Carry out the order (JSON in ``words[0]``) and exit; a failure is one line on standard error and code 1.
-
-    It skips the interpreter's tear-down, in which torch 2.13's threads abort one process in ten ("terminate called
-    without an active exception").
-    """
-    code = 0
-    try:
-        main(WorkerOrder.model_validate_json(words[0]))
-    except BaseException as error:  # Ctrl-C as well
-        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
-        code = 1
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    carry_out(lambda: main(WorkerOrder.model_validate_json(sys.argv[1])))

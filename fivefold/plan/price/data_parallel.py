@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
@@ -57,16 +57,15 @@ class DataParallel:
         if found is None:
             gather = reduce = copies = gather_busy = reduce_busy = 0.0
             for message in unit_messages(self.counts, layout, name):
-                asked = message.collective, message.payload, _place(layout, message.group, message.ranks)
+                asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
                 seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
                 if message.collective == "all_gather":
                     gather, gather_busy = gather + seconds, gather_busy + busy
                 else:
                     reduce, reduce_busy = reduce + seconds, reduce_busy + busy
             for message in copy_messages(self.counts, layout, name):
-                place = (
-                    _dualpipe_replicas(layout) if message.axis == "pp" else _place(layout, message.group, message.ranks)
-                )
+                pair = message.axis == "pp"
+                place = _dualpipe_replicas(layout) if pair else group_of(layout, message.group, message.ranks)
                 copies += message.times * self.units.network.seconds(message.collective, message.payload, place)
             found = self._gather_reduces[key] = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
         return found
@@ -141,7 +140,7 @@ class DataParallel:
                         place = message.group, message.ranks
                         held[place] = held.get(place, 0) + times * message.payload
         return sum(
-            ranks * self.units.network.seconds("broadcast", payload // ranks, _place(layout, name, ranks))
+            ranks * self.units.network.seconds("broadcast", payload // ranks, group_of(layout, name, ranks))
             for (name, ranks), payload in held.items()
         )
 
@@ -161,9 +160,3 @@ def _dualpipe_replicas(layout: Layout) -> Group:
     """The two ranks that hold the same stages under DualPipe: the first and last of the pipeline, the worst case."""
     pp = group(layout, "pp")
     return Group(2, (pp.ranks - 1) * pp.stride)
-
-
-def _place(layout: Layout, name: str, ranks: int) -> Group:
-    """The group ``name`` with ``ranks`` ranks, at the same stride."""
-    found = group(layout, name)
-    return found if found.ranks == ranks else Group(ranks, found.stride)

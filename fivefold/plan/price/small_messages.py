@@ -6,7 +6,7 @@ counts and weights of routed tokens in every pass through a layer of experts
 
 from __future__ import annotations
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.operations.layer import Kind
@@ -25,8 +25,7 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
             if isinstance(run.name, Kind) and run.name.moe:
                 sent += routing_messages(counts, layout, run, times=times * passes(layout, counts.job))
     for message in sent:
-        place = group(layout, message.group)
-        place = place if place.ranks == message.ranks else Group(message.ranks, place.stride)
+        place = group_of(layout, message.group, message.ranks)
         seconds = message.times * network.seconds(message.collective, message.payload, place)
         found[message.axis] = found.get(message.axis, 0.0) + seconds
     return found
