@@ -23,8 +23,11 @@ from fivefold.check.dryrun.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.train.model import flash_attention, kernels
+from fivefold.train.model import flash_attention
 from fivefold.train.model.flash_attention import attend, attend_backward
+from fivefold.train.model.kernels import norms
+from fivefold.train.model.kernels.eager import EAGER
+from fivefold.train.model.kernels.rotary import rotate
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2
@@ -53,12 +56,12 @@ def context(*saved: Tensor, **more: Any) -> Any:
 
 
 OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
-    "rms_norm": lambda new: kernels.rms_norm(new(R, D), new(D), epsilon=1e-5),
-    "rms_norm backward": lambda new: kernels._RmsNorm.backward(
+    "rms_norm": lambda new: EAGER.rms_norm(new(R, D), new(D), epsilon=1e-5),
+    "rms_norm backward": lambda new: norms._RmsNorm.backward(
         context(new(R, D), new(D), new(R, 1, dtype=torch.float32)), new(R, D)
     ),
-    "swiglu": lambda new: kernels.swiglu(new(R, D), new(R, D)),
-    "rotate": lambda new: kernels.rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
+    "swiglu": lambda new: EAGER.swiglu(new(R, D), new(R, D)),
+    "rotate": lambda new: rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
     "softmax of the loss": lambda new: new(R, V).softmax(-1, dtype=torch.float32),
     "embedding backward": lambda new: torch.ops.aten.embedding_dense_backward(
         new(R, D), new(R, dtype=torch.int64), V, -1, False

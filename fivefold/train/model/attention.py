@@ -20,7 +20,7 @@ from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.model.flash_attention import Flash
-from fivefold.train.model.kernels import rotate
+from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
@@ -46,6 +46,7 @@ class _Attention(nn.Module):
     def __init__(self, *, scale: float) -> None:
         super().__init__()
         self.run: Run = direct
+        self.kernels: Kernels = EAGER
         self.scale = scale
         self.core: Core = Flash(scale=scale)
         self.hooks: AttentionHooks | None = None
@@ -95,8 +96,8 @@ class GroupedAttention(_Attention):
         q, k, v = (_by_head(rows, cos_TH.shape[0], self.head_dim) for rows in (q, k, v))
         if self.qk_norm == "head":
             q, k = self._normed(q, k)
-        q = self.run("rope.q", _rotate_first, q, cos_TH, sin_TH)
-        k = self.run("rope.k", _rotate_first, k, cos_TH, sin_TH)
+        q = self.run("rope.q", self.kernels.rotate_first, q, cos_TH, sin_TH)
+        k = self.run("rope.k", self.kernels.rotate_first, k, cos_TH, sin_TH)
         return q, k, v
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,8 +140,10 @@ class LatentAttention(_Attention):
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
-        q = self.run("rope.q", _rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
-        k = self.run("rope.k", _rotate_shared, k, key, cos_TH, sin_TH)
+        q = self.run(
+            "rope.q", self.kernels.rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
+        )
+        k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
         return q, k, v
 
     def _absorbed_heads(
@@ -148,8 +151,8 @@ class LatentAttention(_Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """As ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens = self.mla, cos_TH.shape[0]
-        q = _rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
-        turned = rotate(key, cos_TH=cos_TH, sin_TH=sin_TH)
+        q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        turned = self.kernels.rotate_last(key, cos_TH, sin_TH)
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), turned), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
@@ -172,27 +175,6 @@ def _identity(rows: Tensor) -> Tensor:
 def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
     """[B · T, N · H] → [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)
-
-
-def _rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotate the first dims of each head, as many as the tables have; the others stay."""
-    rest = x_BTNH.shape[-1] - cos_TH.shape[-1]
-    if not rest:
-        return rotate(x_BTNH, cos_TH=cos_TH, sin_TH=sin_TH)
-    turned, still = x_BTNH.split((cos_TH.shape[-1], rest), dim=-1)
-    return torch.cat((rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH), still), dim=-1)
-
-
-def _rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Rotate the last dims of each head, as many as the tables have; the others stay."""
-    still, turned = x_BTNH.split((x_BTNH.shape[-1] - cos_TH.shape[-1], cos_TH.shape[-1]), dim=-1)
-    return torch.cat((still, rotate(turned, cos_TH=cos_TH, sin_TH=sin_TH)), dim=-1)
-
-
-def _rotate_shared(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Append the rotary key [B, T, 1, H], rotated, to the key of every head."""
-    turned = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
-    return torch.cat((k_BTNH, turned.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
 
 
 def rotary_tables(

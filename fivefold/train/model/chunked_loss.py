@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ROWS
-from fivefold.train.model.kernels import Nats
+from fivefold.train.model.kernels.loss import Nats
 from fivefold.train.model.linear import Linear, accumulate_grad
 
 

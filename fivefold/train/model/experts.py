@@ -97,28 +97,6 @@ class Experts(nn.Module):
         return y if bias is None else _add_bias(y, share, bias, offsets, self)
 
 
-def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-    """``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
-    out: Tensor = _WeightedSwiglu.apply(gate, up, share)  # type: ignore[no-untyped-call]
-    return out
-
-
-class _WeightedSwiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up, share)
-        return F.silu(gate).mul_(up).mul_(share[:, None])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gate, up, share = ctx.saved_tensors
-        silu = F.silu(gate)
-        share_gradient = (gradient * up).mul_(silu).sum(-1, dtype=share.dtype)
-        weighted = (gradient * share[:, None]).to(gradient.dtype)
-        up_gradient = silu.mul_(weighted)
-        return torch.ops.aten.silu_backward(weighted.mul_(up), gate), up_gradient, share_gradient
-
-
 class _GroupedLinears(torch.autograd.Function):
     """Grouped linear layers ``names`` on rows x [n, in]; the backward accumulates dW itself, so autograd sees none."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.model.kernels import swiglu
+from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.operation import Run, direct
 
@@ -19,6 +19,7 @@ class Mlp(nn.Module):
     def __init__(self, model: Model, *, ffn: int, name: str) -> None:
         super().__init__()
         self.run: Run = direct
+        self.kernels: Kernels = EAGER
         self.name = name
         self.gate = Linear(model.width, ffn, bias=model.mlp_bias)
         self.up = Linear(model.width, ffn, bias=model.mlp_bias)
@@ -27,6 +28,6 @@ class Mlp(nn.Module):
     def forward(self, x_RD: Tensor) -> Tensor:
         """[R, D] → [R, D]."""
         gate_RF, up_RF = self.run(f"{self.name}.gate_up", fused_linears, x_RD, self.gate, self.up)
-        act_RF = self.run(f"{self.name}.act", swiglu, gate_RF, up_RF)
+        act_RF = self.run(f"{self.name}.act", self.kernels.swiglu, gate_RF, up_RF)
         out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
         return out

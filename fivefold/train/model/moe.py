@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train.model import routing
-from fivefold.train.model.experts import Experts, weighted_swiglu
+from fivefold.train.model.experts import Experts
+from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.mlp import Mlp
 from fivefold.train.model.operation import Run, direct
@@ -79,6 +80,7 @@ class Moe(nn.Module):
         assert model.moe is not None
         self.moe = model.moe
         self.run: Run = direct
+        self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
         self.scale: float | None = None  # factor of the auxiliary loss, set by the engine: 1 / tokens of a step
         self.router = Router(model)
@@ -101,7 +103,7 @@ class Moe(nn.Module):
         offsets = self.dispatcher.offsets(plan)
         gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
         del routed
-        act = self.run("moe.experts.act", weighted_swiglu, gate, up, share)
+        act = self.run("moe.experts.act", self.kernels.weighted_swiglu, gate, up, share)
         del gate, up
         made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act

@@ -1,18 +1,12 @@
-"""Norms as modules: RMSNorm by ``kernels.rms_norm``, LayerNorm by torch.
-
-    rms    x / rms(x) · w        layer    (x − mean(x)) / std(x) · w + b        over the last dim
-
-Sources: Zhang and Sennrich, arXiv:1910.07467; Ba et al., arXiv:1607.06450.
-"""
+"""Norms as modules, computed by ``kernels/norms.py``."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.model.kernels import rms_norm
+from fivefold.train.model.kernels.eager import EAGER, Kernels
 
 
 class RmsNorm(nn.Module):
@@ -20,12 +14,13 @@ class RmsNorm(nn.Module):
 
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
+        self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(width))
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] → [..., D], computed in fp32."""
-        return rms_norm(x, self.weight, epsilon=self.epsilon)
+        return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon)
 
 
 class LayerNorm(nn.Module):
@@ -33,13 +28,14 @@ class LayerNorm(nn.Module):
 
     def __init__(self, width: int, *, epsilon: float) -> None:
         super().__init__()
+        self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] → [..., D]."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon)
 
 
 def norm(model: Model, width: int, *, epsilon: float | None = None) -> RmsNorm | LayerNorm:

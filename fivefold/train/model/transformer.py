@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.train.model.attention import GroupedAttention, LatentAttention, rotary_tables
 from fivefold.train.model.chunked_loss import chunked_loss
-from fivefold.train.model.kernels import Nats, cross_entropy, nats
+from fivefold.train.model.kernels.eager import EAGER, Kernels
+from fivefold.train.model.kernels.loss import Nats, cross_entropy
 from fivefold.train.model.linear import Linear
 from fivefold.train.model.mlp import Mlp
 from fivefold.train.model.moe import Moe
@@ -75,7 +76,7 @@ class Embed(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm, output projection and loss; tensor parallelism replaces ``loss``. ``chunked``: ``chunked_loss.py``."""
+    """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``."""
 
     def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
         super().__init__()
@@ -83,7 +84,9 @@ class Head(nn.Module):
         self.norm = RmsNorm(model.width, epsilon=model.norm_epsilon)
         bias = model.head_bias
         self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
-        self.loss: Nats = partial(nats, words=model.vocab)
+        self.kernels: Kernels = EAGER
+        self.words = model.vocab
+        self.loss: Nats | None = None  # tensor parallelism's, over a sharded vocabulary
         self.chunked = False
 
     def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
@@ -92,14 +95,15 @@ class Head(nn.Module):
         ``chunked``: where gradients are required the scalar is NaN until its backward has run.
         """
         lost: Tensor
+        loss = self.loss or partial(self.kernels.nats, words=self.words)
         h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
         if targets_BT is not None and self.chunked:
-            lost = self.run("loss", partial(chunked_loss, scale=scale, loss=self.loss), h_RD, self.out, targets_BT)
+            lost = self.run("loss", partial(chunked_loss, scale=scale, loss=loss), h_RD, self.out, targets_BT)
             return lost
         logits_RV: Tensor = self.run("head.out", self.out, h_RD)
         if targets_BT is None:
             return logits_RV
-        lost = self.run("loss", partial(cross_entropy, scale=scale, loss=self.loss), logits_RV, targets_BT.flatten())
+        lost = self.run("loss", partial(cross_entropy, scale=scale, loss=loss), logits_RV, targets_BT.flatten())
         return lost
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.model.kernels import row_chunks
+from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, LinearHooks, Wait
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
@@ -99,6 +99,7 @@ class VocabParallel:
 
     def __init__(self, axis: Axis, *, sp: bool, words: int) -> None:
         self.hooks, self.words = _TensorParallelHooks(axis, sp=sp), words
+        self.kernels: Kernels = EAGER
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Indices of ``ids`` among this rank's ``held`` words, and a mask of the ids that other ranks hold."""
@@ -112,21 +113,16 @@ class VocabParallel:
         return x_RD
 
     def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
-        """``kernels.nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
+        """``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
         logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # logits of padding rows
         here, foreign = self.own(targets, held=held)
         here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, here).float().masked_fill_(~own, 0)
         meeting = all_reduce(target, axis)  # beside the first pass
-        lse = torch.cat([_log_sum_exp(logits[rows]) for rows in row_chunks(logits)])
-        lse = _over_ranks(lse, axis)
+        lse = _over_ranks(self.kernels.log_sum_exp(logits), axis)
         if times is not None:
-            for rows in row_chunks(logits):
-                share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
-                share.scatter_add_(1, here[rows], -own[rows].float())
-                logits[rows] = share.mul_(times)
-                del share  # before the next is allocated
+            self.kernels.into_gradient(logits, lse, here, own, times)
         return (lse - meeting.wait()).sum()
 
 
@@ -146,12 +142,6 @@ class _Lookup(torch.autograd.Function):
         here, foreign = ctx.vocabulary.own(ids, held=ctx.held)
         here.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
         return None, torch.ops.aten.embedding_dense_backward(coming(), here, ctx.held, -1, False), None
-
-
-def _log_sum_exp(part: Tensor) -> Tensor:
-    """log Σ exp of each row, fp32 [rows, 1]. The maximum is clamped: a rank with only padding gets −∞, not NaN."""
-    top = part.amax(1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
-    return torch.sub(part, top).exp_().sum(1, keepdim=True).log_().add_(top)
 
 
 def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:

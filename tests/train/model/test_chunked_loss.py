@@ -20,7 +20,7 @@ from fivefold.train.engine import Engine
 from fivefold.train.measure.measured_step import live_tensors
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.chunked_loss import chunked_loss
-from fivefold.train.model.kernels import cross_entropy, nats
+from fivefold.train.model.kernels.loss import cross_entropy, nats
 from fivefold.train.model.linear import Linear
 from tests.agree.rehearsal.cases import machine
 
@@ -138,7 +138,7 @@ def test_blocks_may_be_compiled(forked: Fork) -> None:
 def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside them dh and dW: of 2000 words and 8 chunks of 32 rows; whole logits are 2 MB, those of a chunk 256 kB."""
     monkeypatch.setattr("fivefold.train.model.chunked_loss.LOSS_CHUNK_ROWS", 32)
-    monkeypatch.setattr("fivefold.train.model.kernels.LOSS_CHUNK_ELEMENTS", 2000)
+    monkeypatch.setattr("fivefold.train.model.kernels.loss.LOSS_CHUNK_ELEMENTS", 2000)
     h, out, targets = drawn(256, WIDTH).requires_grad_(), Linear(WIDTH, 2000, bias=False), torch.arange(256)
     assert out.weight is not None
     nn.init.zeros_(out.weight)

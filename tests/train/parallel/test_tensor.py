@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from fivefold.step import sent_bytes
 from fivefold.train.measure.meter import Meter
-from fivefold.train.model.kernels import cross_entropy, nats, rms_norm, swiglu
+from fivefold.train.model.kernels.activations import swiglu
+from fivefold.train.model.kernels.loss import cross_entropy, nats
+from fivefold.train.model.kernels.norms import rms_norm
 from fivefold.train.model.linear import Linear, WgradStore, fused_linears, recomputing
 from fivefold.train.parallel import tensor
 from fivefold.train.parallel.collectives import Pending
@@ -291,7 +293,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
 @pytest.mark.parametrize(("ranks", "words", "spread"), [(2, 251, 1.0), (4, 251, 1.0), (4, 5, 1.0), (2, 251, 1e4)])
 def test_a_loss_over_cut_words(forked, ranks: int, words: int, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """5 words over 4 ranks leave one with padding alone."""
-    monkeypatch.setattr("fivefold.train.model.kernels.LOSS_CHUNK_ELEMENTS", CHUNK)
+    monkeypatch.setattr("fivefold.train.model.kernels.loss.LOSS_CHUNK_ELEMENTS", CHUNK)
     answers = forked(ranks, losses, words, spread)
     for answer in answers:
         for (loss, error, in_place, spoken), (first, *_), tolerance in zip(

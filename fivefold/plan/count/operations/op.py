@@ -117,7 +117,7 @@ def norm(
         keeps=(source, f"{out}.stat"),
         parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
-        # rms_norm of train/model/kernels.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
+        # train/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
         # the result if that is fp32. LayerNorm is a fused kernel.
         forward_scratch=0 if layernorm else numel * wide,
         backward_scratch=0 if layernorm else numel * (8 if wide else 4),

@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.model.spec import Model
-from fivefold.train.model import kernels
 from fivefold.train.model.attention import rotary_tables
+from fivefold.train.model.kernels import loss
+from fivefold.train.model.kernels.eager import EAGER
+from fivefold.train.model.kernels.loss import cross_entropy, nats
+from fivefold.train.model.kernels.rotary import rotate
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,13 +35,13 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance:
 def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
     x, weight = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype)
     theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
-    same(kernels.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
+    same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
     gate, up = drawn(4, 6, 32, dtype=dtype), drawn(4, 6, 32, dtype=dtype)
-    same(kernels.swiglu(gate, up), F.silu(gate) * up, (gate, up), tolerance=tolerance)
+    same(EAGER.swiglu(gate, up), F.silu(gate) * up, (gate, up), tolerance=tolerance)
 
 
 def test_rotate() -> None:
@@ -48,24 +51,24 @@ def test_rotate() -> None:
     x = drawn(2, 7, 3, 8)
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
     theirs = torch.cat((turned.real, turned.imag), -1)
-    same(kernels.rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
+    same(rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
 def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
     logits, weight = drawn(rows, 90), drawn(90, 90)
     targets = torch.arange(rows) % 83
     theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
-    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(kernels.nats, words=83))
+    ours = cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(nats, words=83))
     same(ours, theirs, (logits, weight), tolerance=2e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
 def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
     logits, weight = drawn(rows, 90), drawn(90, 90)
     targets = torch.arange(rows) % 90
     theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
-    ours = kernels.cross_entropy(logits @ weight, targets, scale=0.25)
+    ours = cross_entropy(logits @ weight, targets, scale=0.25)
     same(ours, theirs, (logits, weight), tolerance=2e-6)

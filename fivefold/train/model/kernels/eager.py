@@ -1,0 +1,27 @@
+"""The memory-bound operations of a model as one replaceable set; this one runs PyTorch's own kernels one by one.
+
+Modules call them through their attribute ``kernels``. A set that computes some of them otherwise derives from this one:
+same inputs, outputs and saved tensors.
+"""
+
+from __future__ import annotations
+
+from fivefold.train.model.kernels import activations, loss, norms, rotary
+
+
+class Kernels:
+    """``kernels = "eager"``: norms, rotary embedding, activations and the loss in PyTorch's kernels."""
+
+    rms_norm = staticmethod(norms.rms_norm)
+    layer_norm = staticmethod(norms.layer_norm)
+    rotate_first = staticmethod(rotary.rotate_first)
+    rotate_last = staticmethod(rotary.rotate_last)
+    append_rotated = staticmethod(rotary.append_rotated)
+    swiglu = staticmethod(activations.swiglu)
+    weighted_swiglu = staticmethod(activations.weighted_swiglu)
+    nats = staticmethod(loss.nats)
+    log_sum_exp = staticmethod(loss.log_sum_exp)
+    into_gradient = staticmethod(loss.into_gradient)
+
+
+EAGER = Kernels()
