@@ -26,7 +26,7 @@ class RankCoordinate(NamedTuple):
 class LocalSlice(NamedTuple):
     """``slices`` of the whole weight fill the front of a local tensor of ``shape``; the rest is padding.
 
-    ``holders``: how many ranks of one tp group hold this same slice (experts: 1).
+    ``holders``: how many ranks of one tp group (experts: etp group) hold this same slice.
     """
 
     shape: tuple[int, ...]
@@ -44,16 +44,18 @@ def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, pla
     local = local_weight(weight, model=model, layout=layout, vocab=vocab).shape
     expert = weight.kind.startswith("expert")
     slices, pieces = [], 1
-    for dim, (whole, part) in enumerate(zip(weight.shape, local, strict=True)):
+    whole = expert and local[1:] == weight.shape[1:]  # over etp: the biases of ``down``
+    for dim, (size, part) in enumerate(zip(weight.shape, local, strict=True)):
         index = 0
-        if part < whole and expert:
+        if part < size and expert:
             index = place.ep if dim == 0 else place.etp
-        elif part < whole:  # fewer slices than ranks: neighbours hold copies; a vocabulary is padded instead
-            pieces = layout.tp if whole == model.vocab and part * layout.tp == vocab else whole // part
+        elif part < size:  # fewer slices than ranks: neighbours hold copies; a vocabulary is padded instead
+            pieces = layout.tp if size == model.vocab and part * layout.tp == vocab else size // part
             index = place.tp * pieces // layout.tp
-        start = min(index * part, whole)
-        slices.append(slice(start, min(start + part, whole)))
-    return LocalSlice(local, tuple(slices), 1 if expert else layout.tp // pieces)
+        start = min(index * part, size)
+        slices.append(slice(start, min(start + part, size)))
+    holders = (layout.etp if whole else 1) if expert else layout.tp // pieces
+    return LocalSlice(local, tuple(slices), holders)
 
 
 def padded_vocab(model: Model, job: Job, *, tp: int) -> int:

@@ -52,11 +52,14 @@ def _check_model(layout: Layout, model: Model) -> None:
         name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
         head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,
     )  # fmt: skip
+    moe = model.moe
+    routed = (
+        moe is not None and not moe.dense_layers and not moe.shared_experts and model.activation == "clamped_swiglu"
+    )
+    free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
     for field in type(model).model_fields:
         value = getattr(model, field)
-        if field not in FREE and value != getattr(plain, field):
+        if field not in free and value != getattr(plain, field):
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
-    if model.moe and model.moe.expert_bias and layout.etp > 1:
-        raise Mistake(f"model {model.name!r}: biases of its experts cannot be cut by etp={layout.etp}; try etp1")
     if model.qk_norm == "full" and layout.tp > 1:
         raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")

@@ -8,7 +8,7 @@ Source: modelling code and ``conversion_mapping.py`` of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -18,13 +18,21 @@ from fivefold.record import nearest
 
 
 class Part(NamedTuple):
-    """A tensor of the folder that holds our weight ``ours``: alone, one expert of it, or fused with another."""
+    """Where our weight ``ours``, or one expert of it, lies in a tensor of the folder: alone, or fused with others.
+
+    Our rows lie along ``dim`` of the tensor from row ``first`` on: all in a row, or ``run`` of them every ``stride``.
+    """
 
     name: str
     shape: tuple[int, ...]
     ours: str
     expert: int | None = None  # index of the expert
-    first: int = 0  # first row of ours in dim -2 of a fused tensor
+    dim: int = 0
+    first: int = 0
+    rows: int | None = None  # of our weight; None: as many as the tensor has
+    run: int = 1
+    stride: int = 1
+    transposed: bool = False  # the last two dims change places
     head: tuple[int, int] | None = None  # (rows per head, last rows of them that are interleaved rotary pairs)
 
     @property
@@ -32,17 +40,40 @@ class Part(NamedTuple):
         """Number of elements of the whole tensor."""
         return prod(self.shape)
 
-    def order(self) -> list[int]:
-        """Index of the folder's row for each of our rows: rotary pairs are interleaved there and half-split here."""
-        if self.head is None:
-            return list(range(self.shape[0]))
-        size, turned = self.head
-        still = size - turned
-        one = [*range(still), *range(still, size, 2), *range(still + 1, size, 2)]
-        return [start + row for start in range(0, self.shape[0], size) for row in one]
+    @property
+    def alone(self) -> bool:
+        """Whether the tensor is our weight as it is."""
+        return self.rows in (None, self.shape[self.dim]) and not self.transposed and self.head is None
+
+    def order(self) -> Sequence[int]:
+        """Index of the folder's row for each of our rows: fused ones lie apart, rotary pairs are interleaved there."""
+        rows = self.shape[self.dim] if self.rows is None else self.rows
+        if self.head is not None:
+            size, turned = self.head
+            still = size - turned
+            one = [*range(still), *range(still, size, 2), *range(still + 1, size, 2)]
+            return [start + row for start in range(0, rows, size) for row in one]
+        if self.run == self.stride:
+            return range(self.first, self.first + rows)
+        return [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
 
 
-DECODER = {
+class Fused(NamedTuple):
+    """One of ``weights`` (our names, in order) that lie in one tensor of the folder called ``name``.
+
+    In each of ``groups`` equal groups of rows lie the rows of the first weight, then of the next: 1: one weight after
+    another; 0: the rows of all in turn; else by heads. ``transposed``: stored as [in, out].
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    groups: int = 1
+    transposed: bool = False
+
+
+Names = Mapping[str, "str | Fused"]
+DECODER: dict[str, str | Fused] = {
+    "blocks": "model.layers.{}",
     "embed.tokens": "model.embed_tokens",
     "head.norm": "model.norm",
     "head.out": "lm_head",
@@ -82,16 +113,25 @@ DEEPSEEK = EXPERTS | {
     "moe.shared.down": "mlp.shared_experts.down_proj",
 }
 FREE = DEEPSEEK | {"moe.bias": "mlp.gate.e_score_correction_bias"}
+HALVES = ("moe.experts.gate", "moe.experts.up")
 # All experts of a layer in one tensor, as transformers 5 has them in memory, for any family's names on disk.
-STACKED = {
+STACKED: dict[str, str | Fused] = {
     "moe.router": "mlp.gate",
-    "moe.experts.gate": "mlp.experts.gate_up_proj",
-    "moe.experts.up": "mlp.experts.gate_up_proj",
+    **dict.fromkeys(HALVES, Fused("mlp.experts.gate_up_proj", HALVES)),
     "moe.experts.down": "mlp.experts.down_proj",
+}
+BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
+GPT_OSS = DECODER | {
+    "attention": "self_attn",  # its sinks
+    "moe.router": "mlp.router",
+    **dict.fromkeys(HALVES, Fused("mlp.experts.gate_up_proj", HALVES, groups=0, transposed=True)),
+    **dict.fromkeys(BIASES, Fused("mlp.experts.gate_up_proj_bias", BIASES, groups=0)),
+    "moe.experts.down": Fused("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
+    "moe.experts.down_bias": "mlp.experts.down_proj_bias",
 }
 STACKED_SIGN = ".mlp.experts.gate_up_proj"
 
-NAMES: dict[str, Mapping[str, str]] = {
+NAMES: dict[str, Names] = {
     "llama": DECODER,
     "mistral": DECODER,
     "qwen2": DECODER,
@@ -101,6 +141,7 @@ NAMES: dict[str, Mapping[str, str]] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": FREE,
     "kimi_k2": FREE,
+    "gpt_oss": GPT_OSS,
 }
 
 
@@ -112,12 +153,13 @@ def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool
     """
     if family not in NAMES:
         raise nearest(family, list(NAMES), kind="family of weights")
-    names = {**NAMES[family], **(STACKED if stacked else {})}
-    for weight in weights(model):
-        yield from _parts_of(weight, model, names, interleaved=interleaved)
+    names = {**NAMES[family], **(STACKED if stacked and "moe.experts.gate_bias" not in NAMES[family] else {})}
+    every = {weight.name: weight for weight in weights(model)}
+    for weight in every.values():
+        yield from _parts_of(weight, model, names, every, interleaved=interleaved)
     if model.moe is not None and "moe.bias" in names:
         for layer in range(model.moe.dense_layers, model.layers):
-            theirs = f"model.layers.{layer}.{names['moe.bias']}"
+            theirs = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
             yield Part(theirs, (model.moe.experts,), bias_name(layer))
 
 
@@ -126,25 +168,45 @@ def bias_name(layer: int) -> str:
     return f"blocks.{layer}.moe.bias"
 
 
-def _parts_of(weight: Weight, model: Model, names: Mapping[str, str], *, interleaved: bool) -> Iterator[Part]:
-    prefix, inner = "", weight.name
+def _parts_of(
+    weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, interleaved: bool
+) -> Iterator[Part]:
+    """The tensors that hold ``weight``: one, or one for each expert."""
+    prefix, block, inner = "", "", weight.name
     if inner.startswith("blocks."):
         _, layer, inner = inner.split(".", 2)
-        prefix = f"model.layers.{layer}."
-    if not inner.startswith("moe.experts."):
-        stem, _, leaf = inner.rpartition(".")
-        head = _rotary_rows(stem, model) if interleaved else None
-        yield Part(f"{prefix}{names[stem]}.{leaf}", weight.shape, weight.name, head=head)
-        return
-    experts, rows, columns = weight.shape
-    if "{}" in names[inner]:
-        for expert in range(experts):
-            yield Part(prefix + names[inner].format(expert), (rows, columns), weight.name, expert)
-    elif inner.endswith(".down"):
-        yield Part(prefix + names[inner], weight.shape, weight.name)
+        block = f"blocks.{layer}."
+        prefix = f"{str(names['blocks']).format(layer)}."
+    stem, leaf = (inner, "") if inner in names else inner.rsplit(".", 1)
+    place, leaf = names[stem], f".{leaf}" if leaf else ""
+    if isinstance(place, Fused):
+        beside = [every[f"{block}{name}{leaf}"] for name in place.weights]
+        yield _fused(weight, beside, place, f"{prefix}{place.name}{leaf}")
+    elif "{}" in place:
+        for expert in range(weight.shape[0]):
+            yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
     else:
-        first = rows if inner.endswith(".up") else 0
-        yield Part(prefix + names[inner], (experts, 2 * rows, columns), weight.name, first=first)
+        head = _rotary_rows(stem, model) if interleaved else None
+        yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head)
+
+
+def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
+    """The part of ``weight`` in a tensor that holds all of ``beside``."""
+    shape = list(weight.shape)
+    stacked = weight.kind.startswith("expert")
+    dim = 1 if stacked else 0
+    sizes = [each.shape[dim] for each in beside]
+    groups = place.groups or sizes[0]
+    at = [each.name for each in beside].index(weight.name)
+    shape[dim] = sum(sizes)
+    if place.transposed and len(shape) > dim + 1:
+        shape[-1], shape[-2] = shape[-2], shape[-1]
+        dim += 1
+    return Part(
+        name, tuple(shape), weight.name, dim=dim, first=sum(sizes[:at]) // groups, rows=sizes[at],
+        run=sizes[at] // groups, stride=sizes[at] if groups == 1 else sum(sizes) // groups,
+        transposed=dim != int(stacked),
+    )  # fmt: skip
 
 
 def _rotary_rows(stem: str, model: Model) -> tuple[int, int] | None:

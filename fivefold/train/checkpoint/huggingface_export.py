@@ -36,6 +36,7 @@ from fivefold.units import show_bytes
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BIAS = ".moe.bias"
 Report = Callable[[str, int, int], None]
+Fused = list[Part]  # those that lie in one tensor of the folder
 
 
 class Exported(Record):
@@ -73,9 +74,11 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     for number, file in enumerate(manifest.files):
         report("checks", number, len(manifest.files))
         checkpoint_folder.verify(checkpoint, (file,))
-    wanted = list(parts(manifest.model, family=config["model_type"]))
-    files = list(_files(wanted, DTYPES[dtype], file_bytes=file_bytes))
-    total = sum(_bytes(part, DTYPES[dtype]) for part in wanted)
+    wanted = dict[str, list[Part]]()
+    for part in parts(manifest.model, family=config["model_type"]):
+        wanted.setdefault(part.name, []).append(part)
+    files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
+    total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values())
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if total > free:
@@ -102,25 +105,25 @@ def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if part.ours.endswith(BIAS) else dtype
 
 
-def _bytes(part: Part, dtype: torch.dtype) -> int:
-    return part.numel * _dtype(part, dtype).itemsize
+def _bytes(fused: Fused, dtype: torch.dtype) -> int:
+    return fused[0].numel * _dtype(fused[0], dtype).itemsize
 
 
-def _files(wanted: list[Part], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Part]]:
+def _files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Fused]]:
     """Split ``wanted`` in order into files of at most ``file_bytes``, each with at least one tensor."""
-    file: list[Part] = []
+    file: list[Fused] = []
     size = 0
-    for part in wanted:
-        if file and size + _bytes(part, dtype) > file_bytes:
+    for fused in wanted:
+        if file and size + _bytes(fused, dtype) > file_bytes:
             yield file
             file, size = [], 0
-        file.append(part)
-        size += _bytes(part, dtype)
+        file.append(fused)
+        size += _bytes(fused, dtype)
     yield file
 
 
 def _write(
-    folder: Path, checkpoint: Path, files: list[list[Part]], config: dict[str, object], *,
+    folder: Path, checkpoint: Path, files: list[list[Fused]], config: dict[str, object], *,
     model: Model, dtype: torch.dtype, report: Report,
 ) -> None:  # fmt: skip
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
@@ -130,8 +133,8 @@ def _write(
         save_file(_load(checkpoint, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(_bytes(part, dtype) for file in files for part in file)},
-            "weight_map": {part.name: name for name, file in zip(names, files, strict=True) for part in file},
+            "metadata": {"total_size": sum(_bytes(fused, dtype) for file in files for fused in file)},
+            "weight_map": {fused[0].name: name for name, file in zip(names, files, strict=True) for fused in file},
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -143,28 +146,30 @@ def _write(
             os.close(descriptor)
 
 
-def _load(checkpoint: Path, file: list[Part], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read the tensors of one output file, by their Hugging Face names, from any ranks' files (DCP, no_dist)."""
     shapes = {weight.name: weight.shape for weight in weights(model)}
     targets: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
-    for ours, several in ((ours, list(group)) for ours, group in groupby(file, key=lambda part: part.ours)):
-        rows = torch.empty((len(several) * several[0].shape[0], *several[0].shape[1:]), dtype=_dtype(several[0], dtype))
-        found |= zip((part.name for part in several), rows.chunk(len(several)), strict=True)
+    found: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by its name there and ours
+    for ours, group in groupby((part for fused in file for part in fused), key=lambda part: part.ours):
+        several = list(group)
+        shape = shapes.get(ours, several[0].shape)
+        shape = shape if several[0].expert is None else shape[1:]
+        rows = torch.empty((len(several) * shape[0], *shape[1:]), dtype=_dtype(several[0], dtype))
+        found |= zip(((part.name, ours) for part in several), rows.chunk(len(several)), strict=True)
         if ours.endswith(BIAS):
             targets[f"bias/{ours.split('.')[1]}"] = rows
         else:
-            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several), rows)
+            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several, shape), rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that no process group is initialised
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
-    return {part.name: _in_order(part, found[part.name]) for part in file}
+    return {fused[0].name: _together(fused, [found.pop((part.name, part.ours)) for part in fused]) for fused in file}
 
 
-def _boxes(several: list[Part]) -> Iterator[Box]:
-    """Boxes of a whole weight, or of some of its experts, stacked along dim 0."""
+def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
+    """Boxes of a whole weight, or of some of its experts, stacked along dim 0; ``size``: of one."""
     for number, part in enumerate(several):
-        size = part.shape
         here = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))
         if part.expert is None:
             yield Box((0,) * len(size), size, here)
@@ -172,6 +177,11 @@ def _boxes(several: list[Part]) -> Iterator[Box]:
             yield Box((part.expert, 0, 0), (1, *size), here)
 
 
-def _in_order(part: Part, ours: Tensor) -> Tensor:
-    """Permute rows from our order to that of Hugging Face (rotary pairs)."""
-    return ours if part.head is None else torch.empty_like(ours).index_copy_(0, torch.tensor(part.order()), ours)
+def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
+    """The folder's tensor from those of ours that lie in it, each in its rows and their order."""
+    if fused[0].alone:
+        return ours[0]
+    whole = torch.empty(fused[0].shape, dtype=ours[0].dtype)
+    for part, mine in zip(fused, ours, strict=True):
+        whole.index_copy_(part.dim, torch.tensor(part.order()), mine.transpose(-1, -2) if part.transposed else mine)
+    return whole

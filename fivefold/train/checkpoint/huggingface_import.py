@@ -77,19 +77,22 @@ class Folder:
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
     def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        starts = list(offsets)
-        if part.first:
-            starts[-2] += part.first
-        place = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+        """A box of the weight of ``part``, in the weight's own order; its rows may lie apart in the tensor."""
+        box = list(zip(offsets, sizes, strict=True))
+        if part.transposed:
+            box[-1], box[-2] = box[-2], box[-1]
+        start, size = box[part.dim]
+        rows = part.order()[start : start + size]
+        low = min(rows, default=0)
+        box[part.dim] = low, max(rows, default=-1) + 1 - low
+        place = tuple(slice(first, first + many) for first, many in box)
         try:
-            if part.head is None:
-                found: Tensor = self.tensors[part.name][place]
-            else:  # its rows are in another order: read them all
-                rows = torch.tensor(part.order()[place[0]])
-                found = self.tensors[part.name][:].index_select(0, rows)[(slice(None), *place[1:])]
+            found: Tensor = self.tensors[part.name][place]
         except SafetensorError as error:
             raise Mistake(f"{self.path}: {part.name} cannot be read: {error}") from None
-        return found
+        if not isinstance(rows, range):
+            found = found.index_select(part.dim, torch.tensor([row - low for row in rows]))
+        return found.transpose(-1, -2) if part.transposed else found
 
 
 def start(path: Path, *, built: Built, model: Model) -> None:

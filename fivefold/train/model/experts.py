@@ -61,7 +61,7 @@ class GroupedGemms:
 
 
 class Experts(nn.Module):
-    """SwiGLU experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
+    """Gated experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
 
     Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False where another etp rank adds the
     bias of ``down``; ``copies``: how many ranks send an expert the same token, by which weight gradients are divided;

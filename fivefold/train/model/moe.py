@@ -1,6 +1,6 @@
 """Mixture of experts: each row goes to the k experts its router scores highest, and to the shared experts if any.
 
-    x → router → top-k → copies by expert ⇢ gate, up → silu(gate) · up · weight → down ⇢ Σ over copies (+ shared) → d
+    x → router → top-k → copies by expert ⇢ gate, up → act(gate, up) · weight → down ⇢ Σ over copies (+ shared) → d
 
 ⇢ is ``dispatcher``: under expert parallelism an all_to_all, which the shared experts overlap. The router computes in
 fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operations/feedforward.py``.
@@ -8,6 +8,7 @@ fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``plan/count/operation
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class Moe(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         assert model.moe is not None
-        self.moe = model.moe
+        self.moe, self.clamped = model.moe, model.activation == "clamped_swiglu"
         self.run: Run = direct
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
@@ -103,13 +104,17 @@ class Moe(nn.Module):
         offsets = self.dispatcher.offsets(plan)
         gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
         del routed
-        act = self.run("moe.experts.act", self.kernels.weighted_swiglu, gate, up, share)
+        act = self.run("moe.experts.act", self._activate, gate, up, share)
         del gate, up
         made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
         made = self.run("moe.return", self.dispatcher.combine, made, plan)
         out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation)
         return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
+
+    @property
+    def _activate(self) -> Callable[..., Tensor]:
+        return self.kernels.weighted_clamped_swiglu if self.clamped else self.kernels.weighted_swiglu
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Once per step: lower the bias of experts above the mean ``load`` [E], raise others; summed over all ranks."""

@@ -35,6 +35,11 @@ MODELS: dict[str, Model] = {
         DENSE.replace(name="biased", qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, qk_norm="head"),
         DENSE.replace(name="moe", moe=EXPERTS.replace(balance="aux", aux_coefficient=0.1)),
         DENSE.replace(name="moe-free", moe=EXPERTS.replace(score="sigmoid", balance="free", scaling=2.5)),
+        DENSE.replace(
+            name="moe-biased",
+            activation="clamped_swiglu",
+            moe=EXPERTS.replace(shared_experts=0, dense_layers=0, router_bias=True, expert_bias=True),
+        ),
         DENSE.replace(name="mla", kv_heads=8, mla=LATENT, moe=EXPERTS),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )

@@ -21,6 +21,7 @@ CASES = [
     Case("dense", "pp4 interleaved v2 ac=core+mlp"),
     Case("moe", "dp2 pp2 ep2 zbv zero1 stages=1-1-2-1"),
     Case("moe", "tp2 etp2 mbs2"),
+    Case("moe-biased", "dp2 tp2 ep2 etp2 zero2 mbs1 ac=moe+norm"),
     Case("moe-free", "dp2 cp2 ep4 zero3/2 ac=selective"),
     Case("mla", "tp2 pp2 zb2p ep2 ac=qkv+up"),
     Case("mla", "cp2 pp2 dualpipev ac=full cp=ulysses"),

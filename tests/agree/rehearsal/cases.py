@@ -20,6 +20,7 @@ from fivefold.layout.spec import FEWEST_ROUNDS, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
+from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -28,6 +29,9 @@ TINY = Model(name="tiny", layers=4, width=64, heads=8, kv_heads=4, head_dim=8, f
 OWN: Mapping[str, Model] = {
     "grouped": TINY,
     "biased": TINY.replace(kv_heads=8, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, qk_norm="head"),
+    "clamped": TINY.replace(
+        activation="clamped_swiglu", moe=MoE(experts=8, topk=2, ffn=96, router_bias=True, expert_bias=True)
+    ),
     "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
 }
 

@@ -34,6 +34,7 @@ CASES = (
     Case("llama3.2-1b", 4, "dp2 tp2 pp2 zero1 mbs1", 768, 8),  # a tied table at both ends
     Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8),
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
+    Case("clamped", 4, "dp2 tp2 ep2 etp2 zero3 mbs1 ac=moe", 192, 8, "fp32"),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
     # a part of what linear layers on one input make is asked for again: all of it is made
     Case("qwen3-0.6b", 2, "dp2 zero1 mbs1 ac=core+mlp+qkv", 256, 2),

@@ -61,8 +61,19 @@ def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
 
 
 def test_a_family_without_names_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"unknown family of weights 'gpt_oss'"):
-        list(parts(named("gpt-oss-20b"), family="gpt_oss"))
+    with pytest.raises(Mistake, match=r"unknown family of weights 'mamba'"):
+        list(parts(named("gpt-oss-20b"), family="mamba"))
+
+
+def test_where_our_rows_lie_in_a_fused_tensor() -> None:
+    alone = Part("a", (4, 3), "w")
+    after = Part("a", (9, 3), "w", first=4, rows=3, run=3, stride=3)
+    in_turn = Part("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)
+    by_heads = Part("a", (12, 3), "w", first=2, rows=4, run=2, stride=6)
+    assert [list(part.order()) for part in (alone, after, in_turn, by_heads)] == [
+        [0, 1, 2, 3], [4, 5, 6], [1, 3, 5, 7], [2, 3, 8, 9],
+    ]  # fmt: skip
+    assert [part.alone for part in (alone, after, in_turn, by_heads)] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", sorted(set(names()) - REFUSED))

@@ -24,6 +24,7 @@ from fivefold.model.weights import weights
 from fivefold.record import Mistake
 from fivefold.train.build import build
 from fivefold.train.checkpoint.full_weights import full_weights
+from fivefold.train.checkpoint.huggingface_export import _together
 from fivefold.train.checkpoint.huggingface_import import Folder, start
 from fivefold.train.model.attention import frequencies, rotary_tables
 from fivefold.train.model.transformer import Transformer
@@ -160,6 +161,29 @@ def test_scaled_frequencies_are_the_references(name: str) -> None:
     assert cos.unique().tolist() == pytest.approx([factor])
 
 
+def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
+    """gpt-oss: gate and up in one tensor [E, D, 2F], column by column; read whole, by boxes, and put back together."""
+    keys = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"}
+    theirs = reference({"model_type": "gpt_oss", **keys, "num_local_experts": 4, "sliding_window": 8})
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    folder = Folder.open(tmp_path)
+    assert folder.ignored == ()
+    inside, first = theirs.get_submodule("model.layers.1.mlp.experts"), "blocks.1.moe.experts."
+    both, biases = inside.get_parameter("gate_up_proj"), inside.get_parameter("gate_up_proj_bias")
+    wanted = {
+        "gate": both[..., ::2].mT, "up": both[..., 1::2].mT, "down": inside.get_parameter("down_proj").mT,
+        "gate_bias": biases[:, ::2], "up_bias": biases[:, 1::2],
+    }  # fmt: skip
+    found = read_whole(folder)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[first + name], tensor), name
+    box = folder.read(f"{first}up", offsets=(2, 5, 7), sizes=(1, 11, 13))
+    assert torch.equal(box, wanted["up"][2:3, 5:16, 7:20])
+    for name, tensor in theirs.state_dict().items():
+        fused = [part for several in folder.parts.values() for part in several if part.name == name]
+        assert torch.equal(_together(fused, [found[part.ours] for part in fused]), tensor), name
+
+
 # Each rank its rows
 
 
@@ -241,8 +265,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "architecture 'OlmoForCausalLM' is not known",
     ),
     "no names": (
-        lambda p: change(p, architectures=["GptOssForCausalLM"], model_type="gpt_oss"),
-        "weights of gpt_oss are not read; those of llama, mistral,",
+        lambda p: change(p, architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
+        "weights of gemma2 are not read; those of llama, mistral,",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

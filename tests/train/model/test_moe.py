@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
@@ -120,6 +121,39 @@ def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
     for name in ("gate", "up", "down") if ours.shared else ():
         linear = getattr(theirs.shared_experts, f"{name}_proj")
         close(getattr(ours.shared, name).weight.grad, linear.weight.grad)
+
+
+def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
+    """Wide enough that some gates and ups are beyond the limit on either side."""
+    config = gpt_oss.GptOssConfig(hidden_size=D, intermediate_size=FFN, num_local_experts=E, num_experts_per_tok=K)
+    of = model(router_bias=True, expert_bias=True).replace(activation="clamped_swiglu")
+    ours, theirs = made(of), gpt_oss.GptOssMLP(config)
+    w = ours.experts
+    pairs = {
+        "gate_up_proj": lambda part: torch.stack((part(w.gate), part(w.up)), 2).flatten(1, 2).transpose(1, 2),
+        "gate_up_proj_bias": lambda part: torch.stack((part(w.gate_bias), part(w.up_bias)), 2).flatten(1),
+        "down_proj": lambda part: part(w.down).transpose(1, 2),
+        "down_proj_bias": lambda part: part(w.down_bias),
+    }
+    with torch.no_grad():
+        for weight in (w.gate, w.up, w.gate_bias, w.up_bias):
+            weight.mul_(6)
+        for name, of_ours in pairs.items():
+            getattr(theirs.experts, name).copy_(of_ours(lambda weight: weight))
+        for name in ("weight", "bias"):
+            getattr(theirs.router, name).copy_(getattr(ours.router, name))
+    x, y = rows(), rows()
+    gate, up = w.gate_up(x.detach(), torch.tensor([B * T] * E, dtype=torch.int32))
+    assert min(int(beyond.sum()) for beyond in (gate > 7, up > 7, up < -7)) > 5
+    found, expected = ours(x), theirs(y.view(B, T, D))[0].view(B * T, D)
+    close(found, expected)
+    for out in (found, expected):
+        out.backward(drawn(B * T, D, seed=1))
+    close(x.grad, y.grad)
+    for name, of_ours in pairs.items():
+        close(of_ours(lambda weight: weight.grad), getattr(theirs.experts, name).grad)
+    for name in ("weight", "bias"):
+        close(getattr(ours.router, name).grad, getattr(theirs.router, name).grad)
 
 
 def by_loops(layer: Moe, x: Tensor) -> tuple[Tensor, Tensor]:

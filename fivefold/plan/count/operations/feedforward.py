@@ -203,7 +203,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - made))
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
-    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" else 0
+    wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and model.activation == "silu" else 0
     ops.append(
         product._replace(
             reads=(*product.reads, share), keeps=(*product.keeps, share),
@@ -244,6 +244,8 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     if local.model.mlp == "plain":
         return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
+    if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
+        both = both._replace(forward_scratch=size, backward_scratch=4 * size)
     plain = local.job.stack.kernels != "fused" and not local.job.stack.compile
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)

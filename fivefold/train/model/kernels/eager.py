@@ -19,6 +19,7 @@ class Kernels:
     append_rotated = staticmethod(rotary.append_rotated)
     swiglu = staticmethod(activations.swiglu)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
+    weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)
     nats = staticmethod(loss.nats)
     log_sum_exp = staticmethod(loss.log_sum_exp)
     into_gradient = staticmethod(loss.into_gradient)
