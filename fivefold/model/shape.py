@@ -115,6 +115,7 @@ class ModelShape(Record):
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
     rope_scaling: RopeScaling | None = None
+    rope_pattern: tuple[bool, ...] = ()  # per layer, repeated: True rotates; empty: all rotate, if position is rope
 
     qkv_bias: bool = False
     out_bias: bool = False
@@ -144,6 +145,8 @@ class ModelShape(Record):
             raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window")
+        if self.mla is not None and not all(self.rope_pattern):
+            raise ValueError("with mla every layer rotates: leave rope_pattern out")
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
@@ -169,6 +172,11 @@ class ModelShape(Record):
         if self.window is None:
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
+
+    def rotates(self, layer: int) -> bool:
+        """Whether ``layer`` rotates its queries and keys."""
+        pattern = self.rope_pattern
+        return self.position == "rope" and (pattern[layer % len(pattern)] if pattern else True)
 
     def is_moe(self, layer: int) -> bool:
         """Whether ``layer`` routes its tokens to experts."""

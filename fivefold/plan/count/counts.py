@@ -62,7 +62,7 @@ class Counts:
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         self.kinds = tuple(kinds)
-        self.alike = {kind.moe: kind for kind in reversed(kinds)}  # a window changes work, not memory
+        self.alike = {kind.alike: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # its first layer
 
     def local(self, part: Part) -> Local:
@@ -200,7 +200,7 @@ class Counts:
         every = layout.recompute_every
         for layer in layers:
             again = bool(layout.recomputed) and layer % every == 0
-            kind = self.alike[self.kinds[layer].moe]
+            kind = self.alike[self.kinds[layer].alike]
             if runs and runs[-1].name == kind and runs[-1].recomputed == again:
                 runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
             else:

@@ -145,7 +145,7 @@ class Estimates:
         return np.asarray(found * scale[:, None, None])
 
     def _alike(self, name: Name) -> Name:
-        return name if isinstance(name, str) else self.counts.alike[name.moe]
+        return name if isinstance(name, str) else self.counts.alike[name.alike]
 
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """The columns on which ``part_of`` depends."""

@@ -19,9 +19,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
 from fivefold.record import Record
-from fivefold.train.model.attention import LatentAttention, rotary_tables
+from fivefold.train.model.attention import LatentAttention
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.moe import Moe
+from fivefold.train.model.rotary import Rows, tables_of
 from fivefold.train.model.transformer import Block, Transformer
 
 
@@ -84,17 +85,18 @@ class CachedDecoder:
         self.module, self.length = module, 0
         like = module.embed.tokens.weight
         positions = torch.arange(tokens, device=like.device)
-        self.tables = rotary_tables(module.model, positions=positions, dtype=like.dtype, device=like.device)
+        self.tables = tables_of(module.model, positions=positions, dtype=like.dtype, device=like.device)
         self.kept = [attach(block, tokens=tokens) for block in _blocks(module)]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Read ``texts`` [B, T] after what is cached → logits [B, V] of the last token. T = 1 after the first call."""
-        tokens_BT = torch.tensor(texts, device=self.tables[0].device)
-        rows = slice(self.length, self.length + tokens_BT.shape[1])
+        tokens_BT = torch.tensor(texts, device=self.module.embed.tokens.weight.device)
+        new = slice(self.length, self.length + tokens_BT.shape[1])
+        rows = Rows(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
         x_RD = self.module.embed(tokens_BT)
         for block in _blocks(self.module):
-            x_RD = block(x_RD, *(table[rows] for table in self.tables))
-        self.length = rows.stop
+            x_RD = block(x_RD, rows)
+        self.length = new.stop
         last_BD = x_RD.view(*tokens_BT.shape, -1)[:, -1]
         logits_BV: Tensor = self.module.head(last_BD, None, 1.0)
         return logits_BV

@@ -10,20 +10,18 @@ query (arXiv:2205.14135). Parallelisms replace ``run``, ``core``, ``hooks`` and,
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, floor, log, pi
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
+from fivefold.train.model.rotary import Rows
 
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -43,32 +41,28 @@ class _Attention(nn.Module):
 
     out: Linear
 
-    def __init__(self, *, scale: float) -> None:
+    def __init__(self, model: Model, *, layer: int, scale: float) -> None:
         super().__init__()
         self.run: Run = direct
         self.kernels: Kernels = EAGER
+        self.rotates, self.slides = model.rotates(layer), model.slides(layer)
         self.scale = scale
         self.core: Core = Flash(scale=scale)
         self.hooks: AttentionHooks | None = None
 
-    def forward(
-        self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
-        """[R, D] → [R, D]; a sequence has as many tokens here as the tables of ``rotary_tables`` have rows.
-
-        ``documents_BT``: a document id per token of the whole sequences; tokens attend inside their document. None:
-        each sequence is one document."""
-        heads = self._heads(x_RD, cos_TH, sin_TH)
+    def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
+        """[R, D] → [R, D]."""
+        heads = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
-        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, documents_BT)
+        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, rows.documents)
         del heads
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
         out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
         return out_RD
 
-    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """[R, D] → q [B, T, N, H], k and v [B, T, K, H], rotated."""
         raise NotImplementedError
 
@@ -76,8 +70,8 @@ class _Attention(nn.Module):
 class GroupedAttention(_Attention):
     """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read off their shapes."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(scale=model.attention_scale or model.head_dim**-0.5)
+    def __init__(self, model: Model, *, layer: int = 0) -> None:
+        super().__init__(model, layer=layer, scale=model.attention_scale or model.head_dim**-0.5)
         self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
         wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.q = Linear(model.width, wide, bias=model.qkv_bias)
@@ -88,16 +82,18 @@ class GroupedAttention(_Attention):
             self.k_norm = norm(model, narrow if model.qk_norm == "full" else model.head_dim)
         self.out = Linear(wide, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         # reusing the names frees each tensor once the operation on it has run
         q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
-        q, k, v = (_by_head(rows, cos_TH.shape[0], self.head_dim) for rows in (q, k, v))
+        q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
         if self.qk_norm == "head":
             q, k = self._normed(q, k)
-        q = self.run("rope.q", self.kernels.rotate_first, q, cos_TH, sin_TH)
-        k = self.run("rope.k", self.kernels.rotate_first, k, cos_TH, sin_TH)
+        if self.rotates:
+            tables = rows.rotary(own=self.slides)
+            q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
+            k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
         return q, k, v
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,10 +106,10 @@ class LatentAttention(_Attention):
     ``share``: under tp, gathers the rows of the rotary key (sp) and sums its gradient. ``bare``: the core attends to
     the latent itself (absorbed form, for decoding), so that no keys and values are made from it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, layer: int = 0) -> None:
         mla = model.mla
         assert mla is not None
-        super().__init__(scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
+        super().__init__(model, layer=layer, scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
         self.mla = mla
         self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False
@@ -129,8 +125,8 @@ class LatentAttention(_Attention):
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mla, tokens = self.mla, cos_TH.shape[0]
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.slides)
         q, kv = self._down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
@@ -175,60 +171,3 @@ def _identity(rows: Tensor) -> Tensor:
 def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
     """[B · T, N · H] → [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)
-
-
-def rotary_tables(
-    model: Model, *, positions: Tensor, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``cos | cos`` and ``−sin | sin`` [T, 1, H] in ``dtype`` for the tokens at ``positions`` [T] (arXiv:2104.09864).
-
-    H: the dims of a head that are rotated. With tables as wide as that, rope is x · cos + (halves swapped x) · sin.
-    """
-    turns = torch.tensor(frequencies(model), dtype=torch.float64, device=device)
-    angles = torch.outer(positions.to(device, torch.float64), turns)[:, None, :]
-    factor = (model.rope_scaling and model.rope_scaling.attention_factor) or 1.0
-    cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def frequencies(model: Model) -> list[float]:
-    """Radians per token of each pair of rotated dims; rope scaling divides some by up to ``factor``.
-
-    Raises ``Mistake`` for a scaling that depends on the length of the text (dynamic, longrope) or lacks a value.
-    """
-    dim, scaling = model.rope_dim, model.rope_scaling
-    plain = [model.rope_theta ** -(index / dim) for index in range(0, dim, 2)]
-    if scaling is None:
-        return plain
-    shares = _unscaled_shares(scaling, model=model, plain=plain)
-    return [share * own + (1 - share) * own / scaling.factor for share, own in zip(shares, plain, strict=True)]
-
-
-def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
-    """Weight from 0 to 1 of each pair's unscaled frequency in the mix; 1 for pairs that turn fast (llama3, YaRN)."""
-    if scaling.kind == "linear":
-        return [0.0 for _ in plain]
-    length, kind = scaling.original_positions, scaling.kind
-    if kind in ("dynamic", "longrope"):
-        raise Mistake(f"model {model.name!r}: the trainer cannot scale rope by {kind!r}; only linear, llama3 or yarn")
-    if length is None or (kind == "yarn" and scaling.attention_factor is None):
-        lacks = "original_positions" if length is None else "attention_factor"
-        raise Mistake(f"model {model.name!r}: rope scaling {kind!r} needs {lacks}; give it in rope_scaling")
-    if kind == "llama3":
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        return [_clamp((length * own / (2 * pi) - low) / (high - low)) for own in plain]
-    # YaRN (arXiv:2309.00071) §3.2: a linear ramp between the pairs that rotate beta_fast and beta_slow times
-    first, last = (
-        model.rope_dim * log(length / (turns * 2 * pi)) / (2 * log(model.rope_theta))
-        for turns in (scaling.beta_fast, scaling.beta_slow)
-    )
-    if scaling.truncate:
-        first, last = floor(first), ceil(last)
-    first, last = max(first, 0), min(last, model.rope_dim - 1)
-    span = last - first or 1e-3  # negative where both lie beyond the last pair: every pair is scaled
-    return [1 - _clamp((pair - first) / span) for pair in range(len(plain))]
-
-
-def _clamp(share: float) -> float:
-    """Clamp to 0 … 1."""
-    return min(max(share, 0.0), 1.0)

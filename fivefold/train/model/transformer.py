@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.train.model.attention import GroupedAttention, LatentAttention, rotary_tables
+from fivefold.train.model.attention import GroupedAttention, LatentAttention
 from fivefold.train.model.chunked_loss import chunked_loss
 from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.kernels.loss import Nats, cross_entropy
@@ -24,6 +24,7 @@ from fivefold.train.model.mlp import Mlp
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.norm import RmsNorm
 from fivefold.train.model.operation import Run, direct
+from fivefold.train.model.rotary import Rows, tables_of
 
 
 class Block(nn.Module):
@@ -33,7 +34,7 @@ class Block(nn.Module):
         super().__init__()
         self.run: Run = direct
         self.norm1 = RmsNorm(model.width, epsilon=model.norm_epsilon)
-        self.attention = LatentAttention(model) if model.mla else GroupedAttention(model)
+        self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer)
         self.norm2 = RmsNorm(model.width, epsilon=model.norm_epsilon)
         self.moe = Moe(model) if model.is_moe(layer) else None
         self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
@@ -45,9 +46,9 @@ class Block(nn.Module):
         assert found is not None
         return found
 
-    def forward(self, x_RD: Tensor, cos_TH: Tensor, sin_TH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
         """[R, D] → [R, D]."""
-        a_RD: Tensor = self.attention(self.run("norm1", self.norm1, x_RD), cos_TH, sin_TH, documents_BT)
+        a_RD: Tensor = self.attention(self.run("norm1", self.norm1, x_RD), rows)
         y_RD: Tensor = self.run("attention.add", residual, x_RD, a_RD)
         del a_RD
         d_RD: Tensor = self.feed_forward(self.run("norm2", self.norm2, y_RD))
@@ -110,17 +111,18 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """The whole decoder. Build it on the meta device and give the parameters storage before use.
 
-    ``positions`` [T]: which tokens of a sequence this rank holds (context parallelism); None: all, in order.
+    ``positions`` [T]: which of the ``length`` tokens of a sequence this rank holds (context parallelism); None: all.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
         self.positions: Tensor | None = None
+        self.length: int | None = None
         self.embed = Embed(model)
         self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
         self.head = Head(model, tied=self.embed.tokens if model.tied_embeddings else None)
-        self.tables: tuple[Tensor, ...] = ()  # cos and sin, made at the first forward
+        self.tables: tuple[Tensor, ...] = ()  # of ``tables_of``, made at the first forward
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none."""
@@ -136,18 +138,20 @@ class Transformer(nn.Module):
         ``documents_BT``: a document id per token of the whole sequences, if tokens attend only inside their document.
         """
         x_RD: Tensor = self.embed(tokens_BT) if entry_RD is None else entry_RD
-        cos_TH, sin_TH = self._rotary(tokens_BT.shape[1], like=x_RD)
+        tokens = tokens_BT.shape[1]
+        rows = Rows(tokens, self._rotary(tokens, like=x_RD), documents_BT)
         for layer in layers:
-            x_RD = self.blocks[layer](x_RD, cos_TH, sin_TH, documents_BT)
+            x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:
             return x_RD
         out: Tensor = self.head(x_RD, targets_BT, scale)
         return out
 
-    def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cached cos and sin tables of the first ``tokens``, in the dtype and on the device of ``like``."""
+    def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:
+        """Cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""
         if not self.tables or self.tables[0].shape[0] < tokens:
             positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
-            self.tables = rotary_tables(self.model, positions=positions, dtype=like.dtype, device=like.device)
-        cos, sin = self.tables
-        return cos[:tokens], sin[:tokens]
+            self.tables = tables_of(
+                self.model, positions=positions, length=self.length, dtype=like.dtype, device=like.device
+            )
+        return tuple(table[:tokens] for table in self.tables)

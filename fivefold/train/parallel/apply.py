@@ -36,6 +36,7 @@ def apply(
         tensor.attach(module, ranks["tp"], sp=layout.sp)
     if layout.cp > 1:
         context.attach(module, ranks["cp"], kind=layout.cp_kind)
+        module.length = job.sequence
         module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
     if model.moe:
         cut = layout.sp and layout.tp > 1

@@ -45,7 +45,7 @@ DATA = [
     *each(PACKED, "engine:Engine._stage",
           ("an end opens the next document", " - (inputs == self.end).long()", ""),
           ("documents are joined", "None if self.end is None else", "None if True else")),
-    *each(FAR, "model.attention:rotary_tables",
+    *each(FAR, "model.rotary:rotary_tables",
           ("positions are bf16", "positions.to(device,", "positions.bfloat16().to(device,")),
 ]  # fmt: skip
 HELDOUT = [

@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, named
+from fivefold.model.huggingface.families import from_config
 from fivefold.model.huggingface.names import Part, bias_name, parts
 from fivefold.model.weights import weights
 from fivefold.record import Mistake
@@ -26,7 +27,7 @@ from fivefold.train.build import build
 from fivefold.train.checkpoint.full_weights import full_weights
 from fivefold.train.checkpoint.huggingface_export import _together
 from fivefold.train.checkpoint.huggingface_import import Folder, start
-from fivefold.train.model.attention import frequencies, rotary_tables
+from fivefold.train.model.rotary import frequencies, rotary_tables
 from fivefold.train.model.transformer import Transformer
 
 B, T = 3, 40
@@ -182,6 +183,32 @@ def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
     for name, tensor in theirs.state_dict().items():
         fused = [part for several in folder.parts.values() for part in several if part.name == name]
         assert torch.equal(_together(fused, [found[part.ours] for part in fused]), tensor), name
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 24, "long_factor": [float(n) for n in range(1, 49)]}
+
+
+@pytest.mark.parametrize("length", [100, 128, 129, 300])
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [("llama", {"rope_type": "dynamic", "factor": 3.0}),
+     ("phi3", LONGROPE | {"original_max_position_embeddings": 128, "factor": 4.0})],
+    ids=["dynamic", "longrope"],
+)  # fmt: skip
+def test_frequencies_that_depend_on_the_length_are_the_references(
+    family: str, scaling: dict[str, Any], length: int
+) -> None:
+    """Which computes them for the longest position that it has seen."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    keys = sizes | {"max_position_embeddings": 128, "intermediate_size": 8, "vocab_size": 8, "rope_scaling": scaling}
+    model = from_config({"model_type": family, **keys}, name="x")
+    config = AutoConfig.for_model(family, **{**keys, "rope_scaling": dict(scaling)})
+    theirs, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"), seq_len=length)
+    torch.testing.assert_close(torch.tensor(frequencies(model, length=length)), theirs, rtol=2e-6, atol=0)
+    part = torch.tensor([0, length - 1])  # of a sequence that several ranks share
+    cos, _ = rotary_tables(model, positions=part, length=length, dtype=torch.float64, device=torch.device("cpu"))
+    assert cos[0].unique().tolist() == pytest.approx([factor])
+    torch.testing.assert_close(cos[1, 0, :48], (theirs.double() * (length - 1)).cos() * factor, rtol=0, atol=1e-4)
 
 
 # Each rank its rows

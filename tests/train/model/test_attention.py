@@ -16,7 +16,8 @@ from fivefold.model.weights import block_weights
 from fivefold.plan.count.operations.attention import attention
 from fivefold.plan.count.operations.part import Local, Part
 from fivefold.record import Mistake
-from fivefold.train.model.attention import GroupedAttention, LatentAttention, rotary_tables
+from fivefold.train.model.attention import GroupedAttention, LatentAttention
+from fivefold.train.model.rotary import Rows, rotary_tables, tables_of
 
 B, T = 2, 13
 GROUPED = Model(name="grouped", layers=1, width=24, heads=6, kv_heads=2, head_dim=8, ffn=8, vocab=8, rope_theta=50.0)
@@ -115,7 +116,7 @@ def reference(model: Model, w: dict[str, Tensor], x: Tensor) -> Tensor:
 def test_rows_in_and_out_are_the_reference(model: Model) -> None:
     module, x = drawn(model), rows(model).requires_grad_()
     upstream = torch.linspace(-1, 1, B * T * model.width).view(B * T, model.width)
-    out = module(x, *tables(model, torch.arange(T)))
+    out = module(x, Rows(T, tables(model, torch.arange(T))))
     out.backward(upstream)
     w = {name: weight.detach().double().requires_grad_() for name, weight in module.named_parameters()}
     wide = x.detach().double().requires_grad_()
@@ -149,7 +150,7 @@ def test_it_keeps_what_the_planner_counts(model: Model) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        out = module(x, cos, sin)  # holds the graph, so that no storage is used twice
+        out = module(x, Rows(T, (cos, sin)))  # holds the graph, so that no storage is used twice
     job = Job(sequence=T, global_batch=B, precision=recipe("fp32"), attention="blocks")
     ops = attention(Local(model, job, Part(sequences=B)), "x", layer=0)
     sizes = {"x": x.nbytes} | {name: size for op in ops for name, size in op.writes.items()}
@@ -159,19 +160,19 @@ def test_it_keeps_what_the_planner_counts(model: Model) -> None:
 
 def test_the_shared_key_goes_through_its_seam() -> None:
     module, x = drawn(LATENT), rows(LATENT)
-    turn = tables(LATENT, torch.arange(T))
-    plain, seen = module(x, *turn), []
+    turn = Rows(T, tables(LATENT, torch.arange(T)))
+    plain, seen = module(x, turn), []
 
     def share(key: Tensor) -> Tensor:
         seen.append(key.shape)
         return key.flip(0).flip(0) * 2
 
     module.share = share  # type: ignore[assignment]
-    doubled = module(x, *turn)
+    doubled = module(x, turn)
     module.kv_down.weight.data[12:] *= 2  # type: ignore[union-attr, operator, index]
     module.share = lambda key: key  # type: ignore[assignment]
     assert seen == [(B * T, 4)]
-    torch.testing.assert_close(doubled, module(x, *turn))
+    torch.testing.assert_close(doubled, module(x, turn))
     assert not torch.allclose(doubled, plain)
 
 
@@ -200,7 +201,7 @@ def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
 @pytest.mark.parametrize(
     ("scaling", "line"),
     [
-        (RopeScaling(kind="dynamic", factor=2.0, original_positions=64), "'dynamic'; only linear, llama3 or yarn"),
+        (RopeScaling(kind="dynamic", factor=2.0), "'dynamic' needs original_positions"),
         (RopeScaling(kind="yarn", factor=2.0, original_positions=64), "'yarn' needs attention_factor"),
         (RopeScaling(kind="llama3", factor=2.0), "'llama3' needs original_positions"),
     ],
@@ -208,6 +209,23 @@ def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
 def test_scalings_that_it_cannot_compute_are_refused(scaling: RopeScaling, line: str) -> None:
     with pytest.raises(Mistake, match=line):
         tables(GROUPED.replace(rope_scaling=scaling), torch.arange(4))
+
+
+def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> None:
+    """Sliding layers are as if all had their base, without scaling; still ones as if there were no positions."""
+    scaling = RopeScaling(kind="linear", factor=4.0)
+    model = GROUPED.replace(
+        layers=3, window=T, window_pattern=(True, False, False), rope_pattern=(True, True, False),
+        rope_theta_sliding=7.0, rope_scaling=scaling,
+    )  # fmt: skip
+    mixed = Rows(T, tables_of(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
+    x, plain = rows(model), {"window": None, "window_pattern": (), "rope_pattern": (), "rope_theta_sliding": None}
+    alone = (GROUPED.replace(rope_theta=7.0), model.replace(**plain), None)
+    for layer, like in enumerate(alone):
+        module = GroupedAttention(model, layer=layer)
+        module.load_state_dict(drawn(model).state_dict())
+        own = tables(like, torch.arange(T)) if like else tables(GROUPED, torch.zeros(T))
+        torch.testing.assert_close(module(x, mixed), drawn(GROUPED)(x, Rows(T, own)))
 
 
 def test_far_positions_turn_by_their_whole_number() -> None:

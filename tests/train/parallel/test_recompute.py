@@ -23,8 +23,8 @@ from fivefold.plan.count.operations.layer import kind_of
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.count.operations.recompute import groups as planned_groups
 from fivefold.train.measure.meter import Meter
-from fivefold.train.model.attention import rotary_tables
 from fivefold.train.model.linear import Linear, WgradStore
+from fivefold.train.model.rotary import Rows, rotary_tables
 from fivefold.train.model.transformer import Block
 from fivefold.train.parallel import recompute, tensor
 from fivefold.train.parallel.mesh import Axis
@@ -66,7 +66,7 @@ class Stack(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         for block in self.blocks:
-            x_RD = block(x_RD, *self.tables)
+            x_RD = block(x_RD, Rows(TOKENS, self.tables))
         return x_RD
 
     def gradients(self) -> dict[str, Tensor]:

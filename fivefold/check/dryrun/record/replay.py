@@ -35,6 +35,7 @@ from fivefold.check.dryrun.record.recording import (
 from fivefold.check.dryrun.record.tape import ALLOC, Tape
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.plan.count.operations.layer import kind_of
 from fivefold.train.build import Built
 from fivefold.train.model.linear import WgradStore, Work
 from fivefold.train.model.transformer import Head
@@ -49,7 +50,7 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known: dict[Hashable, dict[bool, Recording] | None] = {}
     for layer, block in enumerate(built.module.blocks):
-        kind = model.is_moe(layer), layer % layout.recompute_every == 0
+        kind = kind_of(model, layer), layer % layout.recompute_every == 0
         block.forward = Player(
             block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
         ).forward

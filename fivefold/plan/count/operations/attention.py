@@ -55,7 +55,7 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             )  # fmt: skip
     if model.qk_norm != "none":
         q, k = "qn", "kn"
-    if model.position == "rope":
+    if model.rotates(layer):
         ops += [
             rope("rope.q", q, "qr", numel=rows * wide, width=width),
             rope("rope.k", k, "kr", numel=rows * narrow, width=width),

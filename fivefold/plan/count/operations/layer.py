@@ -74,15 +74,23 @@ def block(local: Local, *, layer: int) -> list[Op]:
 
 
 class Kind(NamedTuple):
-    """Blocks of one kind do equal work: ``slides``: sliding-window attention; ``moe``: routed experts."""
+    """Blocks of one kind do equal work. ``slides``: sliding-window attention; ``moe``: routed experts; ``still``:
+    without rotary positions, in a model that has them.
+    """
 
     slides: bool
     moe: bool
+    still: bool = False
+
+    @property
+    def alike(self) -> Kind:
+        """A kind for all that keep equally many bytes: a window changes work, not memory."""
+        return self._replace(slides=False)
 
 
 def kind_of(model: Model, layer: int) -> Kind:
     """The kind of one block."""
-    return Kind(model.slides(layer), model.is_moe(layer))
+    return Kind(model.slides(layer), model.is_moe(layer), model.position == "rope" and not model.rotates(layer))
 
 
 def head(local: Local) -> list[Op]:

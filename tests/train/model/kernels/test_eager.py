@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.model.spec import Model
-from fivefold.train.model.attention import rotary_tables
 from fivefold.train.model.kernels import loss
 from fivefold.train.model.kernels.eager import EAGER
 from fivefold.train.model.kernels.loss import cross_entropy, nats
 from fivefold.train.model.kernels.rotary import rotate
+from fivefold.train.model.rotary import rotary_tables
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
