@@ -18,9 +18,10 @@ LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at onc
 LOSS_CHUNK_ROWS = 1024  # whose logits a chunked loss makes at once: enough that a matmul is not bound by memory
 
 
-Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks"]
-# Elements that share one fp32 scale (blocks: one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128); OCP MX (1x32).
-SCALED_ELEMENTS: dict[Scaling, int] = {"tiles": 128, "blocks": 32}
+Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
+# Elements that share one fp32 scale (of blocks, one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128); OCP MX
+# (1x32); NVFP4 (1x16, and an fp32 scale of the whole matrix: arXiv:2509.25149).
+SCALED_ELEMENTS: dict[Scaling, int] = {"tiles": 128, "blocks": 32, "blocks16": 16}
 
 
 class Recipe(Record):
@@ -98,7 +99,7 @@ FP8_OVER_BF16: tuple[tuple[str, Dtype, Scaling], ...] = (
     ("fp8-rowwise", "fp8", "rowwise"),
     ("fp8-tiles", "fp8", "tiles"),
     ("mxfp8", "fp8", "blocks"),
-    ("nvfp4", "fp4", "blocks"),
+    ("nvfp4", "fp4", "blocks16"),
 )
 
 # docs/notation.md §2. Sources: fp32, bf16, fp16: ZeRO (arXiv:1910.02054 §3.1); fp8-deepseek: DeepSeek-V3
@@ -108,6 +109,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="fp32", compute="fp32", weights_bytes=4, gradients_bytes=4),
+        Recipe(name="tf32", compute="tf32", weights_bytes=4, gradients_bytes=4),
         Recipe(
             name="bf16",
             compute="bf16",
@@ -215,7 +217,8 @@ class Job(Record):
     precision: Recipe = RECIPES["bf16"]
     # apart: no token attends to one of another document that is packed into its sequence; counted alike by the planner
     documents: Literal["joined", "apart"] = "joined"
-    emulate: bool = False  # fp8 where there is no kernel for it: operands are cast as for one and multiplied in fp32
+    # fp8, fp4 and tf32 where there is no kernel for them: operands are cast as for one and multiplied in fp32
+    emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert rank over the even share
     offload: tuple[Literal["optimizer", "activations"], ...] = ()  # kept in host memory
     optimizer: Optimizer = Optimizer()

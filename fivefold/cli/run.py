@@ -82,12 +82,15 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         from fivefold.check.prove import prove
         from fivefold.cli.hosts import choose_interface, keeps_store
         from fivefold.show.progress import TrainingLine
+        from fivefold.train.model.precision import computed_otherwise
         from fivefold.train.process import Process
 
         choose_interface(os.environ)
         process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
             say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
+        if process.rank == 0 and (note := computed_otherwise(settings.job)):
+            say(note)
         with line:
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:

@@ -18,7 +18,8 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-import fivefold.train.model.float8.grouped  # noqa: F401  its operations are counted
+import fivefold.train.model.float8.grouped
+import fivefold.train.model.tf32  # noqa: F401  likewise
 from fivefold.step import Traffic, sent_bytes
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
@@ -26,10 +27,13 @@ aten, c10d = torch.ops.aten, torch.ops.c10d
 # operation → index of the argument that is the left matrix
 MATMULS = {
     aten.mm.default: 0, aten.mm.out: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1,
-    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.scaled_mm.default: 0,
+    aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.tf32_mm.default: 0,
 }  # fmt: skip
+# product of casts → index of the argument that is the size of the dim summed over
+CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6}
 # grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
 GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
+GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 ATTENTION_FORWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -148,12 +152,14 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
     """FLOPs of one operation; 0 for all but GEMMs and attention."""
     if func in MATMULS:
         return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
+    if func in CAST_MATMULS:
+        return 2 * int(out.numel()) * int(args[CAST_MATMULS[func]])
     if func is aten._grouped_mm.default:  # of both kinds, as in GROUPED
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in GROUPED:
-        left, right = args[0], args[2]
-        return 2 * int(left.numel()) * int(right.shape[1 if GROUPED[func] else 0])
+        made = int(out.numel()) if GROUPED[func] else int(out[0].numel())
+        return 2 * made * int(args[GROUPED_INNER])
     if func in ATTENTION_FORWARD:
         return _attention_flops(*args[:3])
     if func in ATTENTION_BACKWARD:

@@ -7,13 +7,17 @@ import torch
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.train.model.tf32 import has_units
 
 TRAINABLE = (
-    "fp32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
-    "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire",
+    "fp32", "tf32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
+    "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire", "mxfp8", "nvfp4",
 )  # fmt: skip
-# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 exists only as operands of GEMMs
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are operands of GEMMs alone
+COMPUTE = {
+    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp8": torch.bfloat16, "fp4": torch.bfloat16,
+}  # fmt: skip
 PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
 FIRST_FP8 = (8, 9)  # lowest compute capability with fp8 matmul units: Ada; Hopper has 9.0
 
@@ -60,10 +64,18 @@ def check_chip(job: Job, *, model: Model) -> None:
         lack = "a CPU has no fp8 units"
     elif torch.version.hip is None and (found := torch.cuda.get_device_capability()) < FIRST_FP8:
         lack = f"{torch.cuda.get_device_name()} has no fp8 units (compute capability {found[0]}.{found[1]}, not 8.9)"
-    elif recipe.scaling == "tiles":
-        lack = "the engine has no kernel for tiles"
+    elif recipe.scaling in ("tiles", "blocks", "blocks16"):
+        lack = "the engine has no kernel for " + ("tiles" if recipe.scaling == "tiles" else "blocks")
     elif model.moe:
         lack = "the engine has no kernel for experts"
     else:
         return
     raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")
+
+
+def computed_otherwise(job: Job) -> str:
+    """One line if this chip makes the recipe's products in another format than it says, though it runs; else ""."""
+    if job.precision.compute != "tf32" or job.emulate or has_units():
+        return ""
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    return f"precision 'tf32': {chip} has no tf32 units and multiplies in fp32; job.emulate = true rounds as they do"

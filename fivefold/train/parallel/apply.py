@@ -14,6 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.model.float8.attach import attach as attach_float8
 from fivefold.train.model.linear import WgradStore
+from fivefold.train.model.tf32 import attach as attach_tf32
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
@@ -45,6 +46,7 @@ def apply(
             narrow=job.precision.dispatches == "fp8",
         )  # fmt: skip
     attach_float8(module.blocks, job)
+    attach_tf32(module, job, device=ranks.device)
     recompute.attach(
         dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compile else None
     )

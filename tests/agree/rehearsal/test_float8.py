@@ -21,6 +21,11 @@ CASES = (
     Case("deepseek-v2-lite", 4, "dp2 tp2 ep2 zero1 mbs2 ac=norm+act", 768, 8, "fp8"),
     Case("deepseek-v3", 4, "dp2 ep2 pp2 zero1 zbv v2 mbs1", 768, 8, "fp8-rowwise-gw"),
     Case("deepseek-v3", 2, "dp2 tp2 ep4 zero3 mbs1 ac=moe+norm", 768, 4, "fp8-tiles"),
+    Case("grouped", 3, "dp2 tp2 zero3 mbs1", 96, 4, "tf32"),  # nothing is cast: as fp32
+    Case("llama3-8b", 2, "dp2 tp2 zero1 mbs1", 1536, 4, "mxfp8"),
+    Case("odd", 3, "dp2 zero3 mbs1 ac=selective", 96, 4, "nvfp4"),
+    Case("qwen3-30b-a3b", 2, "dp2 ep2 zero1 mbs1", 768, 4, "mxfp8"),
+    Case("mixtral-8x7b", 2, "dp2 tp2 ep2 etp2 zero1 mbs1", 768, 4, "nvfp4"),
 )
 
 

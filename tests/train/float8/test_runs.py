@@ -14,7 +14,7 @@ from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Told, play
 
-NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
+NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8")
 STEPS = 3
 
 
@@ -31,10 +31,14 @@ def run(model: str, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
         ("dense", "pp2 zb1p mbs1", "fp8", 0.0),
         ("moe", "dp2 zero1 mbs1", "fp8-tiles", 2e-6),
         ("dense", "ac=full mbs1", "fp8-rowwise-gw", 0.0),
+        ("dense", "dp2 zero3 mbs1", "mxfp8", 2e-6),
+        ("moe", "dp2 tp2 zero1 mbs1", "tf32", 1e-5),
+        ("moe", "dp2 zero1 mbs1", "nvfp4", 2e-6),
         # Inputs of row layers are cut, and with them what shares a scale; so are the rows that an expert gets.
         ("dense", "dp2 tp2 zero1 mbs1", "fp8", 2e-3),
         ("mla", "tp2 mbs1 ac=full", "fp8-rowwise-gw", 2e-3),
         ("moe", "dp2 ep2 zero2 mbs1", "fp8-rowwise", 1e-3),
+        ("dense", "tp2 mbs1", "mxfp8", 2e-3),
     ],
 )
 def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name: str, bound: float) -> None:
@@ -65,6 +69,7 @@ def test_losses_fall_as_those_of_bf16(model: str, names: tuple[str, ...]) -> Non
         ("fp8", "nano", None, r"'fp8': a CPU has no fp8 units; set job.emulate = true"),
         ("fp8-rowwise", "nano", (8, 0), r"A100 has no fp8 units \(compute capability 8.0, not 8.9\); set job.emulate"),
         ("fp8-tiles", "nano", (9, 0), r"'fp8-tiles': the engine has no kernel for tiles; set job.emulate = true"),
+        ("nvfp4", "nano", (10, 0), r"'nvfp4': the engine has no kernel for blocks; set job.emulate = true"),
         ("fp8", "qwen3-30b-a3b", (9, 0), r"'fp8': the engine has no kernel for experts; set job.emulate = true"),
         ("fp8-rowwise", "nano", (9, 0), ""),
     ],

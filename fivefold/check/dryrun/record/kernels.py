@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from fivefold.check.dryrun.record.tape import Site
-from fivefold.train.measure.meter import ATTENTION_BACKWARD, ATTENTION_FORWARD, MATMULS, tensors
+from fivefold.train.measure.meter import (
+    ATTENTION_BACKWARD,
+    ATTENTION_FORWARD,
+    CAST_MATMULS,
+    GROUPED_INNER,
+    MATMULS,
+    tensors,
+)
 from fivefold.train.measure.meter import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
@@ -31,6 +38,8 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         inner = int(args[MATMULS[func]].shape[-1])
         *batch, rows, columns = out.shape
         return "matmul", (rows, columns, inner, batch[0] if batch else 1)
+    if func in CAST_MATMULS:
+        return "matmul", (*out.shape, args[CAST_MATMULS[func]], 1)
     if func in GROUPED:
         left, right = args[0], args[1]
         if right.dim() == 3:  # [n, K] by [E, K, N]: rows times the matrix of their group
@@ -38,7 +47,7 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         groups = out.shape[0]
         return "matmul", (left.shape[0], right.shape[1], -(-left.shape[1] // groups), groups)
     if func in GROUPED_FLOAT8:
-        (rows, inner), right = args[0].shape, args[2].shape
+        rows, right, inner = args[0].shape[0], args[3].shape, args[GROUPED_INNER]
         if GROUPED_FLOAT8[func]:  # [n, K] by [E, N, K]
             return "matmul", (-(-rows // right[0]), right[1], inner, right[0])
         return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]

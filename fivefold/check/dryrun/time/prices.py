@@ -27,7 +27,7 @@ CURVES = {
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
+    "float8_e5m2": "fp8", "uint8": "fp4",
 }  # fmt: skip
 INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
 

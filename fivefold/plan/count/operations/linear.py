@@ -133,8 +133,8 @@ def cast_bytes(
         return numel + 4 * matrices
     if scaling == "rowwise":
         return numel + 4 * matrices * rows * max(1, groups)
-    if scaling == "blocks":
-        return narrow_bytes(local, numel)
+    if scaling in ("blocks", "blocks16"):
+        return matrices * (rows * _row_of_blocks(local, columns, groups=groups) + _outer_bytes(local))
     tile = SCALED_ELEMENTS[scaling]
     if weight:
         return numel + 4 * matrices * ceil_div(rows, tile) * ceil_div(columns, tile)
@@ -157,6 +157,19 @@ def narrow_bytes(local: Local, numel: int) -> int:
     """Bytes of ``numel`` elements in fp8 or fp4, scales included."""
     recipe = local.job.precision
     scaled = SCALED_ELEMENTS.get(recipe.scaling)
-    per_scale = 1 if recipe.scaling == "blocks" else 4
+    per_scale = 1 if recipe.scaling in ("blocks", "blocks16") else 4
     scales = 4 if scaled is None else per_scale * ceil_div(numel, scaled)
-    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales
+    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales + _outer_bytes(local)
+
+
+def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
+    """Bytes of one row of ``columns`` in MXFP8 or NVFP4 with its scales; of ``groups`` with room for uneven ends."""
+    each, four = SCALED_ELEMENTS[local.job.precision.scaling], local.job.precision.compute == "fp4"
+    if groups:
+        return (columns // 2 + groups if four else columns) + columns // each + groups + 1
+    return (ceil_div(columns, 2) if four else columns) + ceil_div(columns, each)
+
+
+def _outer_bytes(local: Local) -> int:
+    """Bytes of the scale of a whole matrix beside those of its blocks."""
+    return 4 if local.job.precision.scaling == "blocks16" else 0

@@ -1,5 +1,6 @@
-"""Matmuls with operands in eight bits.
+"""Matmuls with operands in eight or four bits.
 
 attach   which layers use them          cast       tensors to fp8 with scales, by tensor, row or tile
-matmul   linear layers                  grouped    experts
+matmul   linear layers                  blocks     to MXFP8 and NVFP4
+grouped  experts
 """

@@ -27,10 +27,13 @@ ALL, ONE = 0, -1  # rows or columns per scale: ALL of a matrix; ONE scale for th
 
 
 class Cast(NamedTuple):
-    """``data`` [..., R, C] in fp8 and ``scale`` in fp32: [], or [..., R or 1 or blocks, C or 1 or tiles]."""
+    """``data`` [..., R, C] in fp8 and ``scale`` in fp32: [], or [..., R or 1 or blocks, C or 1 or tiles]. With scales
+    of one byte (``blocks.py``) ``outer`` [..., 1, 1] in fp32, if there is one, multiplies the whole matrix.
+    """
 
     data: Tensor
     scale: Tensor
+    outer: Tensor | None = None
 
 
 def by_tensor(x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
@@ -87,7 +90,7 @@ def _cast(
         factor = factor.log2().floor_().exp2_()
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     source, target = _rows(x), _rows(data)
-    for part in _row_chunks(source):
+    for part in row_chunks(source):
         wide = source[..., part, :] * _broadcast_scale(factor, source.shape, part)
         target[..., part, :] = wide.clamp_(-top, top).to(dtype)
     return data, factor.reciprocal()
@@ -106,7 +109,7 @@ def _widen(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """``widen`` as one custom op."""
     out = torch.empty(data.shape, dtype=dtype, device=data.device)
     source, target = _rows(data), _rows(out)
-    for part in _row_chunks(source):
+    for part in row_chunks(source):
         target[..., part, :] = source[..., part, :].float().mul_(_broadcast_scale(scale, source.shape, part)).to(dtype)
     return out
 
@@ -119,7 +122,7 @@ def _(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("fivefold::scale_", mutates_args=("x",))
 def _scale_(x: Tensor, scale: Tensor) -> None:
     """``scale_`` as one custom op."""
-    for part in _row_chunks(x):
+    for part in row_chunks(x):
         x[..., part, :].mul_(_broadcast_scale(scale, x.shape, part))
 
 
@@ -169,7 +172,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() > 1 else x.view(-1, 1)
 
 
-def _row_chunks(x: Tensor) -> list[slice]:
+def row_chunks(x: Tensor) -> list[slice]:
     """Slices of the rows of ``x``; each has at most ``CHUNK_ELEMENTS`` elements, or is one row."""
     rows, each = x.shape[-2], max(1, x.numel() // max(1, x.shape[-2]))
     few = max(1, CHUNK_ELEMENTS // each)

@@ -8,15 +8,15 @@ GEMMs are emulated on every chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from fivefold.job import Recipe
+from fivefold.job import SCALED_ELEMENTS, Recipe
 from fivefold.train.model.experts import Ends, GroupedGemms, summed_by_group
-from fivefold.train.model.float8.cast import TILE, TILES_OF_POWERS, Cast, by_row, by_tile
+from fivefold.train.model.float8 import blocks
+from fivefold.train.model.float8.cast import TILES_OF_POWERS, Cast, by_row, by_tile
 from fivefold.train.model.float8.matmul import Caster, casts_of, emulated
 from fivefold.units import ceil_div
 
@@ -26,6 +26,7 @@ class Float8GroupedGemms(GroupedGemms):
 
     def __init__(self, recipe: Recipe) -> None:
         self.casts, self.wide, self.scaling = casts_of(recipe), recipe.wide_gradients, recipe.scaling
+        self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # of a row that share a scale; 0: all
         self.powers = recipe.dispatches == "fp8"  # rows come in fp8: casting them again must lose nothing more
         if self.powers:
             self.casts = self.casts._replace(x=TILES_OF_POWERS, gradient=TILES_OF_POWERS)
@@ -36,7 +37,8 @@ class Float8GroupedGemms(GroupedGemms):
 
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        found: Tensor = scaled_by_group(*operand, *self.casts.weight(weights), offsets, weights.dtype)
+        held = self.casts.weight(weights)
+        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], weights.dtype)
         return found
 
     def dgrad(
@@ -44,7 +46,8 @@ class Float8GroupedGemms(GroupedGemms):
     ) -> Tensor:  # fmt: skip
         """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         turned = self.casts.weight_back(weights.mT)
-        made: Tensor = scaled_by_group(*self.casts.gradient(gradient), *turned, offsets, weights.dtype)
+        left = self.casts.gradient(gradient)
+        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], weights.dtype)
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
@@ -56,64 +59,85 @@ class Float8GroupedGemms(GroupedGemms):
         if not isinstance(columns, Cast):
             return summed_by_group(gradient, columns, offsets, ends)
         left = self._along_groups(self.casts.gradient, gradient, offsets)
-        found: Tensor = scaled_sums(*left, *columns, offsets, gradient.dtype)
+        found: Tensor = scaled_sums(*left, *columns, offsets, gradient.shape[0], self.each, gradient.dtype)
         return found
 
     def _along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
         if self.scaling == "tensorwise":
             return caster(x.t())
-        return Cast(*cast_groups(x, offsets, self.scaling == "tiles", self.powers))
+        data, scale, outer = cast_groups(x, offsets, self.each, self.powers)
+        return Cast(data, scale, outer if outer.numel() else None)
 
 
 @torch.library.custom_op("fivefold::scaled_by_group", mutates_args=())
 def scaled_by_group(
-    x: Tensor, x_scale: Tensor, weights: Tensor, scales: Tensor, offsets: Tensor, dtype: torch.dtype
+    x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
+    offsets: Tensor, inner: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """fp8 rows [n, K] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
+    """fp8 rows [n, K = ``inner``] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
     for expert, rows in enumerate(_row_slices(offsets)):
-        left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale)
-        out[rows] = emulated(left, Cast(weights[expert], scales[expert]))
+        left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale, x_outer)
+        right = Cast(weights[expert], scales[expert], None if outers is None else outers[expert])
+        out[rows] = emulated(left, right)
     return out
 
 
 @scaled_by_group.register_fake
 def _(
-    x: Tensor, x_scale: Tensor, weights: Tensor, scales: Tensor, offsets: Tensor, dtype: torch.dtype
+    x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
+    offsets: Tensor, inner: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     return torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
 
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
-def cast_groups(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Tensor, Tensor]:
-    """Cast ``x`` [n, C] → data [C, n]; one scale per column and group, or (``tiled``) per 128 rows of the group."""
-    data, scale = _empty_cast(x, offsets, tiled)
+def cast_groups(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast ``x`` [n, C] → data [C, n], scale, and ``outer`` [1, 1] (of NVFP4, else no elements); one scale per column
+    and group (``each`` 0), or per ``each`` rows of the group. In NVFP4 a group begins at a byte of its own.
+    """
+    data, scale, outer = _empty_cast(x, offsets, each)
     scale.fill_(1)
-    for rows, places in zip(_row_slices(offsets), _scale_slices(offsets, tiled), strict=True):
+    amax = None
+    if outer.numel():
+        amax = x.abs().amax().float().view(1, 1) if x.numel() else outer.zero_()
+        outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
+    for rows, bytes_, places in zip(*_places(offsets, each), strict=True):
         if rows.start < rows.stop:
-            turned = x[rows].t()
-            data[:, rows], scale[:, places] = by_tile(turned, powers=powers) if tiled else by_row(turned, powers=True)
-    return data, scale
+            cast = _cast_turned(x[rows].t(), each, powers, amax)
+            data[:, bytes_], scale[:, places] = cast.data, cast.scale
+    return data, scale, outer
 
 
 @cast_groups.register_fake
-def _(x: Tensor, offsets: Tensor, tiled: bool, powers: bool = False) -> tuple[Tensor, Tensor]:
-    return _empty_cast(x, offsets, tiled)
+def _(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_cast(x, offsets, each)
+
+
+def _cast_turned(turned: Tensor, each: int, powers: bool, amax: Tensor | None) -> Cast:
+    """The cast of one group's columns [C, n of the group]."""
+    if each == blocks.MX:
+        return blocks.by_32(turned)
+    if each == blocks.NV:
+        return blocks.by_16(turned, amax=amax)
+    return by_tile(turned, powers=powers) if each else by_row(turned, powers=True)
 
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())
 def scaled_sums(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, offsets: Tensor, dtype: torch.dtype
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
+    offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """fp8 ``a`` [M, n] times ``b`` [N, n] transposed, summed by group → [E, M, N]; 0 for a group without rows."""
+    """fp8 ``a`` [M, n = ``inner``] times ``b`` [N, n] transposed, summed by group → [E, M, N]; 0 for a group without
+    rows. ``each``: as in ``cast_groups``.
+    """
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    tiled = bool(a_scale.dim()) and a_scale.shape[1] != offsets.shape[0]
-    for group, rows, places in zip(out, _row_slices(offsets), _scale_slices(offsets, tiled), strict=True):
+    for group, rows, bytes_, places in zip(out, *_places(offsets, each), strict=True):
         if rows.start < rows.stop:
             left, right = (
-                Cast(data[:, rows], scale[:, places] if scale.dim() else scale)
-                for data, scale in ((a, a_scale), (b, b_scale))
+                Cast(data[:, bytes_], scale[:, places] if scale.dim() else scale, outer)
+                for data, scale, outer in ((a, a_scale, a_outer), (b, b_scale, b_outer))
             )
             group.copy_(emulated(left, right))
     return out
@@ -121,16 +145,23 @@ def scaled_sums(
 
 @scaled_sums.register_fake
 def _(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, offsets: Tensor, dtype: torch.dtype
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
+    offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
-def _empty_cast(x: Tensor, offsets: Tensor, tiled: bool) -> tuple[Tensor, Tensor]:
-    """Empty data [C, n] and scales of ``cast_groups``; tiled scales have room for the most tiles there can be."""
-    scales = x.shape[0] // TILE + offsets.shape[0] + 1 if tiled else offsets.shape[0]
-    data = torch.empty(x.shape[1], x.shape[0], dtype=torch.float8_e4m3fn, device=x.device)
-    return data, torch.empty(x.shape[1], scales, device=x.device)
+def _empty_cast(x: Tensor, offsets: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty data, scales and outer of ``cast_groups``; with room for the most blocks and bytes there can be."""
+    (rows, columns), groups, four = x.shape, offsets.shape[0], each == blocks.NV
+    kinds = {blocks.MX: blocks.E8M0, blocks.NV: torch.float8_e4m3fn}
+    data = (rows // 2 + groups, torch.uint8) if four else (rows, torch.float8_e4m3fn)
+    scales = rows // each + groups + 1 if each else groups
+    return (
+        torch.empty(columns, data[0], dtype=data[1], device=x.device),
+        torch.empty(columns, scales, dtype=kinds.get(each, torch.float32), device=x.device),
+        torch.empty((1, 1) if four else (0,), device=x.device),
+    )
 
 
 def _row_slices(offsets: Tensor) -> list[slice]:
@@ -138,10 +169,14 @@ def _row_slices(offsets: Tensor) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
-def _scale_slices(offsets: Tensor, tiled: bool) -> Iterator[slice]:
-    """Slice of each group's columns in the scales of ``cast_groups``."""
-    start = 0
-    for rows in _row_slices(offsets):
-        end = start + (ceil_div(rows.stop - rows.start, TILE) if tiled else 1)
-        yield slice(start, end)
-        start = end
+def _places(offsets: Tensor, each: int) -> tuple[list[slice], list[slice], list[slice]]:
+    """Each group's rows, and its columns in the data and in the scales of ``cast_groups``."""
+    rows = _row_slices(offsets)
+    counts = [part.stop - part.start for part in rows]
+    scales = _slices([ceil_div(count, each) if each else 1 for count in counts])
+    return rows, _slices([ceil_div(count, 2) for count in counts]) if each == blocks.NV else rows, scales
+
+
+def _slices(sizes: list[int]) -> list[slice]:
+    """Slices of so many elements, one after another."""
+    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]

@@ -4,8 +4,8 @@
 
 tensorwise, rowwise   as torchao's recipes of those names (torchao 0.18.0: torchao/float8/config.py)
 tiles                 x and g by 1 x 128, W by 128 x 128, all e4m3, summed in fp32 every 128 (arXiv:2412.19437 §3.3)
-
-The backward gets x unquantised and casts it again. Without a kernel the fp8 operands are multiplied in fp32.
+blocks, blocks16      all by 1 x 32 in MXFP8, by 1 x 16 in NVFP4 (``blocks.py``)
+The backward casts x again. Without a kernel the fp8 operands are multiplied in fp32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Recipe, Scaling
+from fivefold.train.model.float8.blocks import by_16, by_32, in_blocks, product_of_blocks
 from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
 from fivefold.train.model.linear import LinearGemms
 
@@ -39,6 +40,8 @@ CASTS: dict[Scaling, Casts] = {
     "tensorwise": Casts(by_tensor, partial(by_tensor, dtype=torch.float8_e5m2), by_matrix, by_matrix),
     "rowwise": Casts(_row, _row, _row, _row),
     "tiles": Casts(by_tile, by_tile, by_block, by_block),
+    "blocks": Casts(by_32, by_32, by_32, by_32),
+    "blocks16": Casts(by_16, by_16, by_16, by_16),
 }
 
 
@@ -60,14 +63,16 @@ class Float8Gemms(LinearGemms):
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` [R, out]."""
-        y = product(operand, self.casts.weight(weight), dtype=weight.dtype, kernel=self.kernel, fast=True)
+        inner = weight.shape[1]
+        y = product(operand, self.casts.weight(weight), inner=inner, dtype=weight.dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
         """``g W`` [R, in], added to ``total`` in place if given."""
         made = product(
-            self.casts.gradient(gradient), self.casts.weight_back(weight.t()), dtype=weight.dtype, kernel=self.kernel
-        )
+            self.casts.gradient(gradient), self.casts.weight_back(weight.t()), inner=weight.shape[0],
+            dtype=weight.dtype, kernel=self.kernel,
+        )  # fmt: skip
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor) -> Tensor | Cast:
@@ -78,18 +83,22 @@ class Float8Gemms(LinearGemms):
         """``gᵀ x`` [out, in]."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
-        return product(self.casts.gradient(gradient.t()), columns, dtype=gradient.dtype, kernel=self.kernel)
+        left, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
+        return product(left, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
 
 
-def product(a: Cast, b: Cast, *, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
-    """``a`` [M, K] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: _scaled_mm's fast accumulation."""
-    found: Tensor = scaled_mm(*a, *b, dtype, kernel, fast)
+def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
+    """``a`` [M, K = ``inner``] times ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: _scaled_mm's fast
+    accumulation.
+    """
+    found: Tensor = scaled_mm(*a, *b, inner, dtype, kernel, fast)
     return found
 
 
 @torch.library.custom_op("fivefold::scaled_mm", mutates_args=())
 def scaled_mm(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, kernel: bool, fast: bool
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
+    dtype: torch.dtype, kernel: bool, fast: bool,
 ) -> Tensor:  # fmt: skip
     """``product`` as one custom op, so that the dry run and the meter can count it."""
     if kernel and a.is_cuda and a.numel() and (a.shape[-1] | b.shape[0]) % ALIGNED == 0:
@@ -97,18 +106,21 @@ def scaled_mm(
         left = a_scale.expand(a.shape[0], 1).contiguous() if rows else a_scale.view(())
         right = b_scale.expand(b.shape[0], 1).contiguous().t() if rows else b_scale.view(())
         return torch._scaled_mm(a, b.t(), scale_a=left, scale_b=right, out_dtype=dtype, use_fast_accum=fast)
-    return emulated(Cast(a, a_scale), Cast(b, b_scale)).to(dtype)
+    return emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)).to(dtype)
 
 
 @scaled_mm.register_fake
 def _(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, kernel: bool, fast: bool
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int,
+    dtype: torch.dtype, kernel: bool, fast: bool,
 ) -> Tensor:  # fmt: skip
     return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
 def emulated(a: Cast, b: Cast) -> Tensor:
     """``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
+    if in_blocks(a):
+        return product_of_blocks(a, b)
     left, right = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
     if right.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks
         right = right.repeat_interleave(TILE, 0)[: b.data.shape[0]]

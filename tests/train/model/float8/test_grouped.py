@@ -14,7 +14,7 @@ from fivefold.train.model.experts import Experts, read_ends
 from fivefold.train.model.float8.grouped import Float8GroupedGemms, cast_groups
 from fivefold.train.model.float8.matmul import Float8Gemms
 
-NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
+NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "nvfp4")
 ENDS = (150, 150, 407, 410)  # one has none; one fills three tiles, the last of them in part
 
 
@@ -27,7 +27,7 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
     """With one scale for all rows the rows of other groups have a say in it, so these are as large here."""
     x, w, g = drawn(ENDS[-1], 96), drawn(4, 160, 96), drawn(ENDS[-1], 160)
     starts = (0, *ENDS[:-1])
-    if name == "fp8":
+    if name in ("fp8", "nvfp4"):
         for start, end in zip(starts, ENDS, strict=True):
             x[start:end, :1], g[start:end, :1] = 9.0, 9.0
     grouped, plain = Float8GroupedGemms(recipe(name)), Float8Gemms(recipe(name), kernel=False)
@@ -60,7 +60,7 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
         offsets = torch.tensor(ENDS, dtype=torch.int32) if mode is None else torch.empty(4, dtype=torch.int32)
         y = grouped.fprop(grouped.operand(x), w, offsets, read_ends)
         dx = grouped.dgrad(g, w, offsets, read_ends, y.new_zeros(410, 96))
-        casts = cast_groups(x, offsets, True)
+        casts = cast_groups(x, offsets, grouped.each)
         sums = (
             [] if recipe(name).wide_gradients else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
         )
@@ -95,4 +95,4 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
     assert len(found[0]) == len(found[1]) == 4
     for exact, ours in zip(*found, strict=True):
         error = ((ours - exact).norm() / exact.norm()).item()
-        assert 1e-4 < error < 0.15
+        assert 1e-4 < error < (0.35 if name == "nvfp4" else 0.15)
