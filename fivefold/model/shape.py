@@ -105,7 +105,9 @@ class ModelShape(Record):
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: Positive = 1e-5
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
-    block: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    norm_bias: bool = True  # of LayerNorm; an RMSNorm has none
+    block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
+    residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the stream
     mlp: Literal["gated", "plain"] = "gated"
     activation: Literal["silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     mlp_bias: bool = False
@@ -131,6 +133,7 @@ class ModelShape(Record):
 
     tied_embeddings: bool = False
     embedding_scale: Scalar = 1.0
+    logit_scale: Scalar = 1.0
     head_bias: bool = False
     dropout: float = Field(0.0, ge=0, lt=1)
     source: str = ""

@@ -69,7 +69,8 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     yield from _mla(model) if model.mla else _attention(model)
     if model.block == "sandwich":
         yield from _norm(model, "norm1_post", model.width)
-    yield from _norm(model, "norm2", model.width)
+    if model.block != "parallel_shared":
+        yield from _norm(model, "norm2", model.width)
     yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
     if model.block == "sandwich":
         yield from _norm(model, "norm2_post", model.width)
@@ -77,7 +78,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
 
 def _norm(model: ModelShape, name: str, width: int) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", (width,), "norm")
-    if model.norm == "layernorm":
+    if model.norm == "layernorm" and model.norm_bias:
         yield Weight(f"{name}.bias", (width,), "norm")
 
 

@@ -98,7 +98,8 @@ def build(
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
     """The full initial weight in fp32 on CPU: normal(0, 0.02), output projections by 1/√(2 layers) less (GPT-2)."""
     if weight.kind == "norm":
-        return torch.zeros(weight.shape) if weight.name.endswith("bias") else torch.ones(weight.shape)
+        zero = weight.name.endswith("bias") or model.norm_plus_one
+        return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     spread = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02

@@ -6,6 +6,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.train.model.kernels.activations import ACTIVATIONS
 from fivefold.train.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
@@ -20,6 +21,8 @@ FREE = frozenset({
     "layers", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction", "rope_theta_sliding",
     "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "mla", "moe",
+    "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
+    "logit_softcap",
 })  # fmt: skip
 
 
@@ -60,7 +63,12 @@ def _check_model(layout: Layout, model: Model) -> None:
     free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
     for field in type(model).model_fields:
         value = getattr(model, field)
-        if field not in free and value != getattr(plain, field):
+        computed = field in free or (field == "activation" and value in ACTIVATIONS)
+        if not computed and value != getattr(plain, field):
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if moe and not routed and (model.mlp, model.activation) != ("gated", "silu"):
+        raise Mistake(
+            f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
+        )
     if model.qk_norm == "full" and layout.tp > 1:
         raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")

@@ -2,9 +2,9 @@
 
     number 17 of seed 0 · dp2 tp2 pp2 zero1 …         the same for every run of a seed
 
-Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, biases, norms of
-heads, tied tables; any order of axes, uneven stages, shard groups, schedules, recomputation. Legal is what ``refuse``
-and ``check_supported`` let pass.
+Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
+block and MLP, biases, norms of heads, tied tables, shaped logits; any order of axes, uneven stages, shard groups,
+schedules, recomputation. Legal is what ``refuse`` and ``check_supported`` let pass.
 """
 
 from __future__ import annotations
@@ -116,7 +116,23 @@ def _model(chance: random.Random, frame: Frame) -> Model:
     if frame.latent:
         mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=6, rope_dim=4, v_dim=pick((6, 8)))
         fields |= {"mla": mla, "qk_norm": "none", "qkv_bias": False, "out_bias": False, "rope_fraction": 1.0}
-    return Model(name="drawn", vocab=VOCAB, moe=_moe(chance) if frame.experts else None, **fields)
+    model = Model(name="drawn", vocab=VOCAB, moe=_moe(chance) if frame.experts else None, **fields)
+    return model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts))
+
+
+def _of_blocks(chance: random.Random, *, experts: bool) -> dict[str, Any]:
+    """Norms, kind of block, MLP, embedding and logits; each other than Llama's in about every third model."""
+
+    def rare(*values: Any) -> Any:
+        return values[0] if chance.random() < 0.65 else chance.choice(values[1:])
+
+    return {
+        "norm": rare("rmsnorm", "layernorm"), "norm_bias": rare(True, False), "norm_plus_one": rare(False, True),
+        "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"), "residual_scale": rare(1.0, 0.22),
+        "mlp": "gated" if experts else rare("gated", "plain"),
+        "activation": "silu" if experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
+        "embedding_scale": rare(1.0, 6.0), "logit_scale": rare(1.0, 0.25), "logit_softcap": rare(None, 2.0),
+    }  # fmt: skip
 
 
 def _moe(chance: random.Random) -> MoE:

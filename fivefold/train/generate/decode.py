@@ -20,10 +20,11 @@ from torch import Tensor
 
 from fivefold.record import Record
 from fivefold.train.model.attention import LatentAttention
+from fivefold.train.model.block import Block
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.rotary import Rows, tables_of
-from fivefold.train.model.transformer import Block, Transformer
+from fivefold.train.model.transformer import Transformer
 
 
 class SamplingParams(Record):
@@ -93,7 +94,7 @@ class CachedDecoder:
         tokens_BT = torch.tensor(texts, device=self.module.embed.tokens.weight.device)
         new = slice(self.length, self.length + tokens_BT.shape[1])
         rows = Rows(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
-        x_RD = self.module.embed(tokens_BT)
+        x_RD = self.module.embed(tokens_BT, torch.arange(new.start, new.stop, device=tokens_BT.device))
         for block in _blocks(self.module):
             x_RD = block(x_RD, rows)
         self.length = new.stop

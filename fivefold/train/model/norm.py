@@ -1,4 +1,4 @@
-"""Norms as modules, computed by ``kernels/norms.py``."""
+"""Norms as modules, computed by ``kernels/norms.py``; ``norm`` makes the one of a model."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from fivefold.train.model.kernels.eager import EAGER, Kernels
 class RmsNorm(nn.Module):
     """RMSNorm over the last dim [..., D]; parameter ``weight`` [D]."""
 
-    def __init__(self, width: int, *, epsilon: float) -> None:
+    def __init__(self, width: int, *, epsilon: float, plus_one: bool = False) -> None:
         super().__init__()
         self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(width))
-        self.epsilon = epsilon
+        self.epsilon, self.plus_one = epsilon, plus_one
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] → [..., D], computed in fp32."""
-        return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon)
+        return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last dim [..., D]; parameters ``weight`` and ``bias`` [D]."""
+    """LayerNorm over the last dim [..., D]; parameters ``weight`` and, unless it has none, ``bias`` [D]."""
 
-    def __init__(self, width: int, *, epsilon: float) -> None:
+    def __init__(self, width: int, *, epsilon: float, plus_one: bool = False, bias: bool = True) -> None:
         super().__init__()
         self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
-        self.epsilon = epsilon
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+        self.epsilon, self.plus_one = epsilon, plus_one
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] → [..., D]."""
-        return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon)
+        """[..., D] → [..., D], computed in fp32."""
+        return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one)
 
 
 def norm(model: Model, width: int, *, epsilon: float | None = None) -> RmsNorm | LayerNorm:
     """A norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
-    kind = LayerNorm if model.norm == "layernorm" else RmsNorm
-    return kind(width, epsilon=model.norm_epsilon if epsilon is None else epsilon)
+    epsilon = model.norm_epsilon if epsilon is None else epsilon
+    if model.norm == "layernorm":
+        return LayerNorm(width, epsilon=epsilon, plus_one=model.norm_plus_one, bias=model.norm_bias)
+    return RmsNorm(width, epsilon=epsilon, plus_one=model.norm_plus_one)

@@ -10,6 +10,7 @@ Under sp the stream between row and column linears is sharded over tp by rows. a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, LinearHooks, Wait
+from fivefold.train.model.logits import PLAIN, LogitShape
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 
@@ -97,8 +99,8 @@ class _GatherRows(torch.autograd.Function):
 class VocabParallel:
     """Vocabulary sharded over ``axis``: every rank has equally many words of embedding and logits, padding last."""
 
-    def __init__(self, axis: Axis, *, sp: bool, words: int) -> None:
-        self.hooks, self.words = _TensorParallelHooks(axis, sp=sp), words
+    def __init__(self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN) -> None:
+        self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
         self.kernels: Kernels = EAGER
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
@@ -115,15 +117,20 @@ class VocabParallel:
     def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
         """``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
-        logits[:, max(0, self.words - axis.rank * held) :] = -torch.inf  # logits of padding rows
+        self.shape.shape_(logits, padding=slice(max(0, self.words - axis.rank * held), None))
         here, foreign = self.own(targets, held=held)
         here, own = here.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, here).float().masked_fill_(~own, 0)
         meeting = all_reduce(target, axis)  # beside the first pass
         lse = _over_ranks(self.kernels.log_sum_exp(logits), axis)
         if times is not None:
-            self.kernels.into_gradient(logits, lse, here, own, times)
+            self.kernels.into_gradient(logits, lse, here, own, times, shape=self.shape)
         return (lse - meeting.wait()).sum()
+
+
+def _own_rows(axis: Axis, rows: Tensor) -> Tensor:
+    """This rank's of equally many ``rows`` per rank (sp)."""
+    return rows.chunk(axis.size)[axis.rank]
 
 
 class _Lookup(torch.autograd.Function):
@@ -162,7 +169,8 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
 
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
-    vocabulary = VocabParallel(axis, sp=sp, words=cast(Model, module.model).vocab)
+    model = cast(Model, module.model)
+    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.of(model))
     for name, part in module.named_modules():
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(part, Linear):
@@ -171,5 +179,7 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
             part.share = GatherRows(axis, sp=sp)
         if hasattr(part, "lookup"):
             part.lookup = vocabulary.lookup
+        if hasattr(part, "own_rows") and sp:
+            part.own_rows = partial(_own_rows, axis)
         if hasattr(part, "loss"):
             part.loss = vocabulary.nats

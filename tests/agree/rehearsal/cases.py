@@ -33,6 +33,18 @@ OWN: Mapping[str, Model] = {
         activation="clamped_swiglu", moe=MoE(experts=8, topk=2, ffn=96, router_bias=True, expert_bias=True)
     ),
     "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
+    "neox": TINY.replace(block="parallel", norm="layernorm", mlp="plain", activation="gelu", mlp_bias=True),
+    "command": TINY.replace(block="parallel_shared", norm="layernorm", norm_bias=False, logit_scale=0.1),
+    "gemma": TINY.replace(
+        block="sandwich",
+        norm_plus_one=True,
+        activation="gelu_tanh",
+        embedding_scale=8.0,
+        logit_softcap=3.0,
+        tied_embeddings=True,
+    ),
+    "olmo": TINY.replace(block="post"),
+    "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }
 
 MODELS = (

@@ -54,6 +54,17 @@ CASES = (
     Case("llama3.2-1b", 4, "dp2 zero3 mbs1", 768, 4, "bf16-grad16", loss="chunked"),
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 4096, 4, loss="chunked"),
     Case("biased", 3, "dp2 tp2 pp2 gpipe zero1 mbs4", 1024, 16, loss="chunked"),
+    # kinds of block
+    Case("neox", 3, "dp2 tp2 zero1 mbs2", 192, 8),
+    Case("neox", 4, "dp2 pp2 zb1p zero3 mbs1 ac=full", 192, 8, "fp32"),
+    Case("command", 3, "dp2 tp4 zero2 mbs1 ac=norm+act", 192, 8),
+    Case("command", 4, "dp1 pp2 cp2 zbv zero1 mbs1", 192, 8, "fp32", "gloo"),
+    Case("gemma", 3, "dp2 tp2 zero3 mbs2 ac=full", 192, 8),
+    Case("gemma", 4, "dp2 pp2 tp2 zb2p mbs1 ac=mlp nosp", 192, 8, loss="chunked"),
+    Case("olmo", 3, "dp2 tp2 zero1 mbs1 ac=full", 192, 8),
+    Case("olmo", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+qkv", 192, 8, "fp32"),
+    Case("granite", 3, "dp2 tp2 zero1 mbs2 ac=selective", 192, 8),
+    Case("granite", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),
 )
 
 

@@ -23,9 +23,9 @@ from fivefold.plan.count.operations.layer import kind_of
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.count.operations.recompute import groups as planned_groups
 from fivefold.train.measure.meter import Meter
+from fivefold.train.model.block import Block
 from fivefold.train.model.linear import Linear, WgradStore
 from fivefold.train.model.rotary import Rows, rotary_tables
-from fivefold.train.model.transformer import Block
 from fivefold.train.parallel import recompute, tensor
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.recomputed import OperationInput

@@ -135,6 +135,8 @@ class _Backward:
         closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
         self.closing = next(closing, "")
         self.held: dict[str, int] = {}  # bytes kept for W, by operation
+        self.claimed: dict[int, str] = {}  # gradient kept for W → the last operation that keeps it
+        self.alive: list[list[int]] = []
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
         self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
@@ -168,7 +170,7 @@ class _Backward:
         incoming = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
         weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
-        made = 0 if op.kind == "add" or op.in_place else sum(sizes[name] for name in targets)
+        made = 0 if op.passes or op.in_place else sum(sizes[name] for name in targets)
         late = self.split and is_put_off(op)
         makes = bool(op.gradient_widths) and not late
         if late:
@@ -186,7 +188,7 @@ class _Backward:
             self._reduce(made + weights + scratch)
         self.live += made
         for name in targets:
-            if op.kind == "add":
+            if op.passes:
                 incoming[1] += 1
                 buffer = incoming
             else:
@@ -212,10 +214,10 @@ class _Backward:
 
     def _defer(self, op: Op, received: list[list[int]]) -> None:
         """Keep a linear's input and output gradients (those received, or gathered ones) until W."""
-        gradients, given = op.product_bytes, sum(buffer[0] for buffer in received)
+        gradients = op.product_bytes
         self.live += gradients
         if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # the bias reads those received
-            gradients += given
+            gradients += sum(self._claim(buffer, op.name) for buffer in received)
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
         read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what recomputation keeps
@@ -226,6 +228,19 @@ class _Backward:
         self.kept += gradients + ends
         self.held[op.name] = gradients + ends + sum(self.sizes[name] for name in new)
         self.late += self.held[op.name]
+
+    def _claim(self, buffer: list[int], name: str) -> int:
+        """Bytes that a gradient adds to what is kept for W: those of one that another operation keeps go over to this
+        one, whose W is later (in parallel blocks attention and feed-forward put out to one sum).
+        """
+        former = self.claimed.get(id(buffer), "")
+        self.claimed[id(buffer)] = name
+        self.alive.append(buffer)  # so that its id stays its own
+        if former:
+            self.held[former] -= buffer[0]
+            self.late -= buffer[0]
+            self.kept -= buffer[0]
+        return buffer[0]
 
     def _allocate_sums(self, op: Op) -> None:
         """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""

@@ -50,9 +50,8 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             dim = out if model.qk_norm == "full" else model.head_dim
             groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
             ops.append(
-                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=model.norm,
-                     plain=local.plain)
-            )  # fmt: skip
+                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=local.norm)
+            )
     if model.qk_norm != "none":
         q, k = "qn", "kn"
     if model.rotates(layer):
@@ -195,10 +194,9 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
 
 def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
     """Norm of a latent and its up-projection to the heads of this rank."""
-    model = local.model
     normed = norm(
         f"attention.{name}_norm", latent, f"{latent}n", rows=local.stream_rows, dim=rank, width=local.width,
-        kind=model.norm, plain=local.plain,
+        kind=local.norm,
     )  # fmt: skip
     entry = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
     return [normed, *entry.ops, entry.column(f"attention.{name}_up", out, outof=outof)]

@@ -31,10 +31,18 @@ def embedding(local: Local) -> list[Op]:
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
         message = Message("tp", *kinds, payload=size)
         ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
+    if model.embedding_scale != 1:
+        ops.append(elementwise("embed.scale", "activation", ("x",), "xs", size=local.stream_bytes))
     if model.position == "learned":
         table = model.positions * width
-        add = elementwise("embed.positions", "embedding", ("x",), "xp", size=local.stream_bytes)
-        ops.append(add._replace(parameters=table, gradient_widths=(table,)))
+        source = "x" if model.embedding_scale == 1 else "xs"
+        add = elementwise("embed.positions", "embedding", (source,), "xp", size=local.stream_bytes)
+        ops.append(
+            add._replace(
+                parameters=table, gradient_widths=(table,), passes=True, forward_scratch=8 * local.stream_rows,
+                backward_scratch=8 * local.stream_rows,
+            )
+        )  # fmt: skip
     if model.dropout:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
@@ -49,24 +57,28 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops: list[Op] = []
 
     def normed(name: str, source: str) -> str:
-        ops.append(
-            norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=model.norm,
-                 plain=local.plain)
-        )  # fmt: skip
+        ops.append(norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=local.norm))
         return f"{name}.out"
 
     def residual(name: str, branch: str, onto: str, out: str) -> None:
         if model.dropout:
             ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=rows * model.width))
             branch = f"{branch}.drop"
-        ops.append(elementwise(f"{name}.add", "add", (onto, branch), out, size=size))
+        add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
+        if model.residual_scale != 1:  # the same kernel scales; so the branch gets a gradient of its own
+            scaled = f"{branch}.scaled"
+            scale = elementwise(f"{name}.scale", "activation", (branch,), scaled, size=size)
+            ops.append(scale._replace(writes={scaled: 0}, gradients={scaled: size}, moved_bytes=0))
+            add = add._replace(reads=(onto, scaled, branch), differentiates=(onto, scaled))
+        ops.append(add)
 
     source = normed("norm1", "x") if pre else "x"
     ops += attention(local, source, layer=layer)
     branch = normed("norm1_post" if model.block == "sandwich" else "norm1", "a") if post else "a"
     residual("attention", branch, "x", "y")
-    stream = "x" if model.block == "parallel" else "y"  # in parallel, the MLP reads what attention reads
-    source = normed("norm2", stream) if pre else stream
+    if model.block != "parallel_shared":  # else the MLP reads what attention reads
+        stream = "x" if model.block == "parallel" else "y"
+        source = normed("norm2", stream) if pre else stream
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
     residual("mlp", branch, "y", "z")
@@ -132,17 +144,18 @@ def head(local: Local) -> list[Op]:
             # widen, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
-    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=model.norm,
-                  plain=local.plain)  # fmt: skip
+    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=local.norm)
     if job.stack.loss == "chunked":
         return [normed, *_chunked_loss(local)]
     return [normed, *entry.ops, project, loss]
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:
-    """fp32 scratch of the softmax, for as many of ``rows`` as are widened at once: input and softmax, under tp one."""
+    """fp32 scratch of the softmax, for as many of ``rows`` as are widened at once: input and softmax, under tp one; a
+    soft cap's derivative beside it.
+    """
     chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
-    return 2 * chunk if local.width < 4 and local.part.tp == 1 else chunk
+    return 2 * chunk if (local.width < 4 and local.part.tp == 1) or local.model.logit_softcap else chunk
 
 
 def _chunked_loss(local: Local) -> list[Op]:

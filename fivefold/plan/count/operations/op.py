@@ -69,6 +69,7 @@ class Op(NamedTuple):
     product_bytes: int = 0  # of output gradients for dW other than those received: gathered, or of gate and up
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
+    passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
     batch: int = 1  # matmuls of this shape side by side (experts)
     message: Message | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, where sizes differ
@@ -101,28 +102,35 @@ def matmul(
     )  # fmt: skip
 
 
-def norm(
-    name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: Literal["rmsnorm", "layernorm"],
-    plain: bool = False,
-) -> Op:  # fmt: skip
-    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm).
+class NormKind(NamedTuple):
+    """``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normalized x before the weight.
 
-    ``plain``: an RMSNorm of separate kernels, which keeps its input in fp32 and the normalized x before the weight.
+    ``fused``: a LayerNorm of one kernel, without scratch; ours computes as our RMSNorm does.
     """
+
+    layernorm: bool
+    bias: bool
+    plain: bool
+    fused: bool
+
+
+def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: NormKind) -> Op:
+    """A norm over ``dim`` that keeps its input and one fp32 statistic per row (two for LayerNorm)."""
     numel = rows * dim
     wide = 0 if width == 4 else 4  # a 16-bit input is widened first
-    layernorm = kind == "layernorm"
+    layernorm, free = kind.layernorm, kind.layernorm and kind.fused
+    biased = layernorm and kind.bias
     op = Op(
         name, "norm", (source,), {out: numel * width, f"{out}.stat": rows * (8 if layernorm else 4)},
         keeps=(source, f"{out}.stat"),
-        parameters=dim * (2 if layernorm else 1), gradient_widths=(dim, dim) if layernorm else (dim,),
+        parameters=dim * (2 if biased else 1), gradient_widths=(dim, dim) if biased else (dim,),
         moved_bytes=2 * numel * width, moved_backward_bytes=3 * numel * width,
         # train/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
-        # the result if that is fp32. LayerNorm is a fused kernel.
-        forward_scratch=0 if layernorm else numel * wide,
-        backward_scratch=0 if layernorm else numel * (8 if wide else 4),
+        # the result if that is fp32
+        forward_scratch=0 if free else numel * wide,
+        backward_scratch=0 if free else numel * (8 if wide else 4),
     )  # fmt: skip
-    if not plain or layernorm:
+    if not kind.plain or layernorm:
         return op
     normal, widened = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if wide else {}
     keeps = (*(widened or (source,)), *normal, f"{out}.stat")
@@ -145,7 +153,7 @@ def elementwise(
     """An operation that reads tensors of ``size`` bytes and writes one; ``mask``: bytes of a kept dropout mask."""
     writes = {out: size} | ({f"{out}.mask": mask} if mask else {})
     return Op(
-        name, kind, reads, writes, keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
+        name, kind, reads, writes, passes=kind == "add", keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
         moved_bytes=(len(reads) + 1) * size + mask, moved_backward_bytes=(len(reads) + len(keeps) + 1) * size + mask,
         backward_scratch=backward_scratch,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.plan.count.operations.op import NormKind
 from fivefold.units import ceil_div
 
 
@@ -48,7 +49,10 @@ class Local:
     def __init__(self, model: Model, job: Job, part: Part) -> None:
         self.model, self.job, self.part = model, job, part
         self.width = activation_width(job)
-        self.plain = job.stack.kernels == "plain" and not job.stack.compile  # PyTorch's own kernels, one after another
+        self.norm = NormKind(
+            layernorm=model.norm == "layernorm", bias=model.norm_bias, fused=job.stack.linears != "fanned",
+            plain=job.stack.kernels == "plain" and not job.stack.compile,  # PyTorch's own, one after another
+        )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
         self.stream_bytes = self.stream_rows * model.width * self.width

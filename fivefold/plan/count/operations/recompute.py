@@ -13,6 +13,8 @@ from typing import NamedTuple
 from fivefold.layout.spec import CHEAP
 from fivefold.plan.count.operations.op import Op
 
+RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
+
 
 class Unit(NamedTuple):
     """Operations in order, and the tensors that are dropped after the forward and recomputed in the backward."""
@@ -33,7 +35,7 @@ def groups(op: Op) -> frozenset[str]:
         found.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
             found.add("up")
-    if first in ("mlp", "moe", "rope") and op.name not in ("mlp.add", "mlp.dropout", "moe.add"):  # residual sums
+    if first in ("mlp", "moe", "rope") and op.name not in (*RESIDUAL, "moe.add"):
         found.add(first)
     if second.startswith("shared"):
         found = (found - {"moe"}) | {"shared"}

@@ -1,18 +1,81 @@
 """Activations of feed-forward layers as autograd functions: keep their inputs, and compute the activation again.
 
+plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
 swiglu    silu(gate) · up        weighted_swiglu    silu(gate) · up · share of a row (experts)
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 GAIN, LIMIT = 1.702, 7.0
+
+
+class Activation(NamedTuple):
+    """``of``: x → act(x), a new tensor. ``gradient``: (∂/∂act(x), x) → ∂/∂x, a new tensor."""
+
+    of: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor], Tensor]
+
+
+def _gelu(approximate: str) -> Activation:
+    return Activation(
+        lambda x: F.gelu(x, approximate=approximate),
+        lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate),
+    )
+
+
+ACTIVATIONS = {
+    "silu": Activation(F.silu, lambda g, x: torch.ops.aten.silu_backward(g, x)),
+    "gelu": _gelu("none"),
+    "gelu_tanh": _gelu("tanh"),
+    "relu2": Activation(lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2)),
+}
+
+
+class _Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, activation: Activation) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(up)
+        return activation.of(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (up,) = ctx.saved_tensors
+        return ctx.activation.gradient(grad, up), None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(gate, up)
+        return activation.of(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = ctx.saved_tensors
+        up_grad = ctx.activation.of(gate).mul_(grad)
+        return ctx.activation.gradient(grad * up, gate), up_grad, None
+
+
+def plain(up: Tensor, name: str) -> Tensor:
+    """``act(up)`` of the activation ``name``."""
+    out: Tensor = _Plain.apply(up, ACTIVATIONS[name])  # type: ignore[no-untyped-call]
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
+    """``act(gate) · up`` of the activation ``name`` (Shazeer, arXiv:2002.05202)."""
+    out: Tensor = _Gated.apply(gate, up, ACTIVATIONS[name])  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Swiglu(torch.autograd.Function):

@@ -17,6 +17,8 @@ class Kernels:
     rotate_first = staticmethod(rotary.rotate_first)
     rotate_last = staticmethod(rotary.rotate_last)
     append_rotated = staticmethod(rotary.append_rotated)
+    plain = staticmethod(activations.plain)
+    gated = staticmethod(activations.gated)
     swiglu = staticmethod(activations.swiglu)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS
+from fivefold.train.model.logits import PLAIN, LogitShape
 
 Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # signature of ``nats`` and its vocab-parallel form
 
 
-def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None) -> Tensor:
-    """Σ over rows of −log softmax(logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
+def nats(
+    logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words: int | None = None,
+    shape: LogitShape = PLAIN,
+) -> Tensor:  # fmt: skip
+    """Σ over rows of −log softmax(shaped logits)[target], in nats and fp32. ``logits`` [rows, V], ``targets`` [rows].
 
-    With ``times``, ``logits`` are overwritten with ``times`` · their gradient. Columns from ``words`` on are padding.
+    ``logits`` are overwritten: shaped, or with ``times`` · their gradient. Columns from ``words`` on are padding.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    if words is not None and words < logits.shape[1]:
-        logits[:, words:] = -torch.inf
+    shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
     for rows in row_chunks(logits):
         part, target = logits[rows], targets[rows, None]
         share = part.softmax(-1, dtype=torch.float32)
@@ -29,7 +32,7 @@ def nats(logits: Tensor, targets: Tensor, times: Tensor | float | None, *, words
         total += (lse - part.gather(-1, target)).sum()
         if times is not None:
             share.scatter_add_(-1, target, torch.full_like(lse, -1.0))
-            part.copy_(share.mul_(times))
+            part.copy_(shape.gradient_(share, part).mul_(times))
         del share  # freed before that of the next chunk is allocated
     return total
 
@@ -45,15 +48,18 @@ def _log_sum_exp(part: Tensor) -> Tensor:
     return torch.sub(part, top).exp_().sum(1, keepdim=True).log_().add_(top)
 
 
-def into_gradient(logits: Tensor, lse: Tensor, target: Tensor, own: Tensor, times: Tensor | float) -> None:
+def into_gradient(
+    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor, times: Tensor | float, *, shape: LogitShape = PLAIN
+) -> None:
     """Overwrite ``logits`` [rows, V] with ``times`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).
 
     ``lse``, ``target``, ``own`` [rows, 1]: log Σ exp over all words, index of the target, whether it is among these V.
+    ``shape``: that of the ``logits``, whose gradient is that before it.
     """
     for rows in row_chunks(logits):
         share = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
         share.scatter_add_(1, target[rows], -own[rows].float())
-        logits[rows] = share.mul_(times)
+        logits[rows] = shape.gradient_(share, logits[rows]).mul_(times)
         del share  # before the next is allocated
 
 

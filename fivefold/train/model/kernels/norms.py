@@ -2,6 +2,7 @@
 
     rms    x / rms(x) · w        layer    (x − mean(x)) / std(x) · w + b        over the last dim
 
+``plus_one``: the factor is 1 + w (Gemma, Nemotron).
 Sources: Zhang and Sennrich, arXiv:1910.07467; Ba et al., arXiv:1607.06450.
 """
 
@@ -10,36 +11,78 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
-        return torch.mul(x, rstd).to(x.dtype).mul_(weight)  # x · rstd is fp32, as rstd is
+        ctx.plus_one = plus_one
+        return _times_(torch.mul(x, rstd).to(x.dtype), weight, plus_one)  # x · rstd is fp32, as rstd is
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         normal = x * rstd  # fp32, as is all below
         product = grad * normal
         weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
-        inner = product.mul_(weight).mean(-1, keepdim=True)
+        inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
         wide = grad * weight.float()
-        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None
+        if ctx.plus_one:
+            wide.add_(grad)
+        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None
 
 
-def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
-    """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D]."""
-    out: Tensor = _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
+    """``x`` · weight in place, or · (1 + weight), which is not made: it would be rounded to the weight's dtype."""
+    return x.addcmul_(x, weight) if plus_one else x.mul_(weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False) -> Tensor:
+    """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
+
+    ``plus_one``: the factor is 1 + weight (Gemma)."""
+    out: Tensor = _RmsNorm.apply(x, weight, epsilon, plus_one)  # type: ignore[no-untyped-call]
     return out
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
-    """``(x − mean) / std · weight + bias`` over the last dim. ``x`` [..., D], ``weight``, ``bias`` [D] → [..., D]."""
-    return F.layer_norm(x, weight.shape, weight, bias, epsilon)
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool
+    ) -> Tensor:  # fmt: skip
+        mean = x.mean(-1, keepdim=True, dtype=torch.float32)
+        centred = x - mean  # fp32, as the mean is
+        norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+        rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.plus_one, ctx.biased = plus_one, bias is not None
+        out = _times_(centred.mul_(rstd).to(x.dtype), weight, plus_one)
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        normal = (x - mean).mul_(rstd)  # fp32, as is all below
+        product = grad * normal
+        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
+        del product
+        bias_grad = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(weight.dtype) if ctx.biased else None
+        wide = grad * weight.float()
+        if ctx.plus_one:
+            wide.add_(grad)
+        wide.sub_(wide.mean(-1, keepdim=True))
+        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
+) -> Tensor:  # fmt: skip
+    """``(x − mean) / std · weight + bias`` over the last dim, computed in fp32; else as ``rms_norm``."""
+    out: Tensor = _LayerNorm.apply(x, weight, bias, epsilon, plus_one)  # type: ignore[no-untyped-call]
+    return out

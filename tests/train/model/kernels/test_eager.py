@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels import loss
+from fivefold.train.model.kernels.activations import ACTIVATIONS
 from fivefold.train.model.kernels.eager import EAGER
 from fivefold.train.model.kernels.loss import cross_entropy, nats
 from fivefold.train.model.kernels.rotary import rotate
+from fivefold.train.model.logits import LogitShape
 from fivefold.train.model.rotary import rotary_tables
 
 
@@ -36,6 +38,45 @@ def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
     x, weight = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype)
     theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
     same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolerance: float) -> None:
+    x, weight, bias = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype), drawn(1, 64, dtype=dtype)
+    factor = weight.float() + plus_one
+    wide = (x * 2 + 3).float()  # not centred
+    theirs = F.layer_norm(wide, (64,), factor, bias[0].float(), 1e-5).to(dtype)
+    bare = F.layer_norm(wide, (64,), factor, None, 1e-5).to(dtype)
+    rms = F.rms_norm(wide, (64,), factor, 1e-5).to(dtype)
+    of = {"epsilon": 1e-5, "plus_one": plus_one}
+    same(EAGER.layer_norm(x * 2 + 3, weight, bias[0], **of), theirs, (x, weight, bias), tolerance=4 * tolerance)
+    same(EAGER.layer_norm(x * 2 + 3, weight, None, **of), bare, (x, weight), tolerance=4 * tolerance)
+    same(EAGER.rms_norm(x * 2 + 3, weight, **of), rms, (x, weight), tolerance=4 * tolerance)
+
+
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+def test_activations_plain_and_gated(name: str) -> None:
+    gate, up = drawn(4, 6, 32), drawn(5, 6, 32)[:4]
+    theirs = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
+              "relu2": lambda x: torch.square(F.relu(x))}[name]  # fmt: skip
+    same(EAGER.plain(gate, name), theirs(gate), (gate,), tolerance=1e-6)
+    same(EAGER.gated(gate, up, name), theirs(gate) * up, (gate, up), tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (1.0, 1.5), (0.7, 2.0)])
+def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight, targets = drawn(300, 90), drawn(90, 90), torch.arange(300) % 83
+    shaped = (logits @ weight * 0.1) * scale
+    shaped = shaped if cap is None else torch.tanh(shaped / cap) * cap
+    shape = LogitShape(scale, cap)
+    same(shape.shaped(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
+    theirs = F.cross_entropy(shaped[:, :83], targets, reduction="sum") * 0.25
+    ours = cross_entropy(
+        logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, words=83, shape=shape)
+    )  # fmt: skip
+    same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
