@@ -34,6 +34,7 @@ CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6}
 # grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
 GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
+GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
 ATTENTION_FORWARD = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -154,7 +155,7 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
     if func in CAST_MATMULS:
         return 2 * int(out.numel()) * int(args[CAST_MATMULS[func]])
-    if func is aten._grouped_mm.default:  # of both kinds, as in GROUPED
+    if func in GROUPED_WIDE:  # of both kinds, as in GROUPED
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in GROUPED:

@@ -19,13 +19,13 @@ from fivefold.train.measure.meter import (
     ATTENTION_FORWARD,
     CAST_MATMULS,
     GROUPED_INNER,
+    GROUPED_WIDE,
     MATMULS,
     tensors,
 )
 from fivefold.train.measure.meter import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
-GROUPED = (aten._grouped_mm.default,)
 NO_WORK = frozenset({
     "empty", "new_empty", "lift_fresh", "_unsafe_view", "empty_like", "_local_scalar_dense", "set_", "detach_",
 })  # fmt: skip
@@ -40,7 +40,7 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         return "matmul", (rows, columns, inner, batch[0] if batch else 1)
     if func in CAST_MATMULS:
         return "matmul", (*out.shape, args[CAST_MATMULS[func]], 1)
-    if func in GROUPED:
+    if func in GROUPED_WIDE:
         left, right = args[0], args[1]
         if right.dim() == 3:  # [n, K] by [E, K, N]: rows times the matrix of their group
             return "matmul", (-(-left.shape[0] // right.shape[0]), right.shape[2], left.shape[1], right.shape[0])
