@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from math import log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +23,12 @@ from torch import Tensor
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Collective, CollectivePoint
 from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.memory.rank_memory import table_of
 from fivefold.plan.count.traffic import messages
 from fivefold.record import Record
 
 FEW, MANY = 10, 30  # repeats of one message
+ALIKE = 1.6  # messages that differ by less are one
 HICCUPS = 10  # of so many repeats the slowest is left out: a hiccup of the computer
 
 # torch 2.13 renamed the two single-tensor collectives.
@@ -34,12 +37,21 @@ reduce_scatter: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single"
 
 
 class MessageOrder(Record):
-    """A message to time: full tensor of ``bytes`` over ``ranks``; ``both_ways``: a p2p that is sent and received."""
+    """A message to time: full tensor of ``bytes`` over ``ranks``; ``both_ways``: a hop of a ring, to the next rank and
+    from the one before.
+    """
 
     collective: Collective
     ranks: PositiveInt
     bytes: PositiveInt
     both_ways: bool = False
+
+
+class Timed(Record):
+    """Seconds of one occurrence: the median over steps; ``spread``: (slowest - fastest) / median."""
+
+    seconds: float
+    spread: float
 
 
 class Circle(NamedTuple):
@@ -53,9 +65,9 @@ class Circle(NamedTuple):
 
 def distinct_messages(counts: Counts, layout: Layout, *, beside: int) -> tuple[MessageOrder, ...]:
     """Those of a step of ``layout`` whose ranks are all among the ``beside`` of this computer."""
-    chunks = tuple(range(layout.pp * layout.v))
+    held = table_of(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
     found: dict[MessageOrder, None] = {}
-    for message in messages(counts, layout, chunks=chunks):
+    for message in (message for chunks in held for message in messages(counts, layout, chunks=chunks)):
         hop = message.collective == "p2p" and message.axis == "pp"
         ranks = layout.pp if hop else message.ranks
         if message.times and 1 < ranks <= beside and beside % ranks == 0 and message.payload >= 1:
@@ -87,9 +99,14 @@ def time_messages(
 def time_message(
     order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
 ) -> CollectivePoint:
-    """Time one message; every rank calls it. A p2p that goes one way also tells how long it keeps its sender."""
+    """Time one message; every rank calls it. A p2p also tells how long it keeps a core from its work."""
     if order.collective == "p2p" and not order.both_ways:
         seconds, busy = there_and_back(order, among, work=work, device=device)
+        return CollectivePoint(
+            collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
+        )
+    if order.collective == "p2p":
+        seconds, busy = hop_beside(order, among, work=work, device=device)
         return CollectivePoint(
             collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
         )
@@ -126,6 +143,34 @@ def there_and_back(
     return float(found[0] / found[2]), float(found[1] / found[2])
 
 
+def hop_beside(
+    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+) -> tuple[float, float]:
+    """Seconds of a hop that is waited for at once, and those by which it delays work that is done meanwhile."""
+    sent = torch.zeros(max(1, order.bytes // 4), device=device)
+    received = torch.empty_like(sent)
+    seconds = amid(lambda: _wait(_hop(sent, received, among)), work)
+
+    def beside() -> None:
+        works = _hop(sent, received, among)
+        work()
+        _wait(works)
+
+    return seconds, max(0.0, amid(beside, work) - amid(work, work))
+
+
+def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
+    """Seconds of messages of this size that were timed in a step, by names such as ``message all_reduce 2 4096``.
+
+    Without one of exactly this size those within a factor of ``ALIKE``: routed tokens are never as many as expected.
+    """
+    start = f"message {order.collective} {order.ranks} "
+    if exact := timed.get(f"{start}{order.bytes}"):
+        return [exact.seconds]
+    sizes = {name: int(name.removeprefix(start)) for name in timed if name.startswith(start)}
+    return [timed[name].seconds for name, size in sizes.items() if size and abs(log(size / order.bytes)) < log(ALIKE)]
+
+
 def circle(ranks: int, *, rank: int, beside: int) -> Circle:
     """The group of ``ranks`` neighbours of which ``rank`` is one; every rank calls it."""
     groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, beside, ranks)]
@@ -148,19 +193,24 @@ def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> C
         "reduce_scatter": lambda: reduce_scatter(torch.empty_like(share), full, group=group, async_op=True).wait(),
         "all_to_all": lambda: dist.all_to_all_single(other, full, group=group),
         "broadcast": lambda: dist.broadcast(full, among.first, group=group),
-        "p2p": lambda: _hop(full, other, among),
+        "p2p": lambda: _wait(_hop(full, other, among)),
     }
     return runs[order.collective]
 
 
-def _hop(sent: Tensor, received: Tensor, among: Circle) -> None:
-    """To the next rank and from the one before, at once."""
+def _hop(sent: Tensor, received: Tensor, among: Circle) -> list[dist.Work]:
+    """Start a message to the next rank and one from the rank before."""
     after = among.first + (among.rank - among.first + 1) % among.ranks
     before = among.first + (among.rank - among.first - 1) % among.ranks
     operations = [
         dist.P2POp(dist.irecv, received, before, among.group), dist.P2POp(dist.isend, sent, after, among.group)
     ]  # fmt: skip
-    for each in dist.batch_isend_irecv(operations):
+    started: list[dist.Work] = dist.batch_isend_irecv(operations)
+    return started
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for each in works:
         each.wait()
 
 

@@ -1,8 +1,9 @@
 """``calibrate --for MODEL LAYOUT``: times every distinct unit of a run in the trainer's own step, rank by rank.
 
-A rank of each pipeline stage runs its real step (``unit_worker.py``) with messages that return at once, as many ranks
-side by side as share this computer. Their units enter the machine's store, where predictions find them by what they
-compute (``plan/price/profiled.py``); the network's model adds the messages. So one GPU prices a run on a thousand.
+A rank of each pipeline stage runs its real step (``unit_worker.py``), as many ranks side by side as share this
+computer. Their units enter the machine's store, where predictions find them by what they compute
+(``plan/price/profiled.py``). Messages return at once, and the network's model adds them, so that one GPU prices a run
+on a thousand; where all ranks of the layout are on this computer's cores they are sent, and timed as well.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fivefold.check.calibrate.messages import distinct_messages
+from fivefold.check.calibrate.messages import Timed, distinct_messages, heard
 from fivefold.check.calibrate.processes import side_by_side
-from fivefold.check.calibrate.unit_worker import ProfileOrder, RankProfile, Timed
+from fivefold.check.calibrate.unit_worker import ProfileOrder, RankProfile
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
-from fivefold.machine.spec import Machine, UnitPoint, UpdatePoint
+from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.memory.rank_memory import memory
@@ -84,9 +85,23 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     )  # fmt: skip
     updates[update.key, ranks] = update
     sent = {(p.collective, p.ranks, p.nodes, p.bytes): p for p in calibration.collectives}
-    sent |= {(p.collective, p.ranks, p.nodes, p.bytes): p for one in profiles for p in one.messages}
+    points = [p for one in profiles for p in one.messages] + _in_step(
+        profiles, counts=counts, layout=layout, ranks=ranks
+    )
+    sent |= {(p.collective, p.ranks, p.nodes, p.bytes): p for p in points}
     store = {"collectives": tuple(sent.values()), "units": tuple(units.values()), "updates": tuple(updates.values())}
     return machine.replace(calibration=calibration.replace(**store))
+
+
+def _in_step(profiles: list[RankProfile], *, counts: Counts, layout: Layout, ranks: int) -> list[CollectivePoint]:
+    """The messages that were timed in the step, in the mean over ranks: of which some come late and others wait."""
+    orders = distinct_messages(counts, layout, beside=ranks) if ranks > 1 else ()
+    found = {order: [each for one in profiles for each in heard(order, one.timed)] for order in orders}
+    return [
+        CollectivePoint(collective=o.collective, ranks=o.ranks, bytes=o.bytes, seconds=statistics.fmean(seconds))
+        for o, seconds in found.items()
+        if seconds
+    ]
 
 
 def measured(machine: Machine, *, model: Model, layout: Layout, job: Job) -> bool:

@@ -2,16 +2,20 @@
 
 It is for timing one rank's own work on real tensors. A gather brings this rank's own part in every place, a receive
 small random numbers: with buffers as they happen to be, activations become NaN and all tokens choose the same experts.
-Making it up is no work of the step: ``aside`` is entered around it, by which a clock leaves it out.
+Making it up is no work of the step: ``aside`` is entered around it, by which a clock leaves it out. Another thread
+writes it, as gloo's do, so that caches are as cold.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
@@ -32,6 +36,7 @@ class SilentGroup(Group):  # type: ignore[misc]
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._named = ""
+        self._carrier = ThreadPoolExecutor(1)
 
     @property
     def group_name(self) -> str:
@@ -41,32 +46,38 @@ class SilentGroup(Group):  # type: ignore[misc]
     def _set_group_name(self, name: str) -> None:
         self._named = name
 
+    def _write(self, target: Tensor, write: Callable[[], object]) -> FakeWork:
+        """Run ``write``, which changes ``target`` alone."""
+
+        def carried() -> None:
+            with torch.no_grad():
+                write()
+
+        with self.aside[0]():
+            if target.is_cuda:
+                carried()
+            else:
+                self._carrier.submit(carried).result()
+        return FakeWork()
+
     def _send_nothing(self, *_arguments: Any) -> FakeWork:
         return FakeWork()
 
     def _gather(self, out: Tensor, part: Tensor, *_options: Any) -> FakeWork:
-        with self.aside[0]():
-            out.view(self.size(), -1).copy_(part.reshape(1, -1))
-        return FakeWork()
+        return self._write(out, lambda: out.view(self.size(), -1).copy_(part.reshape(1, -1)))
 
     def _reduce_scatter(self, out: Tensor, full: Tensor, *_options: Any) -> FakeWork:
-        with self.aside[0]():
-            out.view(-1).copy_(full.view(self.size(), -1)[self.rank()])
-        return FakeWork()
+        return self._write(out, lambda: out.view(-1).copy_(full.view(self.size(), -1)[self.rank()]))
 
     def _exchange(self, out: Tensor, full: Tensor, *_options: Any) -> FakeWork:
-        with self.aside[0]():
-            if out.shape == full.shape:
-                out.copy_(full)
-            elif out.is_floating_point():
-                out.normal_(0, SMALL)
-        return FakeWork()
+        if out.shape == full.shape:
+            return self._write(out, lambda: out.copy_(full))
+        return self._receive([out])
 
     def _receive(self, tensors: list[Tensor], *_options: Any) -> FakeWork:
-        with self.aside[0]():
-            for tensor in tensors:
-                if tensor.is_floating_point():
-                    tensor.normal_(0, SMALL)
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                self._write(tensor, partial(tensor.normal_, 0, SMALL))
         return FakeWork()
 
     # torch 2.13 renamed the single-tensor collectives; 2.11 calls them by their older names.

@@ -4,7 +4,7 @@
 
 One clock runs from the first to the last moment of the step, and every boundary switches what it counts for: hooks
 before and after a unit's forward, the arrival of the gradient of its output, and the schedule's actions. So nothing is
-left out and nothing is counted twice.
+left out and nothing is counted twice. Of messages that are really sent it counts what the rank spends on them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from fivefold.layout.schedule.action import Action
 from fivefold.train.engine import Engine
 
 UPDATE, ASIDE = ("update", ""), ("aside", "")
+Label = tuple[str, str]
 
 
 class UnitSeconds(NamedTuple):
-    """Seconds of a step by (F, B, BW, W or update; unit), and how often each ran; W is by stage."""
+    """Seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
 
-    seconds: Counter[tuple[str, str]]
-    times: Counter[tuple[str, str]]
+    W is by stage, a message by ``collective ranks bytes``.
+    """
+
+    seconds: Counter[Label]
+    times: Counter[Label]
 
 
 class UnitClock:
@@ -36,8 +40,8 @@ class UnitClock:
 
     def __init__(self, engine: Engine) -> None:
         self._cuda = engine.built.ranks.device.type == "cuda"
-        self._marks: list[tuple[tuple[str, str], Any]] = []
-        self._times: Counter[tuple[str, str]] = Counter()
+        self._marks: list[tuple[Label, Any]] = []
+        self._times: Counter[Label] = Counter()
         self._kind = "BW"
         self._left = 0
         self._pipeline = engine.pipeline
@@ -59,23 +63,45 @@ class UnitClock:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Within, the clock counts for ``ASIDE``, which is no part of the step."""
-        label = self._marks[-1][0] if self._marks else UPDATE
-        self._mark(ASIDE)
+        label = self.switch(ASIDE)
         yield
         self._mark(label)
+
+    def switch(self, label: Label) -> Label:
+        """Count for ``label`` from now on; return what was counted for before."""
+        before = self._marks[-1][0] if self._marks else UPDATE
+        self._mark(label)
+        return before
+
+    def follow(self, engine: Engine) -> None:
+        """Count messages, which this rank really exchanges with the others.
+
+        Not those that wait for another stage of a pipeline: they are a bubble, and no part of what is measured.
+        """
+        stages = engine.layout.pp > 1
+
+        def post(axis: str, ranks: tuple[int, ...], collective: str, payload: int, **_ends: object) -> _Posted:
+            label = "message", f"{collective} {len(ranks)} {payload}"
+            return _Posted(self, ASIDE if stages and axis in ("pp", "world") else label)
+
+        engine.built.ranks.listener.post = post
+
+    def count(self, label: Label) -> None:
+        """One more occurrence of ``label``."""
+        self._times[label] += 1
 
     def stop(self) -> UnitSeconds:
         """End the step and return its seconds."""
         self._mark(UPDATE)
         if self._cuda:
             torch.cuda.synchronize()
-        found: Counter[tuple[str, str]] = Counter()
+        found: Counter[Label] = Counter()
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             found[label] += begin.elapsed_time(end) / 1e3 if self._cuda else (end - begin) / 1e9
         found.pop(ASIDE, None)
         return UnitSeconds(found, Counter(self._times))
 
-    def _mark(self, label: tuple[str, str]) -> None:
+    def _mark(self, label: Label) -> None:
         """Switch the clock to ``label``."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
@@ -116,6 +142,24 @@ class UnitClock:
         """The gradient of a unit's output has arrived: its backward begins."""
         self._times[self._kind, name] += 1
         self._mark((self._kind, name))
+
+
+class _Posted:
+    """A message under the clock (``parallel/listener.py``), while it is posted and while it is waited for."""
+
+    def __init__(self, clock: UnitClock, label: Label) -> None:
+        self._clock, self._label = clock, label
+        clock.count(label)
+        self._before = clock.switch(label)
+
+    def posted(self) -> None:
+        self._clock.switch(self._before)
+
+    def waits(self, _completed: bool) -> None:
+        self._before = self._clock.switch(self._label)
+
+    def done(self) -> None:
+        self._clock.switch(self._before)
 
 
 def _recomputing() -> bool:

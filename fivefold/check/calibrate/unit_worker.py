@@ -1,9 +1,10 @@
-"""One worker process of ``calibrate --for``: runs one rank's real training step, and sends nothing.
+"""One worker process of ``calibrate --for``: runs one rank's real training step.
 
     python -m fivefold.check.calibrate.unit_worker '{"rank": 0, ...}'
 
-Modules, optimizer, schedule and tensors are those of ``train``; messages return at once (``silent.py``). The workers
-of a computer begin every step together. The first prints the ``RankProfile`` of each.
+Modules, optimizer, schedule and tensors are those of ``train``. Where the workers of this computer are all ranks of the
+layout they send their messages; else messages return at once (``silent.py``). The workers of a computer begin every
+step together. The first prints the ``RankProfile`` of each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch._C._distributed_c10d import FileStore
 
-from fivefold.check.calibrate.messages import MessageOrder, gloo_world, some_work, time_messages
+from fivefold.check.calibrate.messages import MessageOrder, Timed, gloo_world, heard, some_work, time_messages
 from fivefold.check.calibrate.processes import carry_out
 from fivefold.check.calibrate.silent import SilentGroup, silent_world
 from fivefold.check.calibrate.unit_clock import UnitClock, UnitSeconds
@@ -52,15 +54,10 @@ class ProfileOrder(Record):
     work_seconds: PositiveFloat = 5e-3  # between two messages
 
 
-class Timed(Record):
-    """Seconds of one occurrence: the median over steps; ``spread``: (slowest - fastest) / median."""
-
-    seconds: float
-    spread: float
-
-
 class RankProfile(Record):
-    """Timed occurrences of one rank by ``direction unit`` such as ``F block 3``, and ``update``."""
+    """Timed occurrences of one rank by ``direction unit`` such as ``F block 3``, ``update``, and messages in the step
+    such as ``message all_reduce 2 4096``; ``messages``: those that were timed by themselves.
+    """
 
     place: NonNegativeInt
     rank: NonNegativeInt
@@ -102,7 +99,7 @@ class Meeting:
 def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> RankProfile:
     """Build the rank's part and time its steps."""
     layout = Layout.parse(order.layout)
-    with silent_world(rank=order.rank, world=layout.world):
+    with _world(order, layout):
         built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
         end = 0 if order.job.documents == "apart" else None  # any token may end a document
         engine = Engine(built, model=order.model, layout=layout, job=order.job, end=end)
@@ -121,10 +118,26 @@ def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> R
     )
 
 
+def _sends(order: ProfileOrder) -> bool:
+    """Whether the workers exchange messages: gloo's take other times in a step; NCCL's have streams of their own."""
+    world = Layout.parse(order.layout).world
+    return order.beside == world > 1 and not torch.cuda.is_available()
+
+
+def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
+    """The world of the profiled steps."""
+    if not _sends(order):
+        return silent_world(rank=order.rank, world=layout.world)
+    silence = timedelta(seconds=order.silence_seconds)
+    return gloo_world(Path(f"{order.meeting}.step"), rank=order.rank, world=layout.world, silence=silence)
+
+
 def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
     """A function that runs one step on random tokens under the clock."""
     layout, job, clock = engine.layout, order.job, UnitClock(engine)
     SilentGroup.aside[0] = clock.aside
+    if _sends(order):
+        clock.follow(engine)
     draw = torch.Generator().manual_seed(order.rank)
     shape = layout.micro_batches(job), layout.mbs, job.sequence + 1
     tokens = torch.randint(0, order.model.vocab, shape, generator=draw)
@@ -166,8 +179,8 @@ def main(order: ProfileOrder) -> None:
         torch.cuda.set_device(device)
     meeting = Meeting(order)
     found = profile(order, meeting, device=device)
-    if order.messages:
-        found = found.replace(messages=tuple(_message_times(order, device=device)))
+    if left := tuple(each for each in order.messages if not heard(each, found.timed)):
+        found = found.replace(messages=tuple(_message_times(order.replace(messages=left), device=device)))
     profiles = meeting.report(found)
     if order.place == 0:
         for each in profiles:

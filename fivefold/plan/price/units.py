@@ -133,7 +133,8 @@ class _UnitTimer:
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
         forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
         again = self._sent(message, message.regather, message.payload, place=place, copies=copies)
-        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies)
+        parts = message.backward_parts
+        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
         if op.recomputed:
             again = forward
         self.sent[index] = bool(forward.seconds), bool(backward.seconds) + bool(again.seconds)
@@ -164,13 +165,15 @@ class _UnitTimer:
         dx, dw = sum(self.times[at].backward for at in fan), sum(self.times[at].weight for at in fan)
         return min(gather.travelling, dx), min(reduce.travelling, dw) if "tp" not in stack.overlap else 0.0
 
-    def _sent(self, message: Message, collective: str, payload: int, *, place: Group, copies: int) -> MessageTime:
-        """Seconds of all messages of one collective of an operation in one pass; "": none."""
+    def _sent(
+        self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
+    ) -> MessageTime:  # fmt: skip
+        """Seconds of all messages of one collective of an operation in one pass, sent in ``parts``; "": none."""
         if not collective:
             return MessageTime(0.0, 0.0)
-        network = self.units.network
-        seconds = network.seconds(collective, payload, place, copies=copies)
-        return MessageTime(message.times * seconds, message.times * network.busy(collective, payload, place))
+        network, times, size = self.units.network, message.times * parts, payload // parts
+        seconds = network.seconds(collective, size, place, copies=copies)
+        return MessageTime(times * seconds, times * network.busy(collective, size, place))
 
     def _compute_beside(self, index: int) -> OpTime:
         """The compute that overlaps a message: the matmul after it, else the one before; for a ring its attention."""
@@ -189,12 +192,13 @@ class _UnitTimer:
         message, seconds = self.ops[index].message, sent.travelling
         assert message is not None
         axis, times = message.axis, max(1, message.times)
-        if not self.beside or axis not in self.job.stack.overlap:
-            return sent.seconds
+        ring = axis == "cp" and message.forward == "p2p"
+        if not (self.beside and axis in self.job.stack.overlap) and not (ring and not self.nccl):
+            return sent.seconds  # with gloo, too, the hops of a ring run beside attention
         if axis == "tp":
             parts = group(self.layout, "tp").ranks
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
-        elif axis == "cp" and message.forward == "p2p":
+        elif ring:
             # in our backward gradients go round behind keys and values, and the last hop brings them home
             ours = self.job.stack.linears == "fanned" and side and message.backward_parts > 1
             home = seconds / (times * message.backward_parts) if ours else 0.0

@@ -170,7 +170,8 @@ def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
 def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Rows [n, in], in groups that end at ``offsets`` [E], times their group's ``weights`` [E, in, out] → [n, out]."""
     if _in_fp32(x):
-        return _mm_by_group(x, weights, offsets)
+        wide: Tensor = mm_by_group(x, weights, offsets)
+        return wide
     if _grouped(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
@@ -182,7 +183,8 @@ def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends
 def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """``gradient`` [n, out]ᵀ times ``x`` [n, in], summed by group → [E, out, in]; 0 for a group without rows."""
     if _in_fp32(x):
-        return _mm_by_group(gradient.t(), x, offsets)
+        wide: Tensor = mm_by_group(gradient.t(), x, offsets)
+        return wide
     if _grouped(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
@@ -197,9 +199,9 @@ def _in_fp32(x: Tensor) -> bool:
 
 
 @torch.library.custom_op("fivefold::mm_by_group", mutates_args=())
-def _mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     """As ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
-    out = _empty_product(left, right, offsets)
+    out: Tensor = _empty_product(left, right, offsets)
     for index, rows in enumerate(_slices(read_ends(offsets, left.shape[0]))):
         if right.dim() == 3:
             out[rows] = left[rows].float() @ right[index].float()
@@ -208,10 +210,11 @@ def _mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     return out
 
 
-@_mm_by_group.register_fake
+@mm_by_group.register_fake
 def _empty_product(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     shape = (left.shape[0], right.shape[2]) if right.dim() == 3 else (*offsets.shape, left.shape[0], right.shape[1])
-    return left.new_empty(shape)
+    out: Tensor = left.new_empty(shape)
+    return out
 
 
 def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:

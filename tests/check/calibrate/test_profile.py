@@ -13,11 +13,18 @@ import torch
 import torch.distributed as dist
 
 from fivefold.check.calibrate import rising
-from fivefold.check.calibrate.messages import all_gather, distinct_messages, reduce_scatter
+from fivefold.check.calibrate.messages import (
+    MessageOrder,
+    Timed,
+    all_gather,
+    distinct_messages,
+    heard,
+    reduce_scatter,
+)
 from fivefold.check.calibrate.profile import add, measured, profile, shortened
 from fivefold.check.calibrate.silent import SilentGroup, silent_world
 from fivefold.check.calibrate.unit_clock import UnitClock
-from fivefold.check.calibrate.unit_worker import RankProfile, Timed
+from fivefold.check.calibrate.unit_worker import RankProfile
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
@@ -26,7 +33,7 @@ from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import messages, step_messages
-from fivefold.plan.predict import planner
+from fivefold.plan.predict import Planner, planner
 from fivefold.plan.price.network import Network
 from fivefold.plan.price.small_messages import small_messages
 from fivefold.record import Mistake
@@ -169,7 +176,7 @@ def test_keys_are_the_same_in_every_process():
     program = """
 from fivefold.layout.spec import Layout
 from tests.check.calibrate.test_profile import EXPERTS, JOB, machine
-from fivefold.plan.predict import planner
+from fivefold.plan.predict import Planner, planner
 from fivefold.plan.price.profiled import Profiled
 layout = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp")
 counts = planner(EXPERTS, machine(), JOB).counts
@@ -239,6 +246,35 @@ def test_every_message_of_this_computer_is_timed_once():
     assert [order.both_ways for order in hops] == [False]
 
 
+@pytest.mark.parametrize(
+    "layout", ["dp2 zero3 mbs2", "dp2 zero0 mbs2", "tp2 mbs2", "tp2 nosp mbs2", "cp2 mbs2", "cp2 cp=ulysses mbs2",
+               "dp2 zero1 ep2 mbs2", "pp2 zb1p mbs2", "dp2 tp2 ep2 etp2 mbs1", "cp4 mbs2", "dp2 pp2 zero1 mbs1"],
+)  # fmt: skip
+def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
+    """So that every message of a profiled run is priced at its own size."""
+    layout, asked = Layout.parse(layout), set()
+    price = Network.seconds
+
+    def seconds(network, collective, payload, group, **options):
+        if group.ranks > 1:
+            asked.add((collective, group.ranks, payload))
+        return price(network, collective, payload, group, **options)
+
+    monkeypatch.setattr(Network, "seconds", seconds)
+    plan = Planner(model=EXPERTS, machine=machine(), job=JOB)  # one that has no answers yet
+    plan.estimate(layout)
+    timed = distinct_messages(plan.counts, layout, beside=layout.world)
+    assert asked == {(order.collective, order.ranks, order.bytes) for order in timed}
+
+
+def test_a_message_in_the_step_is_taken_for_one_of_its_size():
+    order = MessageOrder(collective="all_to_all", ranks=2, bytes=1000)
+    timed = {f"message all_to_all 2 {size}": Timed(seconds=size, spread=0.0) for size in (100, 900, 1300, 5000)}
+    assert heard(order, timed | {"message all_reduce 2 1000": Timed(seconds=7, spread=0.0)}) == [900, 1300]
+    assert heard(order, timed | {"message all_to_all 2 1000": Timed(seconds=8, spread=0.0)}) == [8]
+    assert heard(order.replace(ranks=4), timed) == []
+
+
 def test_small_messages_are_priced_as_often_as_they_are_sent():
     points = [
         CollectivePoint(collective=name, ranks=2, bytes=2**12, seconds=1e-3) for name in ("all_reduce", "all_to_all")
@@ -265,6 +301,16 @@ def test_a_run_is_profiled_in_processes_of_its_own():
     }
     again = profile(model=NANO, layout=layout, job=JOB, machine=store, cores=2)
     assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
+
+
+def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
+    """All ranks are here, so the messages are sent: the profile holds every second of the step but a bubble's."""
+    layout = Layout.parse("cp2 mbs2")
+    store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
+    (hop,) = (point for point in store.calibration.collectives if point.collective == "p2p")
+    assert hop.busy_seconds is None  # what it takes beside attention, which is not to be hidden once more
+    step = planner(NANO, store, JOB).estimate(layout).step_time
+    assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
 
 
 def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():

@@ -19,6 +19,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.record import Fault
+from fivefold.train.measure.meter import Meter
 from fivefold.train.model.experts import Experts, by_group, summed_by_group
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.moe import Moe
@@ -299,6 +300,18 @@ def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int
     close(summed_by_group(g, x, offsets), summed)
     for expert, size in enumerate(sizes):
         assert bool(summed[expert].any()) == (size > 0)
+
+
+def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
+    """oneDNN would compile a kernel for every new number of rows, which takes ten times as long as the product."""
+    x, g, w = drawn(9, 8).bfloat16(), drawn(9, 12).bfloat16(), drawn(3, 8, 12).bfloat16()
+    offsets = torch.tensor([2, 2, 9], dtype=torch.int32)
+    with Meter([x, g, w], axis=str) as meter:
+        found, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
+    assert meter.flops == 2 * 2 * 9 * 8 * 12
+    assert meter.peak_bytes - meter.base_bytes == found.nbytes + summed.nbytes  # the rest is scratch
+    assert torch.equal(found, by_group(x.double(), w.double(), offsets).bfloat16())
+    assert torch.equal(summed, summed_by_group(g.double(), x.double(), offsets).bfloat16())
 
 
 def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.check.dryrun.fake.collectives import Group, Handle, message_of, returned
 from fivefold.check.dryrun.record.call_sites import CallSites
-from fivefold.check.dryrun.record.kernels import GROUPED, NO_WORK, Fused, by_group, kind_of
+from fivefold.check.dryrun.record.kernels import NO_WORK, Fused, by_group, kind_of
 from fivefold.check.dryrun.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
-from fivefold.train.measure.meter import operation_flops, tensors
+from fivefold.train.measure.meter import GROUPED_WIDE, operation_flops, tensors
 
 SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
 HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):
         if func is RESIZE:
             self._resize(args[0], args[1])
             return None
-        fake = func in GROUPED and isinstance(args[0], FakeTensor)
+        fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
         out = by_group(*args) if fake else func(*args, **(kwargs or {}))
         if self._hiding:
             for tensor in tensors(out):
