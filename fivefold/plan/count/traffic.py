@@ -181,12 +181,16 @@ def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> It
     """Messages of one operation: forward, backward, and repeated ones (gathered again for dW, or recomputed)."""
     ranks = group(layout, message.axis).ranks
     times *= message.times
+    if op.recomputed:
+        message = message.uncast
     if message.forward:
         yield Message(
             message.axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis
         )
+    for collective, payload in message.scales:
+        yield Message(message.axis, collective, times, payload, ranks, message.axis)
     if message.regather and not op.recomputed:
-        yield Message(message.axis, message.regather, times, message.payload, ranks, message.axis)
+        yield Message(message.axis, message.regather, times, message.uncast.payload, ranks, message.axis)
     if message.backward:
         payload, parts = message.payload, message.backward_parts
         payload = payload if message.backward_payload is None else message.backward_payload // parts

@@ -122,9 +122,9 @@ class _UnitTimer:
         op, time = self.ops[index], self.times[index]
         total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
         self.spans[op.name] = self.spans.get(op.name, 0.0) + total
-        message = op.message
-        if message is None:
+        if op.message is None:
             return
+        message = op.message.uncast if op.recomputed else op.message
         place = group(self.layout, message.axis)
         if place.ranks == 1:
             return
@@ -132,11 +132,14 @@ class _UnitTimer:
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
         forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
-        again = self._sent(message, message.regather, message.payload, place=place, copies=copies)
+        again = self._sent(message, message.regather, message.uncast.payload, place=place, copies=copies)
         parts = message.backward_parts
         backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
         if op.recomputed:
             again = forward
+        for collective, payload in message.scales:
+            scales = self._sent(message, collective, payload, place=place, copies=copies)
+            forward = forward._replace(seconds=forward.seconds + scales.seconds)
         self.sent[index] = bool(forward.seconds), bool(backward.seconds) + bool(again.seconds)
         self.spans[f"{message.axis} {op.name}"] = forward.seconds + backward.seconds + again.seconds
         ahead = self._compute_beside(index)

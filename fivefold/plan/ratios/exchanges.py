@@ -144,9 +144,9 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
     return Exchange(flops, (_transfer(sent, layout, "pp"),), job.precision.compute)
 
 
-def gathered_width(job: Job) -> int:
-    """Bytes per element of a matmul's input in a message: 1 in fp8 and fp4; outputs are always in 16 bits or more."""
-    return 1 if job.precision.narrow else activation_width(job)
+def gathered_width(job: Job) -> float:
+    """Bytes per element of a matmul's input in a message, without its scales; outputs have always 16 bits or more."""
+    return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, activation_width(job))
 
 
 def weight_width(job: Job) -> int:

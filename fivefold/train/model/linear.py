@@ -8,7 +8,7 @@ schedules defer dW through ``WgradStore``, without running the forward again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 Work = Callable[[], None]
 Wait = Callable[[], Tensor]
+Exchange = Callable[[Tensor], Tensor]
+Gather = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class LinearHooks:
@@ -33,6 +35,10 @@ class LinearHooks:
     def enter(self, x: Tensor) -> Tensor:
         """Input rows → rows for the GEMM: gathered over ranks under sp."""
         return x
+
+    def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
+        """Input rows → what ``fprop`` reads: cast before the gather where ``gemms`` can, so that less is sent."""
+        return gemms.operand(self.enter(x))
 
     def begin_reenter(self, x: Tensor) -> Wait:
         """``enter`` again in the backward, of the input that was saved."""
@@ -55,12 +61,21 @@ class LinearGemms:
     """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands; ``model/float8`` has
     fp8 ones.
 
-    ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it.
+    ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it. ``travels``:
+    an operand of some rows can be gathered, instead of the rows.
     """
+
+    travels = False
 
     def operand(self, x: Tensor) -> Any:
         """Prepare rows ``x`` [R, in] for ``fprop``: here as they are."""
         return x
+
+    def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Any:
+        """``operand`` of all ranks' rows from this rank's ``x``, if ``travels``. ``agree``: maximum over ranks;
+        ``gather``: rows of all ranks, of tensors of bytes.
+        """
+        raise NotImplementedError
 
     def fprop(self, operand: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` [R, out]."""
@@ -169,10 +184,10 @@ class _FusedLinears(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, _weight: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
         ctx.linears, ctx.entered = linears, _recomputing.get()
         hooks = linears[0].hooks
-        whole = hooks.enter(x)
-        ctx.save_for_backward(whole if ctx.entered else x)
         gemms, outs = linears[0].gemms, []
-        operand = gemms.operand(whole)
+        kept = hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
+        ctx.save_for_backward(kept)
+        operand = gemms.operand(kept) if ctx.entered else hooks.operand(x, gemms)
         for linear in linears:
             early = None if hooks.partial else linear.bias
             y = hooks.leave(gemms.fprop(operand, linear.matrix, early))

@@ -1,6 +1,6 @@
 """Tensor parallelism: column-parallel linears shard outputs, row-parallel ones inputs, the embedding its vocabulary.
 
-    column   sp: all_gather x · backward again, beside dx, then reduce_scatter dx, beside dW     else: all_reduce dx
+    column   sp: all_gather x or its cast · backward x, beside dx, reduce_scatter dx, beside dW  else: all_reduce dx
     row      sp: reduce_scatter y · backward all_gather dy                                       else: all_reduce y
     gather   rows that all heads need: sp: all_gather · backward reduce_scatter                  else: all_reduce dx
     embed    as a row layer · head  as a column layer, and 3 all_reduces of one fp32 per row in the loss
@@ -10,6 +10,7 @@ Under sp the stream between row and column linears is sharded over tp by rows. a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels.eager import EAGER, Kernels
-from fivefold.train.model.linear import Linear, LinearHooks, Wait
+from fivefold.train.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.train.model.logits import PLAIN, LogitShape
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
@@ -47,6 +48,19 @@ class ColumnParallel(_TensorParallelHooks):
     def enter(self, x: Tensor) -> Tensor:
         """All-gather the input: own rows → all rows (with sp)."""
         return self.gathered(x)()
+
+    def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
+        """All-gather the input (with sp), as what it is cast to if it is cast."""
+        if not (self.sp and gemms.travels):
+            return gemms.operand(self.enter(x))
+        return gemms.shared_operand(x, agree=self._agree, gather=self._gather)
+
+    def _agree(self, largest: Tensor) -> Tensor:
+        return all_reduce(largest, self.axis, op=dist.ReduceOp.MAX).wait()
+
+    def _gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        coming = [all_gather(part, self.axis) for part in parts]
+        return [each.wait() for each in coming]
 
     def begin_reenter(self, x: Tensor) -> Wait:
         """Start the all_gather of the input again in the backward, beside dx = g W."""

@@ -9,12 +9,16 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.operations.layer import Kind
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.work import work
 from fivefold.plan.ratios.exchanges import (
     commonest_layer,
     context,
     experts_alone,
     experts_layer,
+    gathered_width,
     gradients_last,
     gradients_step,
     pipeline,
@@ -170,3 +174,18 @@ def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) 
         assert exchange(model, Job(sequence=8192), layout).flops_per_byte > 2 * short
         wider = exchange(model, Job(sequence=4096), layout.replace(mbs=2 * mbs)).flops_per_byte
         assert wider == pytest.approx(2 * short, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32", "fp8", "fp8-rowwise", "fp8-tiles", "mxfp8", "nvfp4", "fp8-deepseek"])
+@pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
+def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
+    """An element of a column-parallel layer's input in the first forward; what scales it is less than 7 % of it."""
+    model, job = named("llama3-8b"), Job(sequence=4096, global_batch=8, precision=RECIPES[name], stack=stack)  # type: ignore[arg-type]
+    ops = Counts(model, job).unit(part_of(Layout(tp=4)), Kind(slides=False, moe=False)).ops
+    gathers = [op.message for op in ops if op.message and op.message.forward == "all_gather"]
+    assert len(gathers) == 2
+    for message in gathers:
+        width = message.payload / (4096 * model.width)
+        wide = gathered_width(job)
+        assert wide <= width <= wide * (1.07 if stack != "fivefold" else 1) * (1.07 if name == "nvfp4" else 1)
+        assert sum(size for _, size in message.scales) <= 0.13 * message.payload

@@ -12,8 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.job import recipe
 from fivefold.step import sent_bytes
 from fivefold.train.measure.meter import Meter
+from fivefold.train.model.float8.matmul import Float8Gemms
 from fivefold.train.model.kernels.activations import swiglu
 from fivefold.train.model.kernels.loss import cross_entropy, nats
 from fivefold.train.model.kernels.norms import rms_norm
@@ -382,3 +384,40 @@ def uneven() -> str:
 
 def test_rows_that_do_not_divide_are_refused(forked) -> None:
     forked(2, uneven)
+
+
+def cast_before_the_gather(name: str) -> list[Any]:
+    """The operand of all ranks' rows as it is gathered, and as it is cast on one rank; messages and payloads."""
+    axis = world()
+    gemms = Float8Gemms(recipe(name), kernel=False)
+    whole = (drawn(24, 320, seed=5) * torch.logspace(-3, 3, 24)[:, None]).bfloat16()
+    own = whole.chunk(axis.size)[axis.rank]
+    hooks = tensor.ColumnParallel(axis, sp=True)
+    said: list[tuple[str, int]] = []
+
+    def post(_name: str, _ranks: object, collective: str, payload: int) -> None:
+        said.append((collective, payload))
+
+    axis.listener.post = post
+    found, expected = hooks.operand(own, gemms), gemms.operand(whole)
+    assert [part is None for part in found] == [part is None for part in expected]
+    same = [
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.float(), b.float())
+        for a, b in zip(found, expected, strict=True) if a is not None and b is not None
+    ]  # fmt: skip
+    return [all(same), said]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("fp8", [("all_reduce", 4), ("all_gather", 24 * 320)]),
+        ("fp8-rowwise", [("all_gather", 24 * 320), ("all_gather", 24 * 4)]),
+        ("fp8-rowwise-gw", [("all_gather", 24 * 320), ("all_gather", 24 * 4)]),
+        ("fp8-tiles", [("all_gather", 24 * 320), ("all_gather", 24 * 3 * 4)]),
+        ("mxfp8", [("all_gather", 24 * 320), ("all_gather", 24 * 10)]),
+        ("nvfp4", [("all_reduce", 4), ("all_gather", 24 * 160), ("all_gather", 24 * 20)]),
+    ],
+)
+def test_casts_are_gathered_to_the_bit(forked, name: str, sent: list[tuple[str, int]]) -> None:
+    assert forked(2, cast_before_the_gather, name) == [[True, sent]] * 2

@@ -60,7 +60,7 @@ def _fused(ops: Sequence[Op], *, width: int) -> Op:
                 writes | {whole: size},
                 backward - first.backward_scratch,
             )
-        else:
+        elif entry.message is None or entry.message.wide_payload is None:  # else no more than the cast is gathered
             forward = size
     if leave is not None:  # the partial output, and its gathered gradient
         (partial,), (size,) = last.writes.values(), leave.writes.values()

@@ -3,14 +3,14 @@
     column   x ──(sp: all_gather)── x W_col        backward: reduce_scatter, or all_reduce without sp
     row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
 
-Under sp the gathered input is freed and gathered again for dW. Other stacks cast fp8 and fp4 operands before the gather
-and keep the cast instead of the 16-bit tensor; Fivefold casts around each product (``Op.casts``).
+Under sp the gathered input is freed and gathered again for dW, in 16 bits; in the forward fp8 and fp4 ones travel as
+they are cast. Other stacks keep that cast instead of the input; Fivefold casts around each product (``Op.casts``).
 Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
@@ -33,7 +33,7 @@ class Source:
             size = narrow_bytes(local, rows * into)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
         self.read, self.rows = self.kept, rows
-        self.regathered = 0
+        self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before they are gathered; 0: after it
         part = local.part
         if not gathered or part.tp == 1:
             return
@@ -43,6 +43,10 @@ class Source:
             # the gradient is sent in 16 bits, whatever the operand was cast to
             wide = local.rows * into * local.width
             message = Message("tp", "all_gather", "reduce_scatter", size * part.tp, 1, "all_gather", wide)
+            if local.job.precision.narrow and not keeps_casts(local):
+                self.cast_rows = rows
+                payload, *scales = travelling(local, into)
+                message = message._replace(payload=payload[1], wide_payload=size * part.tp, scales=tuple(scales))
             self.ops.append(
                 exchange(f"{tensor}.gather", self.kept, self.read, size=size * part.tp, message=message,
                          gradient_bytes=wide)
@@ -56,7 +60,7 @@ class Source:
         op = matmul(
             name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
         )
-        op = casting(op, self.local, first=self.first)
+        op = casting(op, self.local, first=self.first, cast_rows=self.cast_rows)
         self.first = False
         return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
 
@@ -97,8 +101,10 @@ def keeps_casts(local: Local) -> bool:
     return local.job.precision.narrow and local.job.stack.linears == "apart"
 
 
-def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op:
-    """``op`` with the bytes of Fivefold's casts; ``first``: its input's too. ``experts``: groups of rows."""
+def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
+    """``op`` with the bytes of Fivefold's casts; ``first``: its input's too. ``experts``: groups of rows;
+    ``cast_rows``: rows of the input that this rank casts, if it gathers the others' casts.
+    """
     recipe = local.job.precision
     if not recipe.narrow or local.job.stack.linears == "apart":
         return op
@@ -113,7 +119,7 @@ def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0) -> Op
     found = Casts(first * x, weight, g, transposed, rows * into * local.width, first * columns, late)
     of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
     moved = (
-        first * (of_x + x) + of_w + weight,
+        first * (of_x + x) * (cast_rows or rows) // rows + of_w + weight,
         of_g + g + of_w + transposed,
         (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
     )
@@ -140,6 +146,20 @@ def cast_bytes(
         return numel + 4 * matrices * ceil_div(rows, tile) * ceil_div(columns, tile)
     tiles = columns // tile + groups + 1 if groups else ceil_div(columns, tile)
     return numel + 4 * rows * tiles
+
+
+def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
+    """Collectives and payloads by which ranks get the cast [rows, ``into``] of all rows: of the data, then of what
+    scales it. For a scale of the whole matrix they agree on its largest element.
+    """
+    scaling, rows = local.job.precision.scaling, local.rows
+    data = rows * (ceil_div(into, 2) if local.job.precision.compute == "fp4" else into)
+    yield "all_gather", data
+    if scaling in ("tensorwise", "blocks16"):
+        yield "all_reduce", 4
+    if scaling != "tensorwise":
+        scales = 1 if scaling == "rowwise" else ceil_div(into, SCALED_ELEMENTS[scaling])
+        yield "all_gather", rows * scales * (1 if scaling in ("blocks", "blocks16") else 4)
 
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:

@@ -26,6 +26,13 @@ class Message(NamedTuple):
     regather: str = ""  # collective that gathers again in the backward what was freed after the forward
     backward_payload: int | None = None  # None: as forward
     backward_parts: int = 1  # number of messages into which the backward payload is split
+    wide_payload: int | None = None  # if the forward sends a cast: of the regather, which sends what was cast
+    scales: tuple[tuple[str, int], ...] = ()  # collectives and payloads beside a forward that sends a cast
+
+    @property
+    def uncast(self) -> Message:
+        """The message without casts, as operations that are recomputed send it: what dW reads is made there."""
+        return self if self.wide_payload is None else self._replace(payload=self.wide_payload, scales=())
 
 
 class Casts(NamedTuple):

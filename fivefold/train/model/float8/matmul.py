@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from fivefold.job import Recipe, Scaling
 from fivefold.train.model.float8.blocks import by_16, by_32, in_blocks, product_of_blocks
 from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
-from fivefold.train.model.linear import LinearGemms
+from fivefold.train.model.linear import Exchange, Gather, LinearGemms
 
 ALIGNED = 16  # elements of a row: torch._scaled_mm takes only multiples
-Caster = Callable[[Tensor], Cast]
+Caster = Callable[..., Cast]  # of a tensor; with a scale of the whole also ``amax``, if that is known
 
 
 class Casts(NamedTuple):
@@ -45,6 +46,9 @@ CASTS: dict[Scaling, Casts] = {
 }
 
 
+COMMON = ("tensorwise", "blocks16")  # with a scale of the whole matrix
+
+
 def casts_of(recipe: Recipe) -> Casts:
     """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp)."""
     found = CASTS[recipe.scaling]
@@ -56,10 +60,29 @@ class Float8Gemms(LinearGemms):
 
     def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
         self.casts, self.kernel, self.wide = casts_of(recipe), kernel, recipe.wide_gradients
+        self.common = recipe.scaling in COMMON
+
+    travels = True
 
     def operand(self, x: Tensor) -> Cast:
         """Cast ``x`` [R, in] for ``fprop``, once for all layers on it."""
         return self.casts.x(x)
+
+    def shared_operand(self, x: Tensor, *, agree: Exchange, gather: Gather) -> Cast:
+        """The cast of all ranks' rows, element for element, from casts of each rank's: data, and scales of rows, are
+        gathered; for a scale of the whole matrix ranks agree on the largest |x| first.
+        """
+        if self.common:
+            largest = vector_norm(x, torch.inf, dtype=torch.float32)
+            cast = self.casts.x(x, amax=agree(largest))
+        else:
+            cast = self.casts.x(x)
+        if not cast.scale.dim():
+            (data,) = gather([cast.data.view(torch.uint8)])
+            return cast._replace(data=data.view(cast.data.dtype))
+        parts = [part.view(torch.uint8) if part.itemsize == 1 else part for part in cast[:2] if part is not None]
+        data, scale = gather(parts)
+        return cast._replace(data=data.view(cast.data.dtype), scale=scale.view(cast.scale.dtype))
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` [R, out]."""
