@@ -180,7 +180,13 @@ def _layout(run: Run, machine: Machine) -> str:
 
 
 def _must_be_there(run: Run, *, model: Model) -> None:
-    """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here."""
+    """Refuse, before the corpus is read, weights and packages that the run file wants and that are not here; say
+    what of the model does nothing.
+    """
+    from fivefold.train.supported import idle_window
+
+    if line := idle_window(model, run.job):
+        say(f"fivefold: {line}")
     if run.logs.wandb:
         from fivefold.train.logs.wandb_log import package
 

@@ -20,7 +20,8 @@ LOSSES = ("fused", "chunked")
 FREE = frozenset({
     "layers", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction", "rope_theta_sliding",
     "rope_pattern", "tied_embeddings", "source",
-    "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "mla", "moe",
+    "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
+    "attention_sinks", "window", "window_pattern", "mla", "moe",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap",
 })  # fmt: skip
@@ -72,3 +73,11 @@ def _check_model(layout: Layout, model: Model) -> None:
         )
     if model.qk_norm == "full" and layout.tp > 1:
         raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")
+
+
+def idle_window(model: Model, job: Job) -> str | None:
+    """One line that says that no sequence is longer than the model's window; None if one is, or without a window."""
+    slides = any(model.slides(layer) for layer in range(model.layers))
+    if not slides or model.window is None or model.window < job.sequence:
+        return None
+    return f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"

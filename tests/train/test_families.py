@@ -23,7 +23,6 @@ from tests.model.mutations import FAMILIES, mutations
 from tests.train.checkpoint.test_huggingface_import import decoder
 
 TRAINED = [kind for kind in FAMILIES if kind in NAMES]
-FULL = {"mistral": {"sliding_window": None}}  # where the small config of the family has what we do not train
 PICKED = 4  # of each family, by a seed; `python -m tests.endure.families` compares them all
 
 
@@ -55,7 +54,7 @@ def _logits(opened: Folder, text: Tensor) -> Tensor:
 def compared(kind: str, folder: Path, **changed: Any) -> str:
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compare(kind, copy.deepcopy(FAMILIES[kind] | FULL.get(kind, {}) | changed), folder)
+        return compare(kind, copy.deepcopy(FAMILIES[kind] | changed), folder)
 
 
 @pytest.mark.parametrize("kind", TRAINED)

@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.record import Mistake
 from fivefold.stack.catalog import STACKS
-from fivefold.train.supported import OURS, check_supported
+from fivefold.train.supported import OURS, check_supported, idle_window
 
 OTHERS: dict[str, Any] = {
     "attention": "flash2", "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
@@ -34,3 +34,12 @@ def test_a_fact_of_another_software_is_refused(field: str) -> None:
 def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
     with pytest.raises(Mistake, match=f"job: the engine is fivefold's own and does not run as {name}"):
         check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
+
+
+def test_a_window_that_does_nothing_is_said() -> None:
+    model = named("nano").replace(window=64, window_pattern=(True, False))
+    job = Job(sequence=64)
+    assert idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
+    assert idle_window(model, job.replace(sequence=65)) is None
+    assert idle_window(model.replace(window_pattern=(False,)), job) is None
+    assert idle_window(named("nano"), job) is None

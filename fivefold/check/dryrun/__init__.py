@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from fivefold.check.dryrun import match, report
 from fivefold.check.dryrun.failures import failed, quiet
-from fivefold.check.dryrun.fake.world import representatives
+from fivefold.check.dryrun.fake.world import differ_over_cp, representatives
 from fivefold.check.dryrun.rehearse import RankTapes, assumed, rehearse_rank
 from fivefold.check.dryrun.report import RankSummary, Rehearsal
 from fivefold.check.dryrun.time.play import play
@@ -45,7 +45,7 @@ def dryrun(
     streams = machine.overlaps
     job = job if streams else job.replace(overlap=())  # one stream: nothing runs beside compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    kept = {*representatives(layout), *ranks}
+    kept = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}
     rank_summaries: list[RankSummary] = []
     tapes: dict[int, RankTapes] = {}
     chosen = range(layout.world) if every_rank else sorted(kept)

@@ -22,6 +22,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
+from fivefold.train.supported import idle_window
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
@@ -85,6 +86,8 @@ def assumed(model: Model, job: Job) -> tuple[str, ...]:
         remarks.append("blocks are rehearsed uncompiled")
     if job.documents == "apart":
         remarks.append("packed documents are rehearsed as one: apart, attention is less work")
+    if line := idle_window(model, job):
+        remarks.append(line)
     if model.moe:
         dropped = ", and drops none" if model.moe.capacity is not None else ""
         remarks.append(f"every expert gets as many rows as any other{dropped}")

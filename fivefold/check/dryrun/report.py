@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from fivefold.check.dryrun.fake.world import stands_for
 from fivefold.check.dryrun.memory.breakdown import LiveStorage, largest, stage_memory
 from fivefold.check.dryrun.memory.reserved import reserved
 from fivefold.check.dryrun.record.tape import KERNEL, SCOPE, START, WAIT, Tape
@@ -244,14 +245,7 @@ def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[Stag
 
 def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
     """Sum parameters and hardware FLOPs over all ranks; model FLOPs and active parameters stay as ``counted``."""
-    rehearsed = Counter(pipeline_rank(each.rank, layout) for each in rank_summaries)
-    alike = layout.world // layout.pp
-    parameters, flops = 0.0, 0
-    seen: set[int] = set()
-    for each in rank_summaries:
-        stage = pipeline_rank(each.rank, layout)
-        times = 1 if stage in seen else alike - rehearsed[stage] + 1  # the first also counts for those not rehearsed
-        seen.add(stage)
-        parameters += times * each.parameters
-        flops += times * each.flops
+    times = stands_for([each.rank for each in rank_summaries], layout=layout)
+    parameters = sum(times[each.rank] * each.parameters for each in rank_summaries)
+    flops = sum(times[each.rank] * each.flops for each in rank_summaries)
     return counted.replace(parameters=round(parameters), hardware_flops=flops)

@@ -1,8 +1,8 @@
 """FLOPs of one optimizer step over all ranks, and the parameters they act on.
 
 model FLOPs = 3 x forward (backward is twice forward); causal: only visible pairs, full: the whole square
-hardware FLOPs = what all ranks execute: the full square, recomputed forwards, replicated key heads, padded vocabulary,
-and Muon's products; ring attention skips about half of the blocks thanks to the zig-zag order of tokens
+hardware FLOPs = what all ranks execute: the full square (of a window only what it shows), recomputed forwards,
+replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
     )
-    return each * layout.dp * layout.cp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+    return each * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
 def _executed(op: Op, part: Part) -> int:
-    """Forward FLOPs that one rank executes; a ring computes (cp + 1) / 2cp of the full square."""
-    if op.kind == "attention" and not part.ulysses:
-        return op.flops * (part.cp + 1) // (2 * part.cp) if part.cp > 1 else op.flops
-    return op.flops
+    """Forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
+    if op.windowed_flops:
+        return op.windowed_flops
+    if op.kind == "attention" and not part.ulysses and part.cp > 1:
+        return op.flops * (part.cp + 1) // (2 * part.cp) * part.cp
+    return op.flops * part.cp
 
 
 @lru_cache(maxsize=256)

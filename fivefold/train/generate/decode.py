@@ -21,9 +21,10 @@ from torch import Tensor
 from fivefold.record import Record
 from fivefold.train.model.attention import LatentAttention
 from fivefold.train.model.block import Block
-from fivefold.train.model.flash_attention import Flash
+from fivefold.train.model.flash_attention import Flash, add_sinks, attend
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.rotary import Rows, tables_of
+from fivefold.train.model.score_rule import ScoreRule
 from fivefold.train.model.transformer import Transformer
 
 
@@ -184,23 +185,32 @@ def attach(block: Block, *, tokens: int) -> KVCache:
     kept = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
     if latent:
         attention.bare = True
-    attention.hooks, attention.core = kept, partial(_cached_core, attention.scale)
+    attention.hooks, attention.core = kept, partial(_cached_core, attention.rule)
     return kept
 
 
 def detach(block: Block) -> None:
     """Remove the KV cache from the attention of ``block``."""
     attention = block.attention
-    attention.hooks, attention.core = None, Flash(scale=attention.scale)
+    attention.hooks, attention.core = None, Flash(attention.rule)
     if isinstance(attention, LatentAttention):
         attention.bare = False
 
 
-def _cached_core(scale: float, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None) -> Tensor:
+def _cached_core(
+    rule: ScoreRule, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None,
+    sinks_N: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Attention core: causal in the first call, with as many queries as keys; then one query on all keys."""
+    rule = rule.over(k_BSKH.shape[1])
+    if not rule.plain or sinks_N is not None:
+        out, lse = attend(q_BTNH, k_BSKH, v_BSKH, rule, offset=k_BSKH.shape[1] - q_BTNH.shape[1])
+        if sinks_N is not None:
+            add_sinks(out, lse, sinks_N)
+        return out
     out_BNTH = F.scaled_dot_product_attention(
         q_BTNH.transpose(1, 2), k_BSKH.transpose(1, 2), v_BSKH.transpose(1, 2), is_causal=q_BTNH.shape[1] > 1,
-        scale=scale, enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
+        scale=rule.scale, enable_gqa=q_BTNH.shape[2] != k_BSKH.shape[2],
     )  # fmt: skip
     return out_BNTH.transpose(1, 2)
 

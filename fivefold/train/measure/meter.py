@@ -10,7 +10,7 @@ import resource
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+import fivefold.train.model.band_attention
 import fivefold.train.model.float8.grouped
 import fivefold.train.model.tf32  # noqa: F401  likewise
 from fivefold.step import Traffic, sent_bytes
+from fivefold.train.model.score_rule import visible_pairs
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
@@ -35,13 +37,19 @@ CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6}
 GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
+# of ours, the index of the first argument after tensors: scale, offset, window, softcap
+BANDS = {
+    torch.ops.fivefold.band_attention.default: 3, torch.ops.fivefold.band_attention_backward.default: 6,
+}  # fmt: skip
 ATTENTION_FORWARD = (
+    torch.ops.fivefold.band_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 )
 ATTENTION_BACKWARD = (
+    torch.ops.fivefold.band_attention_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
@@ -162,12 +170,34 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         made = int(out.numel()) if GROUPED[func] else int(out[0].numel())
         return 2 * made * int(args[GROUPED_INNER])
     if func in ATTENTION_FORWARD:
-        return _attention_flops(*args[:3])
+        return _attention_flops(*args[:3], window=window_of(func, args))
     if func in ATTENTION_BACKWARD:
-        return 2 * _attention_flops(*args[1:4])
+        return 2 * _attention_flops(*args[1:4], window=window_of(func, args))
     return 0
 
 
-def _attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Forward FLOPs of q [B, N, T, H] on all of k [B, K, S, H] and v [B, K, S, H of v], mask or not."""
-    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
+class Window(NamedTuple):
+    """Of a block of attention: its offset, and how many keys a query sees."""
+
+    offset: int
+    keys: int
+
+
+def window_of(func: Any, args: Any) -> Window | None:
+    """The window of an attention kernel; None if it has none."""
+    if func not in BANDS:
+        return None
+    first = BANDS[func]
+    offset, keys = args[first + 1 : first + 3]
+    return Window(offset, keys) if keys else None
+
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: Window | None) -> int:
+    """Forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v]: all of k, mask or not, but of a
+    window only the pairs that are seen.
+    """
+    queries, keys = int(q.shape[2]), int(k.shape[2])
+    pairs = queries * keys
+    if window is not None:
+        pairs = visible_pairs(queries, keys, offset=window.offset, window=window.keys)
+    return 2 * q.shape[0] * q.shape[1] * pairs * (q.shape[3] + v.shape[3])

@@ -4,7 +4,8 @@
     latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
 
 The core, softmax(q·kᵀ·scale, causal)·v, is flash attention: it keeps q, k, v, its output and one log-sum-exp per
-query (arXiv:2205.14135). Parallelisms replace ``run``, ``core``, ``hooks`` and, of MLA, ``share``.
+query (arXiv:2205.14135), with the layer's window, soft cap and sinks. Parallelisms replace ``run``, ``core``, ``hooks``
+and, of MLA, ``share``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from fivefold.train.model.linear import Linear, fused_linears
 from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
 from fivefold.train.model.rotary import Rows
+from fivefold.train.model.score_rule import ScoreRule
 
-Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 class AttentionHooks(Protocol):
@@ -41,21 +43,22 @@ class _Attention(nn.Module):
 
     out: Linear
 
-    def __init__(self, model: Model, *, layer: int, scale: float) -> None:
+    def __init__(self, model: Model, *, layer: int, head_dim: int) -> None:
         super().__init__()
         self.run: Run = direct
         self.kernels: Kernels = EAGER
         self.rotates, self.slides = model.rotates(layer), model.slides(layer)
-        self.scale = scale
-        self.core: Core = Flash(scale=scale)
+        self.rule = ScoreRule.of(model, layer=layer, head_dim=head_dim)
+        self.core: Core = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
+        self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
         """[R, D] → [R, D]."""
         heads = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
-        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, rows.documents)
+        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, rows.documents, self.sinks)
         del heads
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
@@ -71,7 +74,7 @@ class GroupedAttention(_Attention):
     """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read off their shapes."""
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
-        super().__init__(model, layer=layer, scale=model.attention_scale or model.head_dim**-0.5)
+        super().__init__(model, layer=layer, head_dim=model.head_dim)
         self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
         wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.q = Linear(model.width, wide, bias=model.qkv_bias)
@@ -109,7 +112,7 @@ class LatentAttention(_Attention):
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         mla = model.mla
         assert mla is not None
-        super().__init__(model, layer=layer, scale=model.attention_scale or (mla.nope_dim + mla.rope_dim) ** -0.5)
+        super().__init__(model, layer=layer, head_dim=mla.nope_dim + mla.rope_dim)
         self.mla = mla
         self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False

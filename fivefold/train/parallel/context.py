@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
-from fivefold.train.model.flash_attention import Span, across, attend, attend_backward, within
+from fivefold.train.model.flash_attention import (
+    Flash,
+    add_sinks,
+    attend,
+    attend_backward,
+    sinks_backward,
+)
+from fivefold.train.model.score_rule import ScoreRule
 from fivefold.train.parallel.collectives import all_to_all, exchange
 from fivefold.train.parallel.mesh import Axis
+from fivefold.train.parallel.ring_blocks import Hops, ring_hops, zigzag
 
 Kind = Literal["ring", "ulysses"]
 
@@ -31,17 +39,17 @@ def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
 def _own_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
     if kind == "ulysses":
         return torch.arange(sequence).chunk(ranks)[rank]
-    chunks = torch.arange(sequence).chunk(2 * ranks)
-    return torch.cat((chunks[rank], chunks[-1 - rank]))
+    return zigzag(ranks=ranks, rank=rank, sequence=sequence)
 
 
 def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
     """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
     for attention in (module for module in model.modules() if hasattr(module, "core")):
         if kind == "ring":
-            attention.core = Ring(axis, scale=attention.scale)  # type: ignore[assignment, arg-type]
+            attention.core = Ring(axis, attention.rule)  # type: ignore[assignment, arg-type]
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
+            attention.core = Flash(attention.rule, rank=axis.rank)  # type: ignore[assignment, arg-type]
 
 
 class Ulysses:
@@ -104,52 +112,23 @@ def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
 class Ring:
     """Ring attention: (k, v) go from rank to rank, each attends to those it has. Saves q, k, v, out and lse."""
 
-    def __init__(self, axis: Axis, *, scale: float | None = None) -> None:
-        self.axis, self.scale = axis, scale
+    def __init__(self, axis: Axis, rule: ScoreRule) -> None:
+        self.axis, self.rule = axis, rule
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
 
         ``documents_BT``: document id of each token of the whole sequences, preferably on the CPU; None: one document.
         """
-        steps = _ring_steps(self.axis, tokens=q_BTNH.shape[1], documents_BT=documents_BT)
-        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, self.axis, self.scale, steps)  # type: ignore[no-untyped-call]
+        tokens = q_BTNH.shape[1]
+        rule = self.rule.over(tokens * self.axis.size)
+        hops = ring_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
+        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops)  # type: ignore[no-untyped-call]
         return out
-
-
-class _RingStep(NamedTuple):
-    """One step: which own queries attend to which of the keys here, as tokens; ``spans``: the document mask."""
-
-    queries: slice
-    keys: slice
-    causal: bool
-    spans: tuple[Span, ...] | None
-
-
-def _ring_steps(axis: Axis, *, tokens: int, documents_BT: Tensor | None) -> list[_RingStep]:
-    """The steps of rank r, one per rank of cp: at step i the keys of rank r − i are here.
-
-    The first chunk of a lower rank precedes both of our chunks and its second follows both; the two chunks of a higher
-    rank lie between ours. So every rank computes half of its score matrix at every step: the work is balanced.
-    """
-    first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
-    found = [_RingStep(both, both, True, None)]
-    found += [_RingStep(both, first, False, None)] * axis.rank
-    found += [_RingStep(second, both, False, None)] * (axis.size - 1 - axis.rank)
-    if documents_BT is None:
-        return found
-    whole = tokens * axis.size
-    ids = [
-        documents_BT[:, _own_positions("ring", ranks=axis.size, rank=rank, sequence=whole)] for rank in range(axis.size)
-    ]
-    own = ids[axis.rank]
-    return [
-        steps._replace(
-            spans=within(own) if steps.causal else across(own[:, steps.queries], ids[axis.rank - step][:, steps.keys])
-        )
-        for step, steps in enumerate(found)
-    ]
 
 
 class _Hop:
@@ -170,50 +149,64 @@ class _Hop:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, axis: Axis, scale: float | None, steps: list[_RingStep]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, axis: Axis, rule: ScoreRule, hops: Hops
     ) -> Tensor:
-        ctx.axis, ctx.scale, ctx.steps = axis, scale, steps
+        ctx.axis, ctx.rule, ctx.hops = axis, rule, hops
         pair = _pack(k, v)
         out, lse = torch.empty(0), torch.empty(0)
-        for step, (queries, keys, causal, spans) in enumerate(steps):
-            hop = _Hop(pair, axis) if step < len(steps) - 1 else None
+        for number, blocks in enumerate(hops):
+            hop = _Hop(pair, axis) if number < len(hops) - 1 else None
             ks, vs = _unpack(pair, k, v)
-            block, block_lse = attend(q[:, queries], ks[:, keys], vs[:, keys], causal=causal, scale=scale, spans=spans)
-            if step == 0:
-                out, lse = block.to(block_lse.dtype), block_lse
-            else:
-                _merge(out[:, queries], lse[:, queries], block, block_lse)
+            for queries, keys, offset, spans in blocks:
+                block, block_lse = attend(q[:, queries], ks[:, keys], vs[:, keys], rule, offset=offset, spans=spans)
+                if not lse.numel():
+                    out, lse = block.to(block_lse.dtype), block_lse
+                else:
+                    _merge(out[:, queries], lse[:, queries], block, block_lse)
+                del block, block_lse
             pair = hop.wait() if hop is not None else pair
+        if sinks is not None:
+            add_sinks(out, lse, sinks)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, sinks, out, lse = ctx.saved_tensors
         axis: Axis = ctx.axis
+        of_sinks = None if sinks is None else sinks_backward(gradient, out, lse, sinks)
         pair, gradient = _pack(k, v), gradient.contiguous()
         dq, home = torch.empty(0), torch.empty(0)
         going: _Hop | None = None  # (dk, dv) summed so far, for the keys of the previous step
-        for step, (queries, keys, causal, spans) in enumerate(ctx.steps):
-            hop = _Hop(pair, axis) if step < axis.size - 1 else None
+        for number, blocks in enumerate(ctx.hops):
+            hop = _Hop(pair, axis) if number < axis.size - 1 else None
             ks, vs = _unpack(pair, k, v)
-            dq_here, dk, dv = attend_backward(
-                gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
-                causal=causal, scale=ctx.scale, spans=spans,
-            )  # fmt: skip
-            if step == 0:
-                dq, home = dq_here.to(lse.dtype), _pack(dk, dv)  # gradients of this rank's own (k, v): no hop needed
-            else:
+            sums = home if number == 0 else None
+            for queries, keys, offset, spans in blocks:
+                dq_here, dk, dv = attend_backward(
+                    gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
+                    ctx.rule, offset=offset, spans=spans,
+                )  # fmt: skip
+                if not dq.numel():  # gradients of this rank's own (k, v): no hop needed
+                    dq, home = dq_here.to(lse.dtype), _pack(dk, dv)
+                    sums = home
+                    continue
                 dq[:, queries] += dq_here
-                sums = torch.zeros_like(pair) if going is None else going.wait()
+                sums = _arrived(going, like=pair) if sums is None else sums
                 for total, part in zip(_unpack(sums, k, v), (dk, dv), strict=True):
                     total[:, keys] += part
-                going = _Hop(sums, axis)
+            if number:
+                going = _Hop(_arrived(going, like=pair) if sums is None else sums, axis)
             pair = hop.wait() if hop is not None else pair
         if going is not None:
             home += going.wait()
-        return dq.to(q.dtype), *_unpack(home, k, v), None, None, None
+        return dq.to(q.dtype), *_unpack(home, k, v), of_sinks, None, None, None
+
+
+def _arrived(going: _Hop | None, *, like: Tensor) -> Tensor:
+    """The sums of gradients that the previous rank sent on; zeros for the first that adds to them."""
+    return torch.zeros_like(like) if going is None else going.wait()
 
 
 def _pack(k: Tensor, v: Tensor) -> Tensor:

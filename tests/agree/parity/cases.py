@@ -40,6 +40,16 @@ MODELS: dict[str, Model] = {
             activation="clamped_swiglu",
             moe=EXPERTS.replace(shared_experts=0, dense_layers=0, router_bias=True, expert_bias=True),
         ),
+        DENSE.replace(
+            name="windows",
+            window=7,
+            window_pattern=(True, False, True),
+            rope_theta_sliding=50.0,
+            rope_pattern=(True, True, True, False),
+            attention_sinks=True,
+            qk_norm="head",
+        ),
+        DENSE.replace(name="softcap", window=4, window_pattern=(True, False), attention_softcap=0.3),
         DENSE.replace(name="mla", kv_heads=8, mla=LATENT, moe=EXPERTS),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )

@@ -27,6 +27,9 @@ CASES = [
     Case("mla", "cp2 pp2 dualpipev ac=full cp=ulysses"),
     Case("moe-free", "dp2 tp2 pp2 ep2 etp2 zero2 zb1p stages=1-4"),
     Case("tied", "dp2 pp2 gpipe mbs1 ac=full"),
+    Case("windows", "tp2 cp2 zero2 mbs1 ac=selective"),
+    Case("windows", "dp2 cp2 zero3 mbs2 cp=ulysses ac=full"),
+    Case("softcap", "cp2 pp2 zb1p ac=core+mlp"),
 ]
 
 

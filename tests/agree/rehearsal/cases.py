@@ -32,6 +32,15 @@ OWN: Mapping[str, Model] = {
     "clamped": TINY.replace(
         activation="clamped_swiglu", moe=MoE(experts=8, topk=2, ffn=96, router_bias=True, expert_bias=True)
     ),
+    "windows": TINY.replace(
+        window=24,
+        window_pattern=(True, False),
+        rope_theta_sliding=50.0,
+        rope_pattern=(True, True, False),
+        attention_sinks=True,
+        qk_norm="head",
+    ),
+    "softcap": TINY.replace(window=20, window_pattern=(False, True), attention_softcap=5.0),
     "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
     "neox": TINY.replace(block="parallel", norm="layernorm", mlp="plain", activation="gelu", mlp_bias=True),
     "command": TINY.replace(block="parallel_shared", norm="layernorm", norm_bias=False, logit_scale=0.1),

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from fivefold.check.dryrun.fake.world import representatives
+from fivefold.check.dryrun.fake.world import differ_over_cp, representatives
 from fivefold.check.dryrun.memory.breakdown import stage_memory
 from fivefold.check.dryrun.record.tape import KERNEL, START, Tape
 from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
+from fivefold.check.dryrun.report import pipeline_rank
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -62,10 +63,13 @@ def run(case: Case) -> Verdict:
     step = planner.step(layout)
     tapes = [
         rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
-        for rank in representatives(layout)
+        for rank in representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job))
     ]
-    memories = [stage_memory(each.steady, stage) for stage, each in enumerate(tapes)]
-    held = stages_held(layout, micro_batches=layout.micro_batches(job))
+    stages_of = [pipeline_rank(each.rank, layout) for each in tapes]
+    first = [tapes[stages_of.index(stage)] for stage in range(layout.pp)]
+    memories = [stage_memory(each.steady, stage) for stage, each in enumerate(first)]
+    by_stage = stages_held(layout, micro_batches=layout.micro_batches(job))
+    held = [by_stage[stage] for stage in stages_of]
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
         *_totals(tapes, model, layout, flops=step.work.hardware_flops),
@@ -96,8 +100,8 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
 
 
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, *, flops: int) -> list[str]:
-    """Of all ranks: the representatives stand for as many as hold their stages."""
-    alike = layout.world // layout.pp
+    """Of all ranks: the representatives stand for equally many."""
+    alike = layout.world // len(tapes)
     done = sum(alike * work(each.steady) for each in tapes)
     lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
     parameters = round(alike * sum(each.parameters for each in tapes))

@@ -84,6 +84,7 @@ QUICK = (
     Case("moe", "dp2 ep2 zero2"),
     Case("moe-free+", "dp2 tp2 ep2 etp2 zero1", "bf16", every=True),
     Case("mla+", "cp2 pp2 zbv ep2 ac=full", "bf16"),
+    Case("windows", "tp2 cp2 zero2 mbs1", "bf16", every=True),
 )
 MORE = (
     Case("dense", "dp1 mbs2"),
@@ -120,6 +121,8 @@ MORE = (
     Case("moe-free+", "dp2 tp2 pp2 ep4 zb1p zero2", "bf16", every=True),
     Case("moe+", "pp2 dualpipev ep2 dp2", "bf16"),
     Case("moe+", "dp2 pp2 dualpipe ep2 zero1", "bf16", pairs=True),
+    Case("softcap", "cp2 zero3 mbs2 ac=core+mlp", every=True),
+    Case("windows", "dp2 pp2 zb1p zero1 mbs1 ac=full", "bf16", every=True),
     Case("mla+", "dp2 tp2 pp2 ep2 etp2 dualpipev", pairs=True, every=True),
 )
 

@@ -36,6 +36,10 @@ CASES = (
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
     Case("clamped", 4, "dp2 tp2 ep2 etp2 zero3 mbs1 ac=moe", 192, 8, "fp32"),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
+    Case("windows", 5, "dp2 tp2 zero1 mbs2", 192, 8),
+    Case("windows", 5, "dp2 cp4 zero3 mbs1 ac=selective", 192, 4, "bf16", "gloo"),
+    Case("windows", 3, "tp2 cp2 pp2 zero1 mbs1 cp=ulysses ac=full", 192, 4, "fp32"),
+    Case("softcap", 4, "cp2 pp2 zb1p zero1 mbs1", 192, 6),
     # a part of what linear layers on one input make is asked for again: all of it is made
     Case("qwen3-0.6b", 2, "dp2 zero1 mbs1 ac=core+mlp+qkv", 256, 2),
     Case("llama3.2-1b", 2, "dp2 zero1 mbs1 ac=qkv+rope", 256, 2),

@@ -14,7 +14,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import Weight, weights
 from fivefold.record import Mistake
 from fivefold.train.build import build, initial
 from fivefold.train.checkpoint import checkpoint
@@ -39,6 +39,11 @@ MODELS = [
         moe=EXPERTS.replace(shared_experts=2, dense_layers=1, score="sigmoid", balance="free", groups=4, topk_groups=2,
                             scaling=2.5), **LATENT,
     ),
+    Model(
+        name="windows", layers=4, window=5, window_pattern=(True, False, True), attention_sinks=True,
+        attention_scale=0.2, rope_pattern=(True, True, True, False), rope_theta_sliding=30.0, **PLAIN,
+    ),
+    Model(name="softcap", layers=2, window=7, window_pattern=(True, False), attention_softcap=0.5, **PLAIN),
 ]  # fmt: skip
 PROMPTS = [[5, 9, 77, 3], [12], [8, 8, 1, 2, 3, 4, 5, 6, 7], [130, 0, 64]]
 GREEDY = SamplingParams(temperature=0)
@@ -49,7 +54,13 @@ named = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 
 def drawn(model: Model, seed: int = 0) -> dict[str, Tensor]:
     """Weights so wide that the likeliest token is not the same every time."""
-    return {weight.name: initial(weight, model=model, seed=seed) * 4 for weight in weights(model)}
+    return {weight.name: _spread(weight, model=model, seed=seed) for weight in weights(model)}
+
+
+def _spread(weight: Weight, *, model: Model, seed: int) -> Tensor:
+    if weight.name.endswith("sinks"):
+        return torch.linspace(-1, 1, weight.numel)
+    return initial(weight, model=model, seed=seed) * 4
 
 
 def plain(model: Model) -> Transformer:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
 from fivefold.train.measure.meter import Meter
-from fivefold.train.model.flash_attention import flash_attention
+from fivefold.train.model.flash_attention import Flash
+from fivefold.train.model.score_rule import ScoreRule
 from fivefold.train.parallel import context
 from fivefold.train.parallel.collectives import Pending, exchange
 from fivefold.train.parallel.context import Kind, Ring, Ulysses, attach, positions
@@ -33,6 +34,13 @@ class Case(NamedTuple):
     dims: tuple[int, int] = (8, 8)
     documents: bool = False
     dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def rule(self) -> ScoreRule:
+        return ScoreRule(self.dims[0] ** -0.5, self.window, self.softcap)
 
 
 CASES = [
@@ -44,14 +52,26 @@ CASES = [
     Case("ulysses", 4, kv_heads=1),
     Case("ulysses", 2, kv_heads=4, dims=(12, 8), documents=True),
     Case("ulysses", 4, documents=True, dtype=torch.bfloat16),
+    # chunks of 6 and 3 tokens: windows within a chunk, of a chunk, over several
+    Case("ring", 2, window=2),
+    Case("ring", 2, window=6, sinks=True),
+    Case("ring", 2, window=7, documents=True),
+    Case("ring", 2, window=24, sinks=True),  # does nothing
+    Case("ring", 4, window=1),
+    Case("ring", 4, window=4, softcap=0.8),
+    Case("ring", 4, window=11, documents=True, sinks=True),
+    Case("ring", 4, softcap=0.8, documents=True),
+    Case("ulysses", 2, window=5, sinks=True),
+    Case("ulysses", 4, window=9, softcap=0.8, documents=True, sinks=True),
 ]
 
 
 def inputs(case: Case) -> tuple[Tensor, ...]:
-    """q, k, v and the gradient of the output, of whole sequences."""
+    """q, k, v, the gradient of the output, all of whole sequences, and sinks."""
     generator, (dim, value) = torch.Generator().manual_seed(3), case.dims
     shapes = ((N, dim), (case.kv_heads, dim), (case.kv_heads, value), (N, value))
-    return tuple(torch.randn(B, T, *shape, generator=generator).to(case.dtype) for shape in shapes)
+    whole = (torch.randn(B, T, *shape, generator=generator).to(case.dtype) for shape in shapes)
+    return *whole, torch.randn(N, generator=generator)
 
 
 def everyone() -> Axis:
@@ -62,46 +82,64 @@ def layout(case: Case) -> Layout:
     return Layout(cp=case.ranks, cp_kind=case.kind)
 
 
-def swapped(hooks: Ulysses, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-    return hooks.leave(flash_attention(*hooks.enter(q, k, v), documents_BT=documents))
+def swapped(
+    hooks: Ulysses, core: Flash, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    return hooks.leave(core(*hooks.enter(q, k, v), documents, sinks))
 
 
 def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], list[tuple[str, int, int]]]:
     """Output and gradients of this rank's tokens, and what it sent forward and backward."""
     axis = everyone()
-    core = Ring(axis) if case.kind == "ring" else functools.partial(swapped, Ulysses(axis))
+    core: Any = Ring(axis, case.rule)
+    if case.kind == "ulysses":
+        core = functools.partial(swapped, Ulysses(axis), Flash(case.rule, rank=axis.rank))
     documents = DOCUMENTS if case.documents else None
     mine = positions(layout(case), rank=axis.rank, sequence=T)
-    *qkv, gradient = (x[:, mine] for x in inputs(case))
+    *_, sinks = inputs(case)
+    *qkv, gradient = (x[:, mine] for x in inputs(case)[:4])
     qkv = [x.requires_grad_() for x in qkv]
+    sinks.requires_grad_()
     with Meter([], axis=lambda _: "cp") as forward:
-        out = core(*qkv, documents)
+        out = core(*qkv, documents, sinks if case.sinks else None)
     with Meter([], axis=lambda _: "cp") as backward:
         out.backward(gradient)
     sent = [
         [(found.collective, found.messages, found.bytes) for found in meter.traffic] for meter in (forward, backward)
     ]
-    return [out.detach(), *(x.grad for x in qkv)], *sent
+    if case.sinks:
+        dist.all_reduce(sinks.grad)
+    return [out.detach(), *(x.grad for x in qkv), sinks.grad if case.sinks else sinks.detach()], *sent
 
 
 @functools.cache
 def whole(case: Case) -> list[Tensor]:
     """The same by scores written out in fp64."""
-    q, k, v, gradient = (x.double() for x in inputs(case))
+    q, k, v, gradient, sinks = (x.double() for x in inputs(case))
     leaves = [x.requires_grad_() for x in (q, k, v)]
+    sinks.requires_grad_()
     k, v = (x.repeat_interleave(N // case.kv_heads, dim=2) for x in leaves[1:])
     seen = torch.ones(T, T, dtype=torch.bool).tril().expand(B, T, T)
     if case.documents:
         seen = seen & (DOCUMENTS[:, :, None] == DOCUMENTS[:, None])
-    scores = (torch.einsum("btnh,bsnh->bnts", q, k) * case.dims[0] ** -0.5).masked_fill(~seen[:, None], -torch.inf)
-    out = torch.einsum("bnts,bsnh->btnh", scores.softmax(-1), v)
+    if case.window:
+        seen = seen & torch.ones(T, T, dtype=torch.bool).triu(1 - case.window)
+    scores = torch.einsum("btnh,bsnh->bnts", q, k) * case.dims[0] ** -0.5
+    if case.softcap:
+        scores = torch.tanh(scores / case.softcap) * case.softcap
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    if case.sinks:
+        scores = torch.cat((scores, sinks[:, None, None].expand(B, N, T, 1)), dim=-1)
+    out = torch.einsum("bnts,bsnh->btnh", scores.softmax(-1)[..., :T], v)
     out.backward(gradient)
-    return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
+    found = [*leaves, sinks] if case.sinks else leaves
+    return [out.detach(), *(x.grad for x in found if x.grad is not None)]
 
 
 def joined(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
     order = torch.cat([positions(layout(case), rank=rank, sequence=T) for rank in range(case.ranks)])
-    return [torch.cat(found, dim=1)[:, order.argsort()] for found in zip(*parts, strict=True)]
+    found = [torch.cat(each, dim=1)[:, order.argsort()] for each in zip(*(part[:4] for part in parts), strict=True)]
+    return [*found, parts[0][4]] if case.sinks else found
 
 
 def errors(case: Case, parts: list[list[Tensor]]) -> list[float]:
@@ -170,7 +208,7 @@ def test_positions_are_zigzag_or_runs() -> None:
 
 def resident_growth(tokens: int) -> int:
     """Bytes by which the process grew, forward and backward over as many tokens per rank."""
-    core, before = Ring(everyone()), 0
+    core, before = Ring(everyone(), ScoreRule(0.25)), 0
     for count in (64, tokens):  # the first, that libraries are loaded
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         q, k, v = (torch.randn(1, count, 1, 16).requires_grad_() for _ in range(3))
@@ -187,16 +225,21 @@ def test_memory_grows_with_tokens_not_with_their_square(forked: Fork) -> None:
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.core, self.hooks = 0.3, flash_attention, None
+        self.rule = ScoreRule(0.3, window=5)
+        self.core, self.hooks = Flash(self.rule), None
 
 
 def test_attach_sets_the_core_or_what_is_around_it() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), Axis("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
     assert [type(each.hooks) for each in (model[0], model[2])] == [Ulysses, Ulysses]
-    assert model[0].core is flash_attention
+    assert [(type(each.core), each.core.rule.window, each.core.rank) for each in (model[0], model[2])] == [
+        (Flash, 5, 0)
+    ] * 2
     attach(model, axis, kind="ring")
-    assert [(type(each.core), each.core.scale) for each in (model[0], model[2])] == [(Ring, 0.3), (Ring, 0.3)]
+    assert [(type(each.core), each.core.rule) for each in (model[0], model[2])] == [
+        (Ring, ScoreRule(0.3, window=5))
+    ] * 2
 
 
 def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

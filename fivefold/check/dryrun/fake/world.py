@@ -8,7 +8,8 @@ What would depend on values is made even: each expert gets as many rows as every
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,8 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fivefold.check.dryrun.fake.collectives import Group
+from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.plan.count.operations.attention import window_of
 from fivefold.train.model.attention import LatentAttention
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.moe import Moe
@@ -42,10 +46,31 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
         sys.excepthook = hook
 
 
-def representatives(layout: Layout) -> tuple[int, ...]:
-    """Return the first rank of each pipeline rank: of the ranks with the same stages its shards are the largest."""
-    pp = group(layout, "pp")
-    return tuple(place * pp.stride for place in range(pp.ranks))
+def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
+    """Return the first rank of each pipeline rank: of the ranks with the same stages its shards are the largest.
+
+    ``by_cp``: of each pipeline and context rank, as ``differ_over_cp`` wants it.
+    """
+    pp, cp = group(layout, "pp"), group(layout, "cp")
+    places = range(cp.ranks if by_cp else 1)
+    return tuple(sorted(stage * pp.stride + place * cp.stride for stage in range(pp.ranks) for place in places))
+
+
+def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
+    """Return whether the ranks of a ring do unequal work: a window shows the first chunks less than the others."""
+    windows = {window_of(model, job, layer=layer) for layer in range(model.layers)}
+    return layout.cp > 1 and layout.cp_kind == "ring" and windows != {None}
+
+
+def stands_for(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
+    """Return for how many ranks each rehearsed one stands: itself, those of its pp and cp rank, or of its pp rank."""
+    pp, cp = group(layout, "pp"), group(layout, "cp")
+    nearest: dict[tuple[int, ...], int] = {}
+    for rank in rehearsed:
+        for key in ((rank,), (-1, pp.place(rank), cp.place(rank)), (-1, pp.place(rank))):
+            nearest.setdefault(key, rank)
+    places = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))
+    return Counter(nearest[next(key for key in ((rank,), both, both[:2]) if key in nearest)] for rank, both in places)
 
 
 def even_experts(module: nn.Module) -> None:
@@ -84,17 +109,22 @@ class EvenDispatchPlan(DispatchPlan):
 def gpu_attention(module: nn.Module) -> None:
     """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k."""
     for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
-        if isinstance(layer.core, Flash):
-            layer.core = GpuFlash(scale=layer.core.scale)
+        if isinstance(layer.core, Flash) and layer.rule.plain:
+            layer.core = GpuFlash(layer.rule)
 
 
 class GpuFlash(Flash):
     """Memory-efficient attention: what ``scaled_dot_product_attention`` takes on GPUs if dims of k and v differ."""
 
-    def __call__(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return [B, T, N, H of v]."""
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True, 0.0, True, scale=self.scale)
+        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *heads, None, True, 0.0, True, scale=self.rule.scale
+        )
         out_BNTH: Tensor = found[0]
         return out_BNTH.transpose(1, 2)
 

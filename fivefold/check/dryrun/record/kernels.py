@@ -22,6 +22,7 @@ from fivefold.train.measure.meter import (
     GROUPED_WIDE,
     MATMULS,
     tensors,
+    window_of,
 )
 from fivefold.train.measure.meter import GROUPED as GROUPED_FLOAT8
 
@@ -51,12 +52,13 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         if GROUPED_FLOAT8[func]:  # [n, K] by [E, N, K]
             return "matmul", (-(-rows // right[0]), right[1], inner, right[0])
         return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]
-    if func in ATTENTION_FORWARD:
-        q, k = args[0], args[1]
-        return "attention", (q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3])
-    if func in ATTENTION_BACKWARD:
-        q, k = args[1], args[2]
-        return "attention_backward", (q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3])
+    if func in ATTENTION_FORWARD or func in ATTENTION_BACKWARD:
+        q, k = args[:2] if func in ATTENTION_FORWARD else args[1:3]
+        window = window_of(func, args)
+        kind = "attention" if window is None else "attention_window"
+        keys = k.shape[2] if window is None else min(window.keys, k.shape[2])
+        back = "_backward" if func in ATTENTION_BACKWARD else ""
+        return kind + back, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
     return "moving", ()
 
 

@@ -76,10 +76,12 @@ class Pricer:
         return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
 
     def _attention(self, kernel: Kernel) -> float:
-        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full."""
+        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full; of
+        a window only what is seen is counted.
+        """
         sequences, queries, keys, dim = kernel.shape
-        back = kernel.kind == "attention_backward"
-        seen = kernel.flops // (2 if back else 1) // (2 if queries == keys else 1)
+        back, causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
+        seen = kernel.flops // (2 if back else 1) // (2 if causal else 1)
         measured = self.prices.measured
         if measured is not None and measured.attentions[0]:
             return measured.attention(seen, shape=(sequences, queries, dim), heads=1)[back]

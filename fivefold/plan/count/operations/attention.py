@@ -29,8 +29,15 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
     tokens = job.sequence
     if not causal:
         return tokens * tokens
-    window = min(model.window or tokens, tokens) if model.slides(layer) else tokens
+    window = window_of(model, job, layer=layer) or tokens
     return window * (window + 1) // 2 + (tokens - window) * window
+
+
+def window_of(model: Model, job: Job, *, layer: int) -> int | None:
+    """The window of a layer; None if it has none, or one that does nothing as no sequence is longer."""
+    if not model.slides(layer) or model.window is None or model.window >= job.sequence:
+        return None
+    return model.window
 
 
 def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
@@ -83,23 +90,27 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     elif part.cp > 1:
         # in the backward the gradients of keys and values go round with them
         message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
-    per_pair = 2 * heads * sum(_kernel_dims(local, dims)) * part.sequences
+    window = window_of(model, job, layer=layer)
+    banded = window is not None or model.attention_softcap is not None  # by the kernel that pads no head dim
+    kernel = dims if banded else _kernel_dims(local, dims)
+    sinks = (heads,) if model.attention_sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
     core = Op(
         "attention.core", "attention", (q, k, v),
         {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
         keeps=(q, k, held or v, out, "lse"),
-        flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=False), part.cp),
-        causal_flops=ceil_div(per_pair * attended_pairs(model, job, layer=layer, causal=True), part.cp),
+        parameters=sum(sinks), gradient_widths=sinks,
         shape=(part.sequences, job.sequence, dims[0]),
         moved_bytes=moved, moved_backward_bytes=2 * moved,
         message=message,
     )  # fmt: skip
-    forward, backward = _scratch(local, dims, own=own if message else 0)
-    core = core._replace(forward_scratch=forward, backward_scratch=backward)
+    forward, backward = _scratch(local, dims, kernel=kernel, own=own if message else 0)
+    core = _with_work(core, local, layer=layer, dims=kernel)._replace(
+        forward_scratch=forward, backward_scratch=backward
+    )
     # a kernel with two head dims saves its random seeds
-    if dims[0] != dims[1] == _kernel_dims(local, dims)[1] and job.stack.linears == "fanned":
+    if not banded and dims[0] != dims[1] == kernel[1] and job.stack.linears == "fanned":
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and job.stack.linears == "fanned":  # the gradient of v is a view of the pair's
         core = core._replace(gradients={k: 0, v: own})
@@ -107,6 +118,17 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
+
+
+def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
+    """FLOPs of the core: of the full square, of the pairs that are seen, and with a window these of all cp ranks."""
+    model, job, part = local.model, local.job, local.part
+    per_pair = 2 * local.heads * sum(dims) * part.sequences
+    full, visible = (per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True))
+    windowed = visible if window_of(model, job, layer=layer) else 0
+    return core._replace(
+        flops=ceil_div(full, part.cp), causal_flops=ceil_div(visible, part.cp), windowed_flops=windowed
+    )
 
 
 def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
@@ -117,7 +139,7 @@ def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
     return (max(dims),) * 2 if local.job.stack.attention == "blocks" or ring else dims
 
 
-def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int]:
+def _scratch(local: Local, dims: tuple[int, int], *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
     """Scratch bytes of the core, forward and backward; ``own``: bytes of this rank's keys and values in a ring, else 0.
 
     Where head dims differ, v and the output are padded, in the backward also their gradients. A ring holds its keys and
@@ -125,7 +147,7 @@ def _scratch(local: Local, dims: tuple[int, int], *, own: int) -> tuple[int, int
     of the gradients of keys and values: its own and, with more than two ranks, those that arrive and leave.
     """
     each, width, cp = local.rows * local.heads, local.width, local.part.cp
-    padded = each * max(dims) * width if _kernel_dims(local, dims) != dims else 0
+    padded = each * max(dims) * width if kernel != dims else 0
     if not own:
         return 2 * padded, 4 * padded
     wide = 4 * each if width < 4 else 0

@@ -67,6 +67,7 @@ class Op(NamedTuple):
     gradient_widths: tuple[int, ...] = ()
     flops: int = 0  # forward, attention as the full square
     causal_flops: int = 0  # forward, only what a causal mask lets through
+    windowed_flops: int = 0  # of attention with a window: forward, of all cp ranks together, only visible pairs
     shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences, tokens, head dim of attention
     moved_bytes: int = 0  # read and written by the forward
     moved_backward_bytes: int = 0
