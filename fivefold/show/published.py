@@ -82,7 +82,7 @@ def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> Renderabl
 
 
 def _amount(quantity: str, number: float) -> str:
-    return show_seconds(number) if quantity == "time" else show_bytes(number)
+    return show_seconds(number) if quantity in ("time", "message") else show_bytes(number)
 
 
 def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 
-from fivefold.check.published.case import Case, Excluded
-from fivefold.check.published.score import Score, score, summarise
+from fivefold.check.published.case import Case, Excluded, Message
+from fivefold.check.published.score import Score, score, score_message, summarise
 from fivefold.record import Mistake, Record, nearest
 from fivefold.show.published import Summary, markdown
 
-Reader = Callable[[], Iterator[Case | Excluded]]
+Reader = Callable[[], Iterator[Case | Message | Excluded]]
 
 SOURCES = (  # a module each, with ``cases()``
     "korthikanti2022",
@@ -39,6 +39,7 @@ SOURCES = (  # a module each, with ``cases()``
     "megatron_bridge_memory",
     "finetune_memory",
     "misc_throughput",
+    "nccl_logs",
 )
 
 
@@ -67,9 +68,9 @@ def reader(source: str) -> Reader:
 
 
 def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
-    """Every case that is scored."""
+    """Every case that a fit may see."""
     for source in sources:
-        yield from (case for case in reader(source)() if isinstance(case, Case))
+        yield from (case for case in reader(source)() if isinstance(case, Case) and not case.held_out)
 
 
 def run(sources: Iterable[str] = SOURCES) -> Report:
@@ -82,6 +83,9 @@ def run(sources: Iterable[str] = SOURCES) -> Report:
         for case in reader(source)():
             if isinstance(case, Excluded):
                 excluded.append(Refusal(**case._asdict()))
+                continue
+            if isinstance(case, Message):
+                scores.append(score_message(case))
                 continue
             try:
                 step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
+from zlib import crc32
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog
-from fivefold.machine.spec import Machine
+from fivefold.machine.spec import Collective, Machine
 from fivefold.model.spec import Model
 from fivefold.plan.price import errors
 
@@ -41,7 +42,21 @@ class Case(NamedTuple):
     memory: Counter = "allocated"
     rivals: str = ""
     quantity: Quantity = "peak"  # of ``memory_bytes``; the last two of the first stage
+    last_stage: bool = False  # ``memory_bytes`` are of the last pipeline stage, not of the fullest
     left_out: tuple[tuple[str, str], ...] = ()  # what else the row measured, as (quantity, the rule that leaves it out)
+    held_out: bool = False  # no constant may be set on it, and no error learned from it
+
+
+class Message(NamedTuple):
+    """One published collective: its seconds on a full tensor of ``payload`` bytes (docs/notation.md §5)."""
+
+    source: str
+    row: str
+    machine: Machine  # all of its ranks take part
+    collective: Collective
+    payload: int
+    seconds: float
+    held_out: bool = False
 
 
 class Excluded(NamedTuple):
@@ -50,6 +65,11 @@ class Excluded(NamedTuple):
     source: str
     row: str
     rule: str
+
+
+def held_out(row: str) -> bool:
+    """Whether a row lies in the half of its source that is kept out of every fit: its id's CRC-32 is even."""
+    return crc32(row.encode()) % 2 == 0
 
 
 def rows(source: str) -> Iterator[dict[str, str]]:

@@ -9,11 +9,11 @@ through (``causal``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from fivefold.check.published.case import Case, Counter, Excluded, Quantity, regime, rows
+from fivefold.check.published.case import Case, Counter, Excluded, Quantity, held_out, regime, rows
 from fivefold.check.published.cells import Row, degree, integer, needed, precision, schedule, where
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
@@ -29,6 +29,8 @@ ADAPTERS = "trains adapters on frozen weights; our jobs train every weight"
 PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
 NOTHING = "nothing was measured"
 
+T = TypeVar("T")
+
 
 def read(
     source: str,
@@ -36,23 +38,34 @@ def read(
     rule: Callable[[Row], str],
     case: Callable[[Row], Case | list[Case]],
     kinds: tuple[str, ...] = ("measured",),
+    halved: bool = False,
 ) -> Iterator[Case | Excluded]:
-    """Every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read."""
+    """Every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read.
+
+    ``halved``: half of the rows are kept out of every fit (``case.held_out``).
+    """
     for row in rows(source):
-        found: str | Case | list[Case] = _rule(row, kinds)
-        try:
-            found = found or rule(row) or case(row)
-        except Mistake as unread:
-            found = str(unread)
-        except ValidationError as illegal:  # of a layout, job or model
-            found = explain(illegal, Layout)
+        found = outcome(row, rule=rule, case=case, kinds=kinds)
         if isinstance(found, str):
             yield Excluded(source, row["row_id"], found)
         else:
             for each in [found] if isinstance(found, Case) else found:
                 seconds, size = each.step_seconds or None, each.memory_bytes or None
-                measured = each._replace(step_seconds=seconds, memory_bytes=size)
+                kept_out = halved and held_out(row["row_id"])
+                measured = each._replace(step_seconds=seconds, memory_bytes=size, held_out=kept_out)
                 yield measured if seconds or size else Excluded(source, each.row, NOTHING)
+
+
+def outcome(
+    row: Row, *, rule: Callable[[Row], str], case: Callable[[Row], T], kinds: tuple[str, ...] = ("measured",)
+) -> str | T:
+    """What ``case`` makes of a row, or the first rule that it breaks or the cell that is not read."""
+    try:
+        return _rule(row, kinds) or rule(row) or case(row)
+    except Mistake as unread:
+        return str(unread)
+    except ValidationError as illegal:  # of a layout, job or model
+        return explain(illegal, Layout)
 
 
 def _rule(row: Row, kinds: tuple[str, ...]) -> str:
@@ -103,6 +116,7 @@ def case_of(
     memory_bytes: float | None = None,
     memory: Counter = "allocated",
     quantity: Quantity = "peak",
+    last_stage: bool = False,
     rivals: str = "",
     name: str = "",
     left_out: tuple[tuple[str, str], ...] = (),
@@ -129,6 +143,7 @@ def case_of(
         memory_bytes=memory_bytes,
         memory=memory,
         quantity=quantity,
+        last_stage=last_stage,
         rivals=rivals,
         left_out=left_out,
     )

@@ -1,7 +1,7 @@
 """What the scores teach: the error to expect of a class of runs, as the table that ``predict`` reads.
 
 error = mean over sources of the mean absolute error of their cases: a source of 900 rows counts as much as one of 20.
-Classes of fewer than five cases are left to the wider ones that hold them.
+Classes of fewer than five cases are left to the wider ones that hold them; held-out rows teach nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def learn(scores: Iterable[Score]) -> tuple[Expected, ...]:
     """The table, the widest classes first."""
     classes: defaultdict[tuple[Regime, Quantity], list[Score]] = defaultdict(list)
     for score in scores:
-        if score.quantity in ("time", "peak"):
+        if score.quantity in ("time", "peak") and not score.held_out:
             for wider in Regime(score.chip, score.shape, score.kind).wider():
                 classes[wider, score.quantity].append(score)
     rows = [

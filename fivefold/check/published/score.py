@@ -15,14 +15,17 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import PositiveFloat
 
-from fivefold.check.published.case import Case
+from fivefold.check.published.case import Case, Message
+from fivefold.layout.mesh import Group
 from fivefold.plan.price.errors import regime
+from fivefold.plan.price.network import Network
 from fivefold.record import Record
 from fivefold.show.published import Summary
 from fivefold.step import Step
+from fivefold.units import show_bytes
 
-Quantity = Literal["time", "peak", "states", "activations"]
-QUANTITIES: tuple[Quantity, ...] = ("time", "peak", "states", "activations")
+Quantity = Literal["time", "peak", "states", "activations", "message"]
+QUANTITIES: tuple[Quantity, ...] = ("time", "peak", "states", "activations", "message")
 FEWEST_RIVALS = 3
 
 
@@ -40,6 +43,7 @@ class Score(Record):
     quantity: Quantity
     predicted: PositiveFloat
     measured: PositiveFloat
+    held_out: bool = False  # of the half of a source that no fit may see
 
     @property
     def error(self) -> float:
@@ -72,8 +76,28 @@ def score(case: Case, step: Step) -> Iterator[Score]:
                 quantity=quantity,
                 predicted=predicted,
                 measured=measured,
+                held_out=case.held_out,
                 **words._asdict(),
             )
+
+
+def score_message(message: Message) -> Score:
+    """The seconds of a collective that all ranks of a machine take part in."""
+    machine = message.machine
+    seconds = Network(machine).seconds(message.collective, message.payload, Group(machine.ranks, 1))
+    return Score(
+        source=message.source,
+        row=message.row,
+        regime=f"nccl {machine.chip.name}",
+        layout=f"{message.collective} {show_bytes(message.payload)} x{machine.ranks}",
+        quantity="message",
+        predicted=seconds,
+        measured=message.seconds,
+        held_out=message.held_out,
+        chip=machine.chip.name,
+        shape="flat",
+        kind="message",
+    )
 
 
 def _memory(case: Case, step: Step) -> float:
@@ -82,6 +106,8 @@ def _memory(case: Case, step: Step) -> float:
         return first.states_bytes
     if case.quantity == "activations":
         return first.activations_bytes
+    if case.last_stage:
+        return step.memory.stages[-1].peak_bytes
     if case.memory == "allocated":
         return step.memory.peak_bytes
     counted = step.memory.driver_bytes if case.memory == "driver" else step.memory.reserved_bytes
@@ -89,8 +115,12 @@ def _memory(case: Case, step: Step) -> float:
 
 
 def summarise(scores: Iterable[Score]) -> tuple[Summary, ...]:
-    """One summary per source and quantity, in the order in which they come."""
-    return tuple(_summary(group) for group in grouped(scores, by=lambda score: (score.source, score.quantity)))
+    """One summary per source, quantity and half (``Case.held_out``), in the order in which they come."""
+    return tuple(
+        _summary(half)
+        for group in grouped(scores, by=lambda score: (score.source, score.quantity))
+        for half in grouped(sorted(group, key=lambda score: score.held_out), by=lambda score: score.held_out)
+    )
 
 
 def _summary(scores: Sequence[Score]) -> Summary:
@@ -100,7 +130,7 @@ def _summary(scores: Sequence[Score]) -> Summary:
     rankings = rank(scores) if first.quantity == "time" else []
     return Summary(
         source=first.source,
-        quantity=first.quantity,
+        quantity=f"{first.quantity}, held out" if first.held_out else first.quantity,
         cases=len(scores),
         bias=fmean(errors),
         median=median(sizes),
