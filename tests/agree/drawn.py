@@ -117,11 +117,11 @@ def _model(chance: random.Random, frame: Frame) -> Model:
         mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=6, rope_dim=4, v_dim=pick((6, 8)))
         fields |= {"mla": mla, "qk_norm": "none", "qkv_bias": False, "out_bias": False, "rope_fraction": 1.0}
     model = Model(name="drawn", vocab=VOCAB, moe=_moe(chance) if frame.experts else None, **fields)
-    return model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts))
+    return model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts, latent=frame.latent))
 
 
-def _of_blocks(chance: random.Random, *, experts: bool) -> dict[str, Any]:
-    """Norms, kind of block, MLP, embedding and logits; each other than Llama's in about every third model."""
+def _of_blocks(chance: random.Random, *, experts: bool, latent: bool) -> dict[str, Any]:
+    """Norms, kind of block, MLP, positions, embedding and logits; each unlike Llama's in every third model."""
 
     def rare(*values: Any) -> Any:
         return values[0] if chance.random() < 0.65 else chance.choice(values[1:])
@@ -131,6 +131,7 @@ def _of_blocks(chance: random.Random, *, experts: bool) -> dict[str, Any]:
         "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"), "residual_scale": rare(1.0, 0.22),
         "mlp": "gated" if experts else rare("gated", "plain"),
         "activation": "silu" if experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
+        "position": rare("rope", "learned", "none") if not latent else "rope", "positions": 64,
         "embedding_scale": rare(1.0, 6.0), "logit_scale": rare(1.0, 0.25), "logit_softcap": rare(None, 2.0),
     }  # fmt: skip
 

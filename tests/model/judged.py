@@ -26,6 +26,7 @@ from fivefold.model.huggingface.families import from_config
 from fivefold.record import Mistake
 from tests.model.mutations import FAMILIES
 
+PLUS_ONE = ("gemma2", "gemma3", "gemma3_text", "nemotron")  # whose weights of norms are the factors minus one
 LENGTHS = (12, 48)  # the longer is beyond max_position_embeddings, where scaled rotary positions depend on the length
 SAME = 1e-6  # of logits around 1: what rounding makes of the same formula
 
@@ -35,6 +36,7 @@ REFUSED_ALL_THE_SAME = {
     **{("gpt2", key): "rates that differ" for key in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
     ("phi3", "resid_pdrop"): "rates that differ",
     ("mixtral", "router_jitter_noise"): "noise, which only training sees",
+    **{("starcoder2", key): "rates that differ" for key in ("residual_dropout", "embedding_dropout")},
     **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     ("deepseek_v2", "norm_topk_prob"): "the published code reads it",
@@ -85,8 +87,8 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     with torch.no_grad():
         for name, weight in (*theirs.named_parameters(), *biases):
             spread = torch.randn(weight.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
-            norm = "norm" in name and not name.endswith("bias")
-            weight.copy_(1 + 0.3 * spread if norm else spread * max(weight.shape[-1], 1) ** -0.5)
+            norm = ("norm" in name or ".ln_" in name) and not name.endswith("bias")
+            weight.copy_((kind not in PLUS_ONE) + 0.3 * spread if norm else spread * max(weight.shape[-1], 1) ** -0.5)
     return theirs
 
 

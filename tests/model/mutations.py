@@ -25,6 +25,10 @@ STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
 WIDE = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "head_dim")}
 
+FALCON = {"vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_kv_heads": 2,
+          "ffn_hidden_size": 40, "max_position_embeddings": 32, "new_decoder_architecture": True,
+          "bias": True}  # fmt: skip
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": PLAIN,
     "mistral": PLAIN | {"sliding_window": 6},
@@ -42,6 +46,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
     "olmo2": PLAIN | {"pad_token_id": 0},
     "gpt_oss": ALIKE | {"sliding_window": 6},
+    "granite": PLAIN
+    | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+    "starcoder2": PLAIN,
+    "glm": PLAIN | {"pad_token_id": 0},
+    "glm4": PLAIN | {"pad_token_id": 0},
+    "smollm3": PLAIN | {"pad_token_id": 0, "no_rope_layer_interval": 2},
+    "cohere": PLAIN | {"logit_scale": 0.5},
+    "cohere2": WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "num_key_value_heads": 2, "logit_scale": 0.5},
+    "falcon": FALCON,
 }
 
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
@@ -117,6 +130,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "layer_norm_eps": (0.05,),
     "layer_norm_epsilon": (0.05,),
     "norm_eps": (0.05,),
+    "norm_epsilon": (0.05,),
     "tie_word_embeddings": (True, False),
     "attention_bias": (True, False),
     "mlp_bias": (True, False),
@@ -198,6 +212,22 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "embedding_multiplier": (2.0,),
     "residual_multiplier": (0.5,),
     "logits_scaling": (4.0,),
+    "logit_scale": (2.0,),
+    "no_rope_layers": ([1, 0], [0, 1], [0, 0], [1, 1], [1], None),
+    "no_rope_layer_interval": (1, 3),
+    "use_bias": (True, False),
+    "residual_dropout": (0.1,),
+    "embedding_dropout": (0.1,),
+    "new_decoder_architecture": (True, False),
+    "multi_query": (True, False),
+    "parallel_attn": (True, False),
+    "num_ln_in_parallel_attn": (1, 2, None),
+    "n_embed": (96,),
+    "ffn_hidden_size": (56, None),
+    "num_kv_heads": (1, 3, 6, None),
+    "activation": _ACTIVATIONS,
+    "bias": (True, False),
+    "alibi": (True, False),
     "hidden_norm": ("layernorm",),
     "per_layer_config": ({0: {"intermediate_size": 24}}, None),
 }  # fmt: skip

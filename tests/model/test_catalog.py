@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.model.catalog import CATALOG, named, names, resolve
+from fivefold.model.huggingface.families import FAMILIES
 from fivefold.record import Mistake
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
@@ -124,10 +125,14 @@ def test_resolve_prefers_the_catalog() -> None:
         (
             "a.json",
             '{"architectures": ["Qwen3NextForCausalLM"]}',
-            "a: architecture 'Qwen3NextForCausalLM' is not known; the nearest of 18 is Qwen3ForCausalLM; "
+            f"a: architecture 'Qwen3NextForCausalLM' is not known; the nearest of {len(FAMILIES)} is Qwen3ForCausalLM; "
             "or write its shape as in examples/models/mixture.toml",
         ),
-        ("a.json", '{"model_type": "olmo3"}', "architecture 'olmo3' is not known; the nearest of 18 is olmo2; "),
+        (
+            "a.json",
+            '{"model_type": "olmo3"}',
+            f"architecture 'olmo3' is not known; the nearest of {len(FAMILIES)} is olmo2; ",
+        ),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),
         ("folder/", None, "no such file"),
     ],

@@ -55,6 +55,17 @@ class Config(Record):
     embedding_dropout: Scalar | None = None
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
+    embedding_multiplier: Scalar = 1.0
+    attention_multiplier: Scalar = 1.0
+    residual_multiplier: Scalar = 1.0
+    logits_scaling: Positive = 1.0
+    logit_scale: Scalar = 1.0
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: Layers = 4
+    new_decoder_architecture: bool = False
+    multi_query: bool = True
+    parallel_attn: bool = True
+    num_ln_in_parallel_attn: int | None = Field(None, ge=1, le=2)
 
     rope_theta: Positive = 10_000.0
     rope_local_base_freq: Positive | None = None
@@ -149,7 +160,7 @@ def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]
         return {}
     if slides and not any(slides):
         return {}
-    return {"window": config.sliding_window, "window_pattern": () if all(slides) else _period(slides)}
+    return {"window": config.sliding_window, "window_pattern": () if all(slides) else period(slides)}
 
 
 def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
@@ -163,7 +174,8 @@ def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
     return tuple(known[kind] for kind in layer_types)
 
 
-def _period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
+def period(slides: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The shortest pattern that, repeated, gives ``slides``."""
     size = next(n for n in range(1, len(slides) + 1) if all(s == slides[i % n] for i, s in enumerate(slides)))
     return slides[:size]
 

@@ -9,15 +9,37 @@ from math import isclose
 from typing import Any
 
 from fivefold.model.huggingface.families import FAMILIES, from_config
-from fivefold.model.shape import MoE, RopeScaling
+from fivefold.model.huggingface.tables import DENSE
+from fivefold.model.huggingface.write import candidates, keys, scaling
+from fivefold.model.shape import ModelShape, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
+
+ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields of rotary layers alone
 
 
 def to_config(model: Model) -> dict[str, Any]:
     """The ``config.json`` of ``model`` in a family with the same computation; ``Mistake`` if there is none."""
-    family = _family(model)
-    config = {
+    families = candidates(model) if model.moe is None and model.mla is None else iter([_family(model)])
+    said = ""
+    for family in families:
+        config = _config(model, family=family)
+        try:
+            found = differs(from_config(config, name=model.name), model)
+        except Mistake as refusal:
+            found = str(refusal)
+        if found is None:
+            return config
+        said = said or f"the nearest, {family}, has {found}"
+    raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it; {said}")
+
+
+def _config(model: Model, *, family: str) -> dict[str, Any]:
+    """The ``config.json`` of ``family`` that comes nearest to ``model``."""
+    if family in DENSE:
+        about = {"architectures": [FAMILIES[family].architecture], "model_type": family}
+        return about | keys(model, family=family)
+    return {
         "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         "num_hidden_layers": model.layers,
@@ -33,14 +55,11 @@ def to_config(model: Model) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.out_bias,
-        **({"rope_scaling": _scaling(model.rope_scaling)} if model.rope_scaling else {}),
-        **({"mlp_bias": model.mlp_bias} if family in ("llama", "deepseek_v2") else {}),
+        **({"rope_scaling": scaling(model.rope_scaling)} if model.rope_scaling else {}),
+        **({"mlp_bias": model.mlp_bias} if family == "deepseek_v2" else {}),
         **(_experts(model.moe, family=family) if model.moe else {}),
         **(_latent(model) if model.mla else {}),
     }
-    if found := differs(from_config(config, name=model.name), model):
-        raise Mistake(f"model {model.name!r}: no family of Hugging Face holds it; the nearest, {family}, has {found}")
-    return config
 
 
 def differs(there: Model, here: Model) -> str | None:
@@ -64,37 +83,26 @@ def _normalized(model: Model) -> Model:
     moe = model.moe and model.moe.replace(
         aux_coefficient=0.0, capacity=None, shared_ffn=model.moe.shared_ffn or model.moe.ffn
     )
+    turns = [model.rotates(layer) for layer in range(model.layers)]
+    slides = [model.slides(layer) for layer in range(model.layers)]
+    if not any(turns):
+        still = {field: ModelShape.model_fields[field].default for field in ROTARY}
+        model = model.replace(position="none" if model.position == "rope" else model.position, **still)
     return model.replace(
-        name="", source="", positions=1, dropout=0.0, moe=moe,
+        name="", source="", dropout=0.0, moe=moe, norm_bias=model.norm == "layernorm" and model.norm_bias,
+        positions=model.positions if model.position == "learned" else 1,
+        rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
+        window=model.window if any(slides) else None,
+        window_pattern=() if all(slides) or not any(slides) else tuple(slides),
         attention_scale=None if scale is None or isclose(scale, plain, rel_tol=1e-12) else scale,
     )  # fmt: skip
 
 
 def _family(model: Model) -> str:
-    """The family whose operations could be the model's, among those with known weight names."""
+    """The family with experts or latent attention whose operations could be the model's."""
     if model.mla is not None:
         return "deepseek_v2" if model.moe and model.moe.score == "softmax" else "deepseek_v3"
-    if model.moe is not None:
-        return "qwen3_moe" if model.qk_norm == "head" else "mixtral"
-    if model.qk_norm == "head":
-        return "qwen3"
-    return "qwen2" if model.qkv_bias and not model.out_bias else "llama"
-
-
-def _scaling(scaling: RopeScaling) -> dict[str, Any]:
-    values: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.original_positions:
-        values["original_max_position_embeddings"] = scaling.original_positions
-    if scaling.kind == "llama3":
-        values |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
-    if scaling.kind == "yarn":
-        values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-        weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}
-        if scaling.mscale and scaling.mscale_all_dims:  # they determine attention_factor
-            return values | weights
-        given = {name: weight for name, weight in weights.items() if weight is not None}
-        return values | given | {"attention_factor": scaling.attention_factor}
-    return values
+    return "qwen3_moe" if model.qk_norm == "head" else "mixtral"
 
 
 def _experts(moe: MoE, *, family: str) -> dict[str, Any]:

@@ -46,6 +46,10 @@ _DEEPSEEK = _DECODER | _same(
 )
 _DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
 
+_LAYER_NORMED = {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
+_COMMAND = _LAYER_NORMED | {"layer_norm_eps": "norm_epsilon"} | _same("attention_bias logit_scale")
+_FALCON = {key: field for key, field in (_SIZES | _ROTARY | _WHOLE).items() if key != "intermediate_size"}
+
 # family: {config key: field of ``Config``}; keys of one field are aliases
 KEYS: dict[str, dict[str, str]] = {
     "llama": _DECODER | _same("attention_bias mlp_bias"),
@@ -78,13 +82,34 @@ KEYS: dict[str, dict[str, str]] = {
     | {key: field for key, field in _ROTARY.items() if key != "rope_theta"}
     | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
     | _same("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
-    "nemotron": {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
-    | {"norm_eps": "norm_epsilon"}
-    | _same("partial_rotary_factor attention_bias mlp_bias"),
+    "nemotron": _LAYER_NORMED | {"norm_eps": "norm_epsilon"} | _same("partial_rotary_factor attention_bias mlp_bias"),
     "deepseek_v2": _DEEPSEEK | {"n_routed_experts": "num_experts", "num_experts": "num_experts"} | _same("mlp_bias"),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "olmo2": _DECODER | _same("attention_bias"),
+    "granite": _DECODER
+    | _same("attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"),
+    "starcoder2": _LAYER_NORMED
+    | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
+    | _same("sliding_window embedding_dropout"),
+    "glm": _DECODER | _same("partial_rotary_factor attention_bias"),
+    "glm4": _DECODER | _same("partial_rotary_factor attention_bias"),
+    "smollm3": _DECODER
+    | _same(
+        "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
+    ),
+    "cohere": _COMMAND,
+    "cohere2": _COMMAND | _same("sliding_window layer_types sliding_window_pattern"),
+    "falcon": {"n_embed": "hidden_size"}
+    | _FALCON
+    | _same("hidden_dropout new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
+    | {
+        "ffn_hidden_size": "intermediate_size",
+        "num_kv_heads": "num_key_value_heads",
+        "activation": "hidden_act",
+        "bias": "attention_bias",
+        "layer_norm_epsilon": "norm_epsilon",
+    },
     "gpt_oss": _GROUPED | _EXPERTS | _same("attention_bias sliding_window layer_types"),
 }
 
@@ -110,6 +135,8 @@ REFUSED: dict[str, dict[str, Only]] = {
     "gemma2": _GEMMA_REFUSED,
     "gemma3_text": _GEMMA_REFUSED,
     "gemma3": _GEMMA_REFUSED,
+    "cohere": {"use_qk_norm": Only((False, None), "norms of heads with a weight for each head")},
+    "falcon": {"alibi": Only((False, None), "scores with a bias by distance (ALiBi)")},
     "gpt2": {
         "add_cross_attention": Only((False,), "cross-attention"),
         "scale_attn_by_inverse_layer_idx": Only((False,), "an attention scale per layer"),

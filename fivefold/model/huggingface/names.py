@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from fivefold.model.huggingface.tables import DECODER, DENSE, INTERLEAVED, VARIANTS, Fused, Names
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.record import nearest
@@ -33,7 +34,7 @@ class Part(NamedTuple):
     run: int = 1
     stride: int = 1
     transposed: bool = False  # the last two dims change places
-    head: tuple[int, int] | None = None  # (rows per head, last rows of them that are interleaved rotary pairs)
+    head: tuple[int, int, int] | None = None  # (rows per head; the first, and how many, interleaved rotary pairs have)
 
     @property
     def numel(self) -> int:
@@ -49,46 +50,15 @@ class Part(NamedTuple):
         """Index of the folder's row for each of our rows: fused ones lie apart, rotary pairs are interleaved there."""
         rows = self.shape[self.dim] if self.rows is None else self.rows
         if self.head is not None:
-            size, turned = self.head
-            still = size - turned
-            one = [*range(still), *range(still, size, 2), *range(still + 1, size, 2)]
+            size, first, turned = self.head
+            last = first + turned
+            one = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
             return [start + row for start in range(0, rows, size) for row in one]
         if self.run == self.stride:
             return range(self.first, self.first + rows)
         return [self.first + row // self.run * self.stride + row % self.run for row in range(rows)]
 
 
-class Fused(NamedTuple):
-    """One of ``weights`` (our names, in order) that lie in one tensor of the folder called ``name``.
-
-    In each of ``groups`` equal groups of rows lie the rows of the first weight, then of the next: 1: one weight after
-    another; 0: the rows of all in turn; else by heads. ``transposed``: stored as [in, out].
-    """
-
-    name: str
-    weights: tuple[str, ...]
-    groups: int = 1
-    transposed: bool = False
-
-
-Names = Mapping[str, "str | Fused"]
-DECODER: dict[str, str | Fused] = {
-    "blocks": "model.layers.{}",
-    "embed.tokens": "model.embed_tokens",
-    "head.norm": "model.norm",
-    "head.out": "lm_head",
-    "norm1": "input_layernorm",
-    "norm2": "post_attention_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "attention.out": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 EXPERTS = DECODER | {
     "moe.router": "mlp.gate",
     "moe.experts.gate": "mlp.experts.{}.gate_proj.weight",
@@ -132,10 +102,7 @@ GPT_OSS = DECODER | {
 STACKED_SIGN = ".mlp.experts.gate_up_proj"
 
 NAMES: dict[str, Names] = {
-    "llama": DECODER,
-    "mistral": DECODER,
-    "qwen2": DECODER,
-    "qwen3": DECODER,
+    **DENSE,
     "mixtral": MIXTRAL,
     "qwen3_moe": EXPERTS,
     "deepseek_v2": DEEPSEEK,
@@ -153,10 +120,12 @@ def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool
     """
     if family not in NAMES:
         raise nearest(family, list(NAMES), kind="family of weights")
-    names = {**NAMES[family], **(STACKED if stacked and "moe.experts.gate_bias" not in NAMES[family] else {})}
+    variant = VARIANTS.get((family, model.block), NAMES[family])
+    names = {**variant, **(STACKED if stacked and "moe.experts.gate_bias" not in NAMES[family] else {})}
     every = {weight.name: weight for weight in weights(model)}
+    turned = interleaved if model.mla else family in INTERLEAVED
     for weight in every.values():
-        yield from _parts_of(weight, model, names, every, interleaved=interleaved)
+        yield from _parts_of(weight, model, names, every, interleaved=turned)
     if model.moe is not None and "moe.bias" in names:
         for layer in range(model.moe.dense_layers, model.layers):
             theirs = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
@@ -181,7 +150,8 @@ def _parts_of(
     place, leaf = names[stem], f".{leaf}" if leaf else ""
     if isinstance(place, Fused):
         beside = [every[f"{block}{name}{leaf}"] for name in place.weights]
-        yield _fused(weight, beside, place, f"{prefix}{place.name}{leaf}")
+        groups = model.kv_heads if place.groups == "kv_heads" else place.groups
+        yield _fused(weight, beside, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
@@ -196,7 +166,7 @@ def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Par
     stacked = weight.kind.startswith("expert")
     dim = 1 if stacked else 0
     sizes = [each.shape[dim] for each in beside]
-    groups = place.groups or sizes[0]
+    groups = int(place.groups) or sizes[0]
     at = [each.name for each in beside].index(weight.name)
     shape[dim] = sum(sizes)
     if place.transposed and len(shape) > dim + 1:
@@ -209,14 +179,14 @@ def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Par
     )  # fmt: skip
 
 
-def _rotary_rows(stem: str, model: Model) -> tuple[int, int] | None:
-    """(Rows per head, rotary rows of them) if a weight of latent attention has rotary rows; else None."""
+def _rotary_rows(stem: str, model: Model) -> tuple[int, int, int] | None:
+    """(Rows per head, the first of its rotary rows, how many) if a weight has rotary rows; else None."""
+    turned = model.rope_dim
     if model.mla is None:
-        return None
-    turned = model.mla.rope_dim
+        return (model.head_dim, 0, turned) if stem in ("attention.q", "attention.k") else None
     sizes = {
-        "attention.q": model.mla.nope_dim + turned,
-        "attention.q_up": model.mla.nope_dim + turned,
-        "attention.kv_down": model.mla.kv_rank + turned,
+        "attention.q": model.mla.nope_dim,
+        "attention.q_up": model.mla.nope_dim,
+        "attention.kv_down": model.mla.kv_rank,
     }
-    return (sizes[stem], turned) if stem in sizes else None
+    return (sizes[stem] + turned, sizes[stem], turned) if stem in sizes else None

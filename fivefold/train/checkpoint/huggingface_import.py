@@ -25,6 +25,7 @@ from fivefold.train.build import Built
 from fivefold.train.checkpoint.checkpoint import on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 
 
@@ -48,7 +49,7 @@ class Folder:
             raise Mistake(f"{path}: weights of {family} are not read; those of {', '.join(NAMES)} are")
         if model is not None and (found := differs(there, model)):
             raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
-        tensors = dict(_tensors(path))
+        tensors = _prefixed(dict(_tensors(path)), family=family)
         wanted = list(parts(
             there, family=family, stacked=any(STACKED_SIGN in name for name in tensors),
             interleaved=interleaves(config, name=str(path)),
@@ -153,6 +154,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             yield name, opened.get_slice(name)
 
 
+def _prefixed(tensors: dict[str, Any], *, family: str) -> dict[str, Any]:
+    """``tensors`` by the whole model's names, if they are those of a GPT-2 without its head (``h.0.ln_1.weight``)."""
+    bare = family == "gpt2" and not any(name.startswith("transformer.") for name in tensors)
+    return {f"transformer.{name}": tensor for name, tensor in tensors.items()} if bare else tensors
+
+
 def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model) -> tuple[str, ...]:
     """Check names, shapes and dtypes; return the unused tensors that are allowed. ``Mistake`` for any other."""
     names = {part.name for part in wanted}
@@ -176,8 +183,8 @@ def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Mo
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
-    """Whether a tensor may be unused: a tied head, rotary frequencies (old files), multi-token prediction layers."""
-    if name == "lm_head.weight":
+    """Whether a tensor may be unused: a tied head, frequencies and masks (old files), multi-token prediction layers."""
+    if name in ("lm_head.weight", "embed_out.weight"):
         return model.tied_embeddings
     layer = name.removeprefix("model.layers.").partition(".")[0]
-    return name.endswith("rotary_emb.inv_freq") or (layer.isdigit() and int(layer) >= model.layers)
+    return name.endswith(BUFFERS) or (layer.isdigit() and int(layer) >= model.layers)

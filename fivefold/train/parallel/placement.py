@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
@@ -91,13 +92,13 @@ class Placement:
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
-        late = 1
-        for also in sums:
-            late *= also.axis.size if also.late else 1
         vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
         pieces = [local_slice(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
-        held = [LocalWeight(w, p, p.holders * replica.size * late) for w, p in zip(weights, pieces, strict=True)]
+        held = [
+            LocalWeight(weight, piece, piece.holders * replica.size * _late_copies(index, sums))
+            for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
+        ]
         made = ZeroUnit(
             self.module, held, shard=shard, replica=replica, sums=sums,
             policy=policy(self.layout) if shard.size > 1 else POLICIES[0],
@@ -123,6 +124,11 @@ class Placement:
         """Whether first and last stage of a tied model lie on two ranks, one of them this one."""
         ends = [rank for rank, held in enumerate(self.table.rank_stages) if {0, self.table.stages - 1} & set(held)]
         return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
+
+
+def _late_copies(index: int, sums: list[ExtraReduce]) -> int:
+    """How many ranks of other pipeline stages hold the weight ``index`` of a unit too."""
+    return prod(also.axis.size for also in sums if also.late and index in also.weights)
 
 
 def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:

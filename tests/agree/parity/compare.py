@@ -68,7 +68,9 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     whole = {step: assembled(like.gradients[step], model) for step in like.gradients}
     worst = max(
         ((error, f"{name} (step {step + 1})") for step in whole
-         for name, error in errors([part for each in told for part in each.gradients[step]], whole[step]).items())
+         for name, error in errors(
+             [part for each in told for part in each.gradients[step]], whole[step], still=without_gradient(model)
+         ).items())
     )  # fmt: skip
     moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
     runs = model.layers * job.global_batch // layout.mbs
@@ -112,14 +114,25 @@ def _place(part: Part) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.values.shape, strict=True))
 
 
-def errors(parts: list[Part], whole: dict[str, Array]) -> dict[str, float]:
-    """Per weight ‖Δ‖ / ‖g‖ with, in each place, the farthest of all copies; infinite where no rank has it."""
+def without_gradient(model: Model) -> list[str]:
+    """Biases of keys that are not rotated: they add the same to every score of a query."""
+    layers = [layer for layer in range(model.layers) if model.qkv_bias and not model.mla and not model.rotates(layer)]
+    return [f"blocks.{layer}.attention.k.bias" for layer in layers]
+
+
+def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:
+    """Per weight ‖Δ‖ / ‖g‖ with, in each place, the farthest of all copies; infinite where no rank has it.
+
+    ``still``: biases of keys whose gradient vanishes, measured by those of the queries.
+    """
     apart = {name: np.full(gradient.shape, -1.0) for name, gradient in whole.items()}
     for part in parts:
         place = _place(part)
         delta = np.abs(part.values.astype(np.float64) - whole[part.name][place])
         apart[part.name][place] = np.maximum(apart[part.name][place], np.nan_to_num(delta, nan=inf))
     norms = {name: float(np.linalg.norm(gradient.astype(np.float64))) for name, gradient in whole.items()}
+    for name in still:  # zero but for rounding
+        norms[name] = max(norms[name], norms[name.replace("k.bias", "q.bias")])
     return {
         name: inf if (delta < 0).any() else float(np.linalg.norm(delta)) / (norms[name] or 1.0)
         for name, delta in apart.items()

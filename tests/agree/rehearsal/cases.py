@@ -52,6 +52,18 @@ OWN: Mapping[str, Model] = {
         logit_softcap=3.0,
         tied_embeddings=True,
     ),
+    "gpt": TINY.replace(
+        norm="layernorm",
+        mlp="plain",
+        activation="gelu_tanh",
+        mlp_bias=True,
+        qkv_bias=True,
+        out_bias=True,
+        position="learned",
+        positions=300,
+        tied_embeddings=True,
+        kv_heads=8,
+    ),
     "olmo": TINY.replace(block="post"),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }

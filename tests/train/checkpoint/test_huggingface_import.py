@@ -292,8 +292,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "architecture 'OlmoForCausalLM' is not known",
     ),
     "no names": (
-        lambda p: change(p, architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
-        "weights of gemma2 are not read; those of llama, mistral,",
+        lambda p: change(p, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", text_config={}),
+        "weights of gemma3 are not read; those of llama, mistral,",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }
