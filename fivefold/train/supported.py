@@ -11,11 +11,12 @@ from fivefold.train.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
 OURS = {
-    "attention": "flash", "kernels": "fused", "joint": False, "weight_gradients": "apart",
+    "kernels": "fused", "joint": False, "weight_gradients": "apart",
     "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False,
 }  # fmt: skip
 
 LOSSES = ("fused", "chunked")
+ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
 FREE = frozenset({
     "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
@@ -43,12 +44,27 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise Mistake(f"job: the engine has offload=(), not {job.offload}; `predict` plans both")
     if job.stack.loss not in LOSSES:
         raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
+    _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.schedule.startswith("dualpipe"):
         raise Mistake(
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )
     check_trainable(job.precision)
     _check_model(layout, model)
+
+
+def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` for an attention kernel that the engine does not have, or not for this model or layout."""
+    kind = job.stack.attention
+    if kind not in ATTENTIONS:
+        raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
+    if kind != "unfused":
+        return
+    if layout.cp > 1 and layout.cp_kind == "ring":
+        raise Mistake(f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses")
+    for field in ("attention_softcap", "attention_sinks"):
+        if getattr(model, field):
+            raise Mistake(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
 
 
 def _check_model(layout: Layout, model: Model) -> None:

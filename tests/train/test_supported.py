@@ -14,7 +14,7 @@ from fivefold.stack.catalog import STACKS
 from fivefold.train.supported import OURS, check_supported, idle_window
 
 OTHERS: dict[str, Any] = {
-    "attention": "flash2", "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
+    "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
     "dispatcher": "fused", "reduce": "micro_batch", "scatter_hops": True, "offload": ("optimizer",),
 }  # fmt: skip
 
@@ -43,3 +43,17 @@ def test_a_window_that_does_nothing_is_said() -> None:
     assert idle_window(model, job.replace(sequence=65)) is None
     assert idle_window(model.replace(window_pattern=(False,)), job) is None
     assert idle_window(named("nano"), job) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "changed", "line"),
+    [
+        ("flash2", "dp1", {}, "the engine has attention=flash or unfused, not flash2"),
+        ("unfused", "cp2", {}, "a ring merges blocks of flash attention; with unfused take cp=ulysses"),
+        ("unfused", "dp1", {"attention_sinks": True}, "unfused attention has no attention_sinks"),
+        ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention has no attention_softcap"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(Mistake, match=line):
+        check_supported(Layout.parse(layout), Job(attention=kind), model=named("nano").replace(**changed))

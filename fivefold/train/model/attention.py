@@ -24,6 +24,7 @@ from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
 from fivefold.train.model.rotary import Rows
 from fivefold.train.model.score_rule import ScoreRule
+from fivefold.train.model.unfused_attention import Unfused
 
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
@@ -49,7 +50,7 @@ class _Attention(nn.Module):
         self.kernels: Kernels = EAGER
         self.rotates, self.slides = model.rotates(layer), model.slides(layer)
         self.rule = ScoreRule.of(model, layer=layer, head_dim=head_dim)
-        self.core: Core = Flash(self.rule)
+        self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
         self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
 
@@ -58,7 +59,11 @@ class _Attention(nn.Module):
         heads = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
-        out_BTNH: Tensor = self.run("attention.core", self.core, *heads, rows.documents, self.sinks)
+        out_BTNH: Tensor
+        if isinstance(self.core, Unfused):
+            out_BTNH = self.core(*heads, rows.documents, run=self.run)
+        else:
+            out_BTNH = self.run("attention.core", self.core, *heads, rows.documents, self.sinks)
         del heads
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)

@@ -16,6 +16,7 @@ from fivefold.train.model.float8.attach import attach as attach_float8
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.tf32 import attach as attach_tf32
 from fivefold.train.model.transformer import Transformer
+from fivefold.train.model.unfused_attention import Unfused
 from fivefold.train.parallel import context, expert, recompute, tensor
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.placement import Placement
@@ -33,6 +34,9 @@ def apply(
         if isinstance(getattr(part, "wgrad_store", None), WgradStore):
             part.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
+    if job.stack.attention == "unfused":
+        for attention in (part for part in module.modules() if hasattr(part, "core")):
+            attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
     if layout.cp > 1:

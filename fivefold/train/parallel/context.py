@@ -49,7 +49,8 @@ def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
             attention.core = Ring(axis, attention.rule)  # type: ignore[assignment, arg-type]
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
-            attention.core = Flash(attention.rule, rank=axis.rank)  # type: ignore[assignment, arg-type]
+            if isinstance(attention.core, Flash):
+                attention.core.rank = axis.rank
 
 
 class Ulysses:

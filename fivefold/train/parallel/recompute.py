@@ -60,7 +60,7 @@ def groups(name: str) -> frozenset[str]:
         return frozenset({"norm"})
     found = {first} & {"rope", "mlp", "moe"}
     if first == "attention" and second not in ("enter", "leave"):
-        found = {second if second in ("core", "out") else "qkv"}
+        found = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
         found |= {"up"} if second.endswith("_up") else set()
     if second.startswith("shared"):
         found = {"shared"}

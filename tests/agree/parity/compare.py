@@ -74,7 +74,8 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     )  # fmt: skip
     moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
     runs = model.layers * job.global_batch // layout.mbs
-    blocks = job.replace(attention="blocks")  # the kernels of CPUs
+    # the kernels of CPUs
+    blocks = job if job.stack.attention == "unfused" else job.replace(attention="blocks")
     return Verdict(
         loss_error=max(_apart(each.losses, like.losses) for each in told),
         norm_error=max(_apart(each.norms, like.norms) for each in told),

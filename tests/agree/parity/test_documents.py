@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge
 from tests.agree.parity.processes import forked
@@ -28,3 +32,23 @@ def test_no_token_sees_another_document(case: Case) -> None:
     assert verdict.equal, verdict
     (joined,) = forked(1, play, case.model, Layout(), case.job, seconds=120.0)
     assert max(abs(a - b) for a, b in zip(alone.losses, joined.losses, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["joined", "apart"])
+def test_unfused_attention_is_flash_attention(apart: bool) -> None:
+    """Against one process with flash attention, on every axis that it runs under."""
+    case = Case("dense", "tp2 cp2 zero3 mbs2 cp=ulysses ac=selective")
+    job = case.job.replace(documents="apart" if apart else "joined")
+    (flash,) = forked(1, play, case.model, Layout(), job, seconds=120.0)
+    unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))
+    told = forked(case.layout.world, play, *unfused, seconds=120.0)
+    verdict = judge(unfused, told, like=flash)
+    assert verdict.equal, verdict
+    assert verdict.said == (), verdict.said
+    assert apart or verdict.flops[0] == verdict.flops[1]
+
+
+class Unfused(NamedTuple):
+    model: Model
+    layout: Layout
+    job: Job

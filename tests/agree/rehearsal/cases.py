@@ -89,11 +89,13 @@ class Case(NamedTuple):
     precision: str = "bf16"
     backend: Literal["nccl", "gloo"] = "nccl"
     loss: Literal["fused", "chunked"] = "fused"
+    attention: Literal["flash", "unfused"] = "flash"
 
     def __str__(self) -> str:
         layers = f"/{self.layers}" if self.layers else ""
         job = f"{self.sequence} x {self.global_batch} · {self.precision} · {self.backend}"
         job += " · loss in chunks" * (self.loss == "chunked")
+        job += " · unfused" * (self.attention == "unfused")
         return f"{self.name}{layers} · {self.layout_text} · {job}"
 
     @property
@@ -111,7 +113,10 @@ class Case(NamedTuple):
     @property
     def job(self) -> Job:
         precision = recipe(self.precision)
-        return Job(sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss)
+        return Job(
+            sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss,
+            attention=self.attention,
+        )  # fmt: skip
 
     @property
     def machine(self) -> Machine:

@@ -40,6 +40,9 @@ CASES = (
     Case("windows", 5, "dp2 cp4 zero3 mbs1 ac=selective", 192, 4, "bf16", "gloo"),
     Case("windows", 3, "tp2 cp2 pp2 zero1 mbs1 cp=ulysses ac=full", 192, 4, "fp32"),
     Case("softcap", 4, "cp2 pp2 zb1p zero1 mbs1", 192, 6),
+    Case("grouped", 4, "dp2 tp2 zero1 mbs2", 192, 8, attention="unfused"),
+    Case("llama2-7b", 2, "cp2 zero3 mbs1 ac=selective cp=ulysses", 768, 4, attention="unfused"),
+    Case("grouped", 4, "dp2 pp2 zb1p zero1 mbs1 ac=full", 192, 6, "fp32", attention="unfused"),
     # a part of what linear layers on one input make is asked for again: all of it is made
     Case("qwen3-0.6b", 2, "dp2 zero1 mbs1 ac=core+mlp+qkv", 256, 2),
     Case("llama3.2-1b", 2, "dp2 zero1 mbs1 ac=qkv+rope", 256, 2),

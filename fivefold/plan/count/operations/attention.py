@@ -229,8 +229,9 @@ def _unfused(local: Local, core: Op) -> list[Op]:
     width, (q, k, v) = local.width, core.reads
     pairs = local.rows * local.heads * local.job.sequence
     half = core._replace(
-        flops=core.flops // 2, causal_flops=core.causal_flops // 2, forward_scratch=0, backward_scratch=0
-    )
+        flops=core.flops // 2, causal_flops=core.causal_flops // 2, windowed_flops=0, forward_scratch=0,
+        backward_scratch=0, parameters=0, gradient_widths=(),
+    )  # fmt: skip
     scores = half._replace(name="attention.core.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
     softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
@@ -243,6 +244,6 @@ def _unfused(local: Local, core: Op) -> list[Op]:
         reads=(probabilities, v),
         writes={out: core.writes[out]},
         keeps=(probabilities, core.keeps[2]),
-        message=None,
-    )
+        message=None, parameters=core.parameters, gradient_widths=core.gradient_widths,
+    )  # fmt: skip
     return [*ops, output]
