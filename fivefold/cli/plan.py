@@ -64,6 +64,9 @@ def predict(
         save_trace(planner(spec, ranks, job), chosen, step, path=trace)
 
 
+ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
+
+
 @takes_job
 def search(
     model: ModelName,
@@ -72,6 +75,14 @@ def search(
     by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
+    where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Layouts so near to the best are alike; the simplest is proposed.", show_default="0.02"
+        ),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
     front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     measure: Annotated[
@@ -81,6 +92,7 @@ def search(
 ) -> None:
     """The best of all legal layouts that fit, and why the others lost."""
     from fivefold.job import recipe
+    from fivefold.layout.where import Where
     from fivefold.model.catalog import resolve
     from fivefold.plan.search import search as run
     from fivefold.show import search as page
@@ -91,6 +103,7 @@ def search(
     with bar("searching") as progress:
         found = run(
             model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
+            within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
             recipes=[recipe(name) for name in also or []],
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip

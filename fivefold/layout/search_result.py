@@ -61,10 +61,42 @@ class Finalist(Record):
     why: str = ""
 
 
+class Alternative(Record):
+    """Another layout beside the proposed one; ``slower``: its step time over the proposal's, less 1."""
+
+    layout: str
+    memory_bytes: NonNegativeInt
+    step_seconds: NonNegativeFloat
+    slower: float
+
+
+class Why(Record):
+    """A choice of the proposed layout, such as tp8, and what its nearest alternatives would cost."""
+
+    choice: str
+    line: str
+
+
+class Proposal(Record):
+    """The simplest layout whose score is ``within`` a share of the best, which a prediction cannot tell from it.
+
+    ``simpler``: the fastest of the simpler layouts; ``faster``: the fastest of all, unless it is the proposal.
+    """
+
+    layout: str
+    within: NonNegativeFloat
+    alike: NonNegativeInt  # evaluated layouts that are within it
+    choice: Ranked
+    simpler: Alternative | None
+    faster: Alternative | None
+    why: tuple[Why, ...]
+
+
 class SearchResult(Record):
     """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds."""
 
     by: By
+    proposal: Proposal | None = None  # of a search by time or cost that was asked for one
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Ranked, SearchResult
+from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
@@ -17,7 +17,7 @@ NAMED = 8  # the chart labels its points if they are no more than this
 
 
 def page(found: SearchResult) -> RenderableType:
-    """Return the page: best layouts, near misses, the front if it has more than one point, reasons of rejection."""
+    """Return the page: proposal, best layouts, near misses, the front if it has several points, why others lost."""
     fits = "" if found.best else ", none fits"
     parts: list[RenderableType] = [
         Text(
@@ -25,7 +25,10 @@ def page(found: SearchResult) -> RenderableType:
             style="dim",
         )
     ]
+    if found.proposal:
+        parts.append(_proposal(found.proposal))
     if found.best:
+        parts += [_heading("By time alone")] if found.proposal else []
         parts.append(_best(found.best))
     if found.finalists:
         parts += [_heading("Measured"), finalists(found.finalists)]
@@ -104,6 +107,24 @@ def _finding(points: Sequence[Point]) -> str:
         return f"{fast.layout} is both the fastest and the smallest"
     slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
     return f"{less:.0%} less memory costs {slower:.0%} more time"
+
+
+def _proposal(found: Proposal) -> RenderableType:
+    """The proposed layout, what simpler and faster ones cost and gain, and why each choice is as it is."""
+    step = found.choice.step
+    seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
+    figures = f"{seconds} a step, {peak}, MFU {step.mfu.causal:.1%}"
+    lines = [
+        Text.assemble("\n", ("Proposal  ", "bold"), (found.layout, "bold cyan"), overflow="fold"),
+        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({found.alike} layouts are)"),
+    ]
+    for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
+        if other is not None:
+            less = "longer" if other.slower >= 0 else "less"
+            lines.append(Text(f"{word}  {other.layout}: {abs(other.slower):.1%} {less}", overflow="fold"))
+    return Group(
+        *lines, Grid(("choice", "why"), tuple((why.choice, why.line) for why in found.why), words=("choice", "why"))
+    )
 
 
 def _best(best: Sequence[Ranked]) -> Grid:

@@ -158,7 +158,7 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
 
 def _run_file(case: Case, here: Path, *, machine: Path) -> Path:
     """The run file of a case, with its model and corpus."""
-    (here / "model.json").write_text(case.model.model_dump_json(exclude_none=True))
+    (here / "model.json").write_text(case.model.model_dump_json(exclude_defaults=True))
     (here / "job.json").write_text(case.job.model_dump_json())
     (here / "layout.txt").write_text(str(case.layout))
     (here / "from.txt").write_text(str(machine))

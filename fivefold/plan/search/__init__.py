@@ -1,8 +1,8 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
-space · shapes     every legal layout as columns of integers; what the ranks of a pipeline hold
+space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
 bounds · estimates · branch_and_bound   lower bounds; their cached parts; what they let pass is estimated, best first
-rejections         why layouts lost
+simplest · rejections   of those as good as the best the simplest; why layouts lost
 
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
@@ -15,14 +15,16 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.legal import unfit
-from fivefold.layout.search_result import By, NearMiss, Point, Ranked, SearchResult
+from fivefold.layout.search_result import By, NearMiss, Point, Proposal, Ranked, SearchResult
 from fivefold.layout.spec import divisors
+from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, EvaluatedLayout, Report
 from fivefold.plan.search.rejections import near_miss
+from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
 
@@ -39,11 +41,13 @@ def search(
     recipes: Sequence[Recipe] = (),
     worlds: Sequence[int] = (),
     levels: int = 1,
+    within: float | None = None,
     report: Report | None = None,
     **narrowed: Any,
 ) -> SearchResult:
     """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` memory budgets.
 
+    ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
     ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; by default all of the machine, and
     by cost every divisor of it. ``narrowed``: arguments of ``Space``. A ``Mistake`` if no layout is legal.
     """
@@ -53,14 +57,18 @@ def search(
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = [(each, Space(model, each, world=world, **narrowed)) for each in jobs for world in worlds]
-    if not any(len(space.partials.dp) for _, space in spaces):
-        raise Mistake(_no_layout(model, machine, job))
+    total = sum(space.layouts() for _, space in spaces)
+    if not total:
+        raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
     solver = BranchAndBound(machine, by=by, top=top, levels=levels, report=report)
-    solver.total = sum(int(space.candidates_of(space.partials).sum()) for _, space in spaces)
+    solver.total = total
     planners = _search_spaces(solver, spaces, model=model, machine=machine)
     best = sorted(solver.best, key=lambda found: found[:4])
     return SearchResult(
         by=by,
+        proposal=_proposal(solver, within, where=narrowed.get("where", ANY))
+        if best and within is not None and by != "memory"
+        else None,
         best=tuple(_ranked(found, machine) for found in best),
         front=tuple(_front(solver.fitting)),
         reasons=solver.rejections.reasons(machine, best[0].estimate if best else None),
@@ -69,6 +77,26 @@ def search(
         evaluated=solver.evaluated,
         seconds=time.perf_counter() - begin,
     )
+
+
+def _proposal(solver: BranchAndBound, within: float, *, where: Where) -> Proposal:
+    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision."""
+    best = min(solver.best, key=lambda found: found[:4])
+    alike = [each for each in solver.fitting if each.planner is best.planner]
+    world = [each for each in alike if each.estimate.layout.world == best.estimate.layout.world]
+    known = (Evaluated(each.estimate.layout, each.seconds, each.peak_bytes) for each in world)
+    simplest = Simplest(best.planner, known, limit=best.seconds * (1 + within), where=where)
+    chosen = simplest.find()
+    simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
+    estimate = best.planner.estimate(chosen.layout)
+    found = EvaluatedLayout(
+        chosen.seconds, chosen.peak_bytes, chosen.seconds, str(chosen.layout), estimate, best.planner
+    )
+    return Proposal(
+        layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
+        alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
+        choice=_ranked(found, best.planner.machine), why=tuple(simplest.why(chosen)),
+    )  # fmt: skip
 
 
 def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
@@ -86,7 +114,7 @@ def _search_spaces(
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
     for job, space in spaces:
-        if len(space.partials.dp):
+        if space.layouts():
             if job not in planners:
                 counts = known[job].counts if known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
@@ -128,7 +156,16 @@ def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
     return Ranked(step=step, gpu_hours=hours, dollars=None if price is None else hours * price)
 
 
-def _no_layout(model: Model, machine: Machine, job: Job) -> str:
+def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
+    where: Where = narrowed.pop("where", ANY)
+    for term in where.terms:
+        others = Where(tuple(each for each in where.terms if each is not term))
+        left = sum(Space(model, job, world=world, where=others, **narrowed).layouts() for world in worlds)
+        if left:
+            return (
+                f"no layout of {model.name} on {machine.ranks} ranks of {machine.name} meets {str(where)!r}; "
+                f"without {term} there are {left:,}"
+            )
     ranks = machine.ranks
     near = -(-job.global_batch // ranks) * ranks
     return (

@@ -19,8 +19,9 @@ from fivefold.machine.spec import Machine
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner, fullest
 from fivefold.plan.search.bounds import PARTS, Bounds
+from fivefold.plan.search.columns import Ints
 from fivefold.plan.search.rejections import Rejections
-from fivefold.plan.search.space import CandidateLayouts, Ints, Space
+from fivefold.plan.search.space import CandidateLayouts, Space
 
 # partial layouts with a schedule per batch: few until a good layout is known
 FIRST, MOST = 1_000, 20_000

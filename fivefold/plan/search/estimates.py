@@ -18,7 +18,8 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, Run, apart, run_part
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.space import CandidateLayouts, Ints, Space
+from fivefold.plan.search.columns import Ints
+from fivefold.plan.search.space import CandidateLayouts, Space
 
 Floats = NDArray[np.float64]
 MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes

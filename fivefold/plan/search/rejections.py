@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.search.bounds import PARTS
-from fivefold.plan.search.space import Ints
+from fivefold.plan.search.columns import Ints
 from fivefold.record import Mistake
 from fivefold.units import GIB, show_seconds
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fivefold.layout.names import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run
-from fivefold.plan.search.space import Ints, Shape
+from fivefold.plan.search.columns import Ints
+from fivefold.plan.search.space import Shape
 
 NEVER = 0  # ``every`` if no layer is recomputed
 SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # with deferred weight gradients

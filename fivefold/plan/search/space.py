@@ -8,8 +8,8 @@ A candidate becomes a ``Layout`` object only on request. Legal layouts are those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from itertools import permutations
 from typing import NamedTuple, Self
 
@@ -20,9 +20,10 @@ from fivefold.job import Job
 from fivefold.layout.legal import neighbours, playable, takes_tp
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
+from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
+from fivefold.plan.search.columns import Ints, cross, mapped, split
 
-Ints = NDArray[np.int64]
 RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
 
 
@@ -83,18 +84,22 @@ class Space:
         recomputations: Sequence[str] = RECOMPUTATIONS,
         placements: bool = True,
         shard_groups: bool = True,
+        where: Where = ANY,
     ) -> None:
         stack = job.stack.runs
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
         self.axes = tuple(axis for axis in axes if axis in stack.axes)
+        self.where = where
         swap = {"mlp": "moe"} if model.moe else {}
-        self.recomputations = tuple(swap.get(ac, ac) for ac in recomputations)
+        tried = dict.fromkeys((*(swap.get(ac, ac) for ac in recomputations), *where.named("ac")))
+        self.recomputations = tuple(ac for ac in tried if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
-        self.placements = placements and stack.orders
+        self.placements = placements and stack.orders and where.admits("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = list(orders)
-        self.shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
+        shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
+        self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
     @cached_property
@@ -105,22 +110,33 @@ class Space:
         sizes = divisors(world)
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0]])
         tps = [tp for tp in sizes if takes_tp(model, tp)]
-        rows = _split(rows, 1, tps if "tp" in self.axes else [1])
-        rows = _split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
-        rows = _split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
+        rows = split(rows, 1, tps if "tp" in self.axes else [1])
+        rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
+        rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
             cuts = divisors(moe.ffn) if self.stack.expert_tensor else [1]
-            rows = _cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
-            rows = _cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
-        rows = _cross(rows, 7, (0, 1), self._context)
-        rows = _cross(
-            rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1)
-        )
-        rows = _cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
+            rows = cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
+            rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
+        rows = cross(rows, 7, (0, 1), self._context)
+        rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
-        rows = _cross(rows, 9, range(len(self.recomputations)))
+        rows = cross(rows, 9, range(len(self.recomputations)))
+        rows = rows[self._admitted(rows)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def _admitted(self, rows: Ints) -> NDArray[np.bool_]:
+        """Which rows meet the constraints on degrees, micro-batch, kind of cp and sp."""
+        found = np.ones(len(rows), bool)
+        for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp", "mbs")):
+            found &= mapped(rows[:, column], partial(self._allows, field)).astype(bool)
+        found &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
+        found &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
+        return np.asarray(found)
+
+    def _allows(self, field: str, value: int) -> bool:
+        return self.where.admits(field, value)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
         """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
@@ -160,9 +176,11 @@ class Space:
     def zeros(self, replicas: int, *, pp: int) -> list[tuple[int, int]]:
         """Pairs (ZeRO stage, shards) for dp·cp = ``replicas`` and ``pp`` pipeline ranks."""
         if replicas == 1:
-            return [(0, 1)]
-        sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-        return [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
+            pairs = [(0, 1)]
+        else:
+            sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
+            pairs = [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
+        return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
         """The values on which ``zeros`` depends, as one number per partial layout."""
@@ -221,7 +239,7 @@ class Space:
 
     def orders_each(self, partials: PartialLayouts) -> Ints:
         """How many orders each partial layout has."""
-        return _mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
+        return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
         """The values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
@@ -234,6 +252,10 @@ class Space:
     def _orders(self, pattern: int) -> list[int]:
         active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
         return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
+
+    def layouts(self) -> int:
+        """How many layouts there are."""
+        return int(self.candidates_of(self.partials).sum()) if self.shapes and len(self.partials.dp) else 0
 
     def candidates_of(self, partials: PartialLayouts) -> Ints:
         """How many candidates each partial layout has."""
@@ -249,7 +271,7 @@ class Space:
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
         """How many pairs of ZeRO stage and shard group each partial layout has."""
-        return _mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
+        return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
     def any_layout(self, partial: int) -> Layout:
         """One candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
@@ -272,28 +294,3 @@ class Space:
             shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
             sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(candidates.order[at])],
         )  # fmt: skip
-
-
-def _cross(
-    rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
-) -> Ints:  # fmt: skip
-    """Every row with each of ``values`` in one column, without rows that are not ``legal``."""
-    pieces = []
-    for value in values:
-        copy = rows.copy()
-        copy[:, column] = value
-        pieces.append(copy if legal is None else copy[legal(copy)])
-    return np.concatenate(pieces)
-
-
-def _split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
-    """Every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
-    found = _cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
-    found[:, 0] //= found[:, column]
-    return found
-
-
-def _mapped(column: Ints, value: Callable[[int], int]) -> Ints:
-    """``value`` of each element, called once per distinct one."""
-    distinct, inverse = np.unique(column, return_inverse=True)
-    return np.array([value(int(each)) for each in distinct], np.int64)[inverse]

@@ -1,0 +1,113 @@
+"""The proposal of a search, and constraints on what it may find, against brute force over every layout."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.model.spec import Model
+from fivefold.plan.predict import Planner
+from fivefold.plan.search import search
+from fivefold.plan.search.simplest import Evaluated, Simplest, complexity
+from fivefold.record import Mistake
+from tests.plan.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
+
+TERMS = (
+    "tp<=2", "pp=1", "cp=1", "zero<=1", "zero=3", "ac=none,full", "ac!=none", "mbs>1", "schedule=1f1b,gpipe",
+    "order=default", "dp!=4", "kind=ring", "v<2", "shards<=2", "sp=yes",
+)  # fmt: skip
+SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW.replace(global_batch=4)
+
+
+@pytest.mark.parametrize("model", [SHALLOW, SPARSE], ids=["dense", "moe"])
+def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Model) -> None:
+    machine, job = tight(4, gib=1.0), SHORT
+    every = brute(model, machine, job)
+    best = min(each.step_time.seconds for each in every)
+    for within in (0.01, 0.3):
+        found = search(model=model, machine=machine, job=job, within=within).proposal
+        assert found is not None
+        assert found.choice.step.time.step_seconds <= best * (1 + within)
+        least = min(complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within))
+        assert complexity(Layout.parse(found.layout), ranks_per_node=2) == least
+        assert found.faster is None or found.faster.step_seconds == best
+        assert found.simpler is None or found.simpler.slower > 0
+        assert found.why
+
+
+def test_an_estimate_does_not_depend_on_those_before_it() -> None:
+    names = (
+        "dp1 tp4 mbs4 nosp", "dp1 tp4 mbs4", "dp2 tp2 mbs1", "dp2 tp2 mbs1 nosp", "dp2 cp2 zero1 mbs1",
+        "dp4 zero2 mbs1", "dp2 cp2 zero1 mbs1 cp=ulysses", "dp2 pp2 mbs1 zb1p", "tp2 pp2 mbs1 nosp",
+    )  # fmt: skip
+    layouts = [Layout.parse(name) for name in names]
+    one = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+    for layout in random.Random(2).sample(layouts, len(layouts)):
+        fresh = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+        assert one.estimate(layout) == fresh.estimate(layout), str(layout)
+
+
+def test_what_alternatives_cost_is_what_they_cost() -> None:
+    """Each line of the reasons, made again by hand."""
+    found = search(model=SMALL, machine=NODE, job=FEW, within=0.02).proposal
+    assert found is not None
+    chosen = Layout.parse(found.layout)
+    planner = Planner(model=SMALL, machine=NODE, job=FEW)
+    twice = planner.estimate(chosen.replace(dp=chosen.dp // 2, tp=2 * chosen.tp)).step_time.seconds
+    line = next(why.line for why in found.why if why.choice == f"tp{chosen.tp}")
+    slower = twice / found.choice.step.time.step_seconds - 1
+    assert f"tp{2 * chosen.tp} takes {abs(slower):.1%} longer" in line
+
+
+def test_no_more_layouts_are_estimated_than_allowed() -> None:
+    planner = Planner(model=SMALL, machine=NODE, job=FEW)
+    start = Layout.parse("dp1 tp2 pp4 v1 zero0 zb1p mbs1")
+    simplest = Simplest(planner, [Evaluated(start, 1.0, 1)], limit=1e-9 + 1.0)
+    simplest.left = 3
+    simplest.find()
+    assert len(simplest.known) <= 4
+
+
+def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints() -> None:
+    machine, job = tight(4, gib=1.0), SHORT
+    every = brute(SHALLOW, machine, job)
+    chance = random.Random(5)
+    searched = 0
+    for _ in range(12):
+        where = Where.parse(" ".join(chance.sample(TERMS, chance.choice((1, 2, 3)))))
+        left = [each for each in every if where.holds(each.layout)]
+        if not left:
+            continue
+        searched += 1
+        found = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)
+        assert found.best[0].step.time.step_seconds == min(each.step_time.seconds for each in left), str(where)
+        assert found.proposal is not None
+        assert where.holds(Layout.parse(found.proposal.layout)), str(where)
+    assert searched > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("tp", "'tp' is no constraint; write tp<=8"),
+        ("tpp=2", "unknown constraint 'tpp'"),
+        ("tp=two", "compares with 'two', which is no number; write tp=4"),
+        ("ac<full", "ac has no order; write ac=full or ac!=full"),
+        ("ac=fulll", "unknown recomputation 'ac=fulll'"),
+        ("schedule=1f2b", "1f2b"),
+        ("tp<2 tp>4", "no tp is tp<2 and tp>4; drop one"),
+        ("ac=none ac=full", "no ac is ac=none and ac=full; drop one"),
+    ],
+)
+def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> None:
+    with pytest.raises(Mistake, match=line.replace("?", r"\?")) as told:
+        Where.parse(text)
+    assert "\n" not in str(told.value)
+
+
+def test_the_constraint_that_leaves_nothing_is_named() -> None:
+    with pytest.raises(Mistake, match="meets 'pp=1 tp=3'; without tp=3 there are"):
+        search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
