@@ -11,11 +11,23 @@ from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.stack.catalog import STACKS, named
 from fivefold.stack.spec import FACTS, Stack
-from fivefold.units import Dtype
+from fivefold.units import Dtype, ceil_div, power_of_two
 from fivefold.update import LearningRate, Optimizer, Ramp
 
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
+KERNEL_ELEMENTS = 4096  # of a program of one of Triton's kernels: of a tile of rows at most so many, or one row
+NORM_PROGRAMS = 256  # of a norm's backward in Triton: each sums the weight's gradient over its rows
 LOSS_CHUNK_ROWS = 1024  # whose logits a chunked loss makes at once: enough that a matmul is not bound by memory
+
+
+def tile_rows(rows: int, width: int) -> int:
+    """Rows of a tile of a kernel over whole rows: a power of two, of as many as there are."""
+    return min(max(1, KERNEL_ELEMENTS // power_of_two(width)), power_of_two(rows))
+
+
+def norm_programs(rows: int, width: int) -> int:
+    """Programs of a norm's backward in Triton, each of which writes a row of partial sums."""
+    return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
 
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]

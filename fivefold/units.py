@@ -50,3 +50,8 @@ def show_seconds(seconds: float) -> str:
 def ceil_div(a: int, b: int) -> int:
     """``a / b`` rounded up."""
     return -(-a // b)
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is at least ``number``."""
+    return 1 << max(0, number - 1).bit_length()

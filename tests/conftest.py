@@ -21,6 +21,9 @@ settings.load_profile("busy")
 
 # Threads do not survive a fork, but what waits for them does: neither OpenMP nor the compiler may have any here.
 os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Triton's kernels run in its interpreter where there is no GPU; it reads this when it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # A script that starts the tests in its background hands SIGINT down ignored, and fivefold leaves ignored what it finds
 # so. Here signals are as in a terminal, for this process and those that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

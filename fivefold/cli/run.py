@@ -16,6 +16,7 @@ from fivefold.train.faults.signals import one_line
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
+    from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -40,7 +41,6 @@ def train(
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.train.model.precision import check_chip
     from fivefold.train.run import Run
     from fivefold.train.supported import check_supported
 
@@ -52,7 +52,7 @@ def train(
     refuse(chosen, model=model, job=settings.job, machine=machine)
     check_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
-        check_chip(settings.job, model=model)
+        settings = settings.replace(job=_on_this_chip(settings.job, model=model))
     settings.table(chosen)
     if launcher() is None:
         _must_be_there(settings, model=model)
@@ -73,6 +73,18 @@ def train(
         launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
     _train_here(settings, chosen, model=model, machine=machine, json=json)
+
+
+def _on_this_chip(job: Job, *, model: Model) -> Job:
+    """``job`` with the kernels that run here; a ``Mistake`` if its precision or kernels do not."""
+    from fivefold.train.model.kernels.choice import check_kernels
+    from fivefold.train.model.precision import check_chip
+
+    check_chip(job, model=model)
+    job, remark = check_kernels(job)
+    if remark and launcher() is None:
+        say(remark)
+    return job
 
 
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:

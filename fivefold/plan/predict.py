@@ -54,6 +54,7 @@ class Planner:
 
     def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
         """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse."""
+        job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
             attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
             job = job.replace(overlap=job.stack.overlap if machine.overlaps else (), attention=attention)

@@ -5,9 +5,9 @@ The defaults are this engine's. A fact that a named stack states otherwise has i
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
 from fivefold.record import Record
@@ -49,9 +49,12 @@ class Stack(Record):
     # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
     # as widened, but beside the fp32 logits (nanotron)
     loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
-    # plain: norms, rotary and activation as PyTorch's separate kernels; norms: the activation alone
-    kernels: Literal["fused", "norms", "plain"] = "fused"
-    compile: bool = False
+    # Norms, rotary embedding, activation and loss. fused: a kernel each, in our engine Triton's on GPUs and PyTorch's
+    # on CPUs (``on``); triton, compiled, eager: ours, written in Triton, by torch.compile of whole blocks, or as
+    # PyTorch's kernels one by one, which keep no more; plain: PyTorch's under autograd, which keep more; norms: so the
+    # activation alone
+    kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"] = "fused"
+    compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
     # sums itself (ours); apart: each for itself, under autograd
@@ -95,6 +98,23 @@ class Stack(Record):
     expandable_segments: bool = False  # of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
 
     runs: Runs = Runs()
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.compile and self.kernels == "eager":
+            raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
+        return self
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile makes the kernels of the blocks."""
+        return self.compile or self.kernels == "compiled"
+
+    def on(self, *, gpu: bool) -> Stack:
+        """The stack on GPUs or CPUs: our engine's ``fused`` kernels under the name of those that run there."""
+        if self.name != "fivefold" or self.kernels != "fused":
+            return self
+        return self.replace(kernels="compiled" if self.compile else "triton" if gpu else "eager")
 
     def hides_p2p(self, schedule: ScheduleName) -> bool:
         """Whether messages between pipeline stages run beside compute under ``schedule``."""

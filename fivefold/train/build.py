@@ -16,6 +16,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
+from fivefold.train.model.kernels.choice import settled
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.transformer import Transformer
@@ -78,6 +79,7 @@ def build(
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
+    job = settled(job, gpu=device.type == "cuda")
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     experts = model.moe is not None

@@ -11,10 +11,11 @@ from fivefold.train.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
 OURS = {
-    "kernels": "fused", "joint": False, "weight_gradients": "apart",
+    "joint": False, "weight_gradients": "apart",
     "joined": (), "dispatcher": "all_to_all", "reduce": "step", "scatter_hops": False,
 }  # fmt: skip
 
+KERNELS = ("fused", "triton", "compiled", "eager")
 LOSSES = ("fused", "chunked")
 ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
@@ -40,6 +41,10 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     for field, ours in OURS.items():
         if getattr(job.stack, field) != ours:
             raise Mistake(f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both")
+    if job.stack.kernels not in KERNELS:
+        raise Mistake(
+            f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
+        )
     if job.offload:
         raise Mistake(f"job: the engine has offload=(), not {job.offload}; `predict` plans both")
     if job.stack.loss not in LOSSES:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.train.model.kernels.activations import swiglu as swiglu_of
-from fivefold.train.model.kernels.loss import cross_entropy as loss_of
-from fivefold.train.model.kernels.norms import rms_norm as norm_of
-from fivefold.train.model.kernels.rotary import rotate
+from fivefold.train.model.kernels.eager import EAGER, Kernels
+from fivefold.train.model.kernels.fused.kernels import TRITON
+from fivefold.train.model.kernels.fused.launch import unavailable
+from fivefold.train.model.kernels.loss import cross_entropy as cross_entropy_of
 
 WIDTH = 256  # elements of a row; the kernels' rates hardly depend on it
 
@@ -46,30 +46,36 @@ def adamw(x: Tensor) -> Work:
     return Work(optimizer.step, 7 * x.nbytes)
 
 
+def kernels_on(x: Tensor) -> Kernels:
+    """The kernels that a job gets by default where ``x`` is."""
+    return TRITON if x.is_cuda and not unavailable() else EAGER
+
+
 def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """RMS norm over rows of ``WIDTH``; returns output and differentiable inputs, as do the three below."""
     rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
-    return norm_of(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
+    return kernels_on(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
 
 
 def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rotary embedding of 64 positions of 4 heads of dim 32."""
     heads = x.view(-1, 64, 4, 32).requires_grad_()
     table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
-    return rotate(heads, cos_TH=table, sin_TH=table), (heads,)
+    return kernels_on(x).rotate_first(heads, table, table), (heads,)
 
 
 def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """SwiGLU of a gate and an up tensor of the size of x."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
-    return swiglu_of(gate, up), (gate, up)
+    return kernels_on(x).swiglu(gate, up), (gate, up)
 
 
 def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Cross entropy of logits over a vocabulary of ``WIDTH``."""
     logits = x.view(-1, WIDTH).requires_grad_()
     targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
-    return loss_of(logits, targets, scale=1.0), (logits,)
+    kernels = kernels_on(x)
+    return cross_entropy_of(logits, targets, scale=1.0, loss=kernels.nats, rescale=kernels.rescale), (logits,)
 
 
 def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:

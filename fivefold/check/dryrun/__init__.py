@@ -42,7 +42,7 @@ def dryrun(
     beyond = [rank for rank in ranks if not 0 <= rank < layout.world]
     if beyond:
         raise Mistake(f"no rank {beyond[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
-    streams = machine.overlaps
+    streams, job = machine.overlaps, job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
     job = job if streams else job.replace(overlap=())  # one stream: nothing runs beside compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     kept = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}

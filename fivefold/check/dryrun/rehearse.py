@@ -54,7 +54,9 @@ def rehearse_rank(
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
-    job = job.replace(compile=False, documents="joined")
+    stack = job.stack.on(gpu=streams)
+    kernels = "eager" if stack.compiles else stack.kernels
+    job = job.replace(compile=False, kernels=kernels, documents="joined")
     recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
     with fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
@@ -82,7 +84,7 @@ def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout,
 def assumed(model: Model, job: Job) -> tuple[str, ...]:
     """Return, in words, where a rehearsal differs from the real run."""
     remarks = []
-    if job.stack.compile:
+    if job.stack.compiles:
         remarks.append("blocks are rehearsed uncompiled")
     if job.documents == "apart":
         remarks.append("packed documents are rehearsed as one: apart, attention is less work")

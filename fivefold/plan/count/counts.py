@@ -19,6 +19,7 @@ from fivefold.model.weights import Weight, block_weights, embedding_weights, hea
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, play, play_split
 from fivefold.plan.count.memory.states import UnitStates, unit_states
 from fivefold.plan.count.operations.fused_linears import fuse_linears
+from fivefold.plan.count.operations.kernels import in_one_kernel
 from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, head, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
 from fivefold.plan.count.operations.part import Local, Part
@@ -77,9 +78,10 @@ class Counts:
         if key not in self._units:
             local = self.local(part)
             if isinstance(name, str):
-                self._units[key] = Unit(tuple(embedding(local) if name == "embed" else head(local)))
+                unit = Unit(tuple(embedding(local) if name == "embed" else head(local)))
             else:
-                self._units[key] = block_unit(local, layer=self.example[name])
+                unit = block_unit(local, layer=self.example[name])
+            self._units[key] = unit._replace(ops=tuple(in_one_kernel(op, local) for op in unit.ops))
         return self._units[key]
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:

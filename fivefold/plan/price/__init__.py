@@ -1,6 +1,6 @@
 """How long it takes: seconds.
 
-roofline · measured · compute   a kernel; from calibration; an operation forward and backward
+roofline · measured · compute · passes   a kernel; calibrated; an operation; one of many kernels
 profiled                        units that were measured in a step, which come before all curves
 network · small_messages        a collective, by where its ranks lie; those that carry no tensors of the model
 units · data_parallel           a unit with its exposed messages; ZeRO's gathers and reductions

@@ -14,8 +14,10 @@ from typing import NamedTuple
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.part import activation_width
 from fivefold.plan.price import roofline
 from fivefold.plan.price.measured import Measured
+from fivefold.plan.price.passes import eager_passes
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {
@@ -80,7 +82,8 @@ class Prices:
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
-        self.plain = job.stack.kernels == "plain" and not job.stack.compile and machine.backend == "nccl"
+        self.plain = job.stack.kernels == "plain" and not job.stack.compiles and machine.backend == "nccl"
+        self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
         # as the engine runs it on a GPU: one kernel for all experts, sums of gradients and of branches apart
         added = job.stack.weight_gradients in ("summed", "placeholders")  # by the matmul: Megatron
         self.ours = job.stack.linears == "fanned" and not added and self.measured is None
@@ -109,6 +112,8 @@ class Prices:
             return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
+        if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
+            return self._in_passes(op)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate, rounds = LOSS_RATE * self.chip.multiprocessors, self._rounds(*op.shape[:2])
             apart = (rounds - 1) * roofline.KERNEL_SECONDS
@@ -131,6 +136,15 @@ class Prices:
             kernels=kernels,
             backward_kernels=kernels if backward else 0,
         )
+
+    def _in_passes(self, op: Op) -> OpTime:
+        """Seconds of an operation that PyTorch's kernels compute one after another."""
+        passes = eager_passes(op, width=activation_width(self.job))
+        rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
+        small = roofline.KERNEL_SECONDS
+        forward = self.moving(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * small
+        backward = self.moving(int(passes.backward * op.moved_backward_bytes)) + (passes.backward_kernels - 1) * small
+        return OpTime(forward, backward, 0.0, rounds * passes.kernels, passes.backward_kernels)
 
     def _permutation(self, op: Op) -> OpTime:
         """Seconds of the router's top-k, and of permuting tokens by expert and back."""
@@ -169,7 +183,8 @@ class Prices:
 
     def _rounds(self, rows: int, vocab: int) -> int:
         """Of the loss: our engine widens a few rows at a time."""
-        return ceil_div(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab)) if self.ours else 1
+        ours = self.ours and self.job.stack.kernels != "triton"
+        return ceil_div(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab)) if ours else 1
 
     def _linear(self, op: Op) -> OpTime:
         """Seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""

@@ -254,7 +254,7 @@ class _UnitTimer:
         backward = sum(time.backward for _, time in pairs) + again + self.contention * self.hidden[1]
         weight = sum(time.weight for _, time in pairs)
         if self.nccl:
-            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compile else 1)
+            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compiles else 1)
             later = host * sum(self._launches(index)[1] for index in range(len(pairs)))
             if self.job.stack.blocking:  # +: the host launches a kernel only when the one before has ended
                 forward += host * sum(self._launches(index)[0] for index in range(len(pairs)))

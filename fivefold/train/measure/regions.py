@@ -51,7 +51,7 @@ class Regions:
         if data is not None:
             self._wrap(data, "take", recorder.wrap(label("data", "data"), data.take))
         self._wrap(built.ranks.listener, "post", recorder.post)
-        self._add_operations(engine, compiled=engine.job.stack.compile)
+        self._add_operations(engine, compiled=engine.job.stack.compiles)
 
     @contextmanager
     def reported(self) -> Iterator[None]:

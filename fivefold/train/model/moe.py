@@ -96,7 +96,7 @@ class Moe(nn.Module):
         logits = self.run("moe.router", self.router, x_RD)
         weights, chosen = self.run("moe.topk", self._choose_experts, logits)
         permutation, plan = self._plan_dispatch(chosen)
-        routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation)
+        routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         beside = None if self.shared is None else self.shared(x_RD)
@@ -109,7 +109,7 @@ class Moe(nn.Module):
         made = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
         made = self.run("moe.return", self.dispatcher.combine, made, plan)
-        out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation)
+        out_RD: Tensor = self.run("moe.combine", _combine_copies, made, permutation, self.kernels)
         return out_RD if beside is None else self.run("moe.add", torch.add, out_RD, beside)
 
     @property
@@ -187,29 +187,24 @@ class _Copy(torch.autograd.Function):
     """Rows [R, D] → their copies [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, permutation: Permutation) -> Tensor:
-        ctx.permutation = permutation
-        return x.index_select(0, permutation.tokens)
+    def forward(ctx: Any, x: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+        ctx.permutation, ctx.kernels = permutation, kernels
+        return kernels.gather_rows(x, permutation.tokens)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum_by_row(gradient, ctx.permutation), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kernels.sum_copies(gradient, ctx.permutation.places, ctx.permutation.starts), None, None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, permutation: Permutation) -> Tensor:
-        ctx.permutation = permutation
-        return _sum_by_row(made, permutation)
+    def forward(ctx: Any, made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+        ctx.permutation, ctx.kernels = permutation, kernels
+        return kernels.sum_copies(made, permutation.places, permutation.starts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.index_select(0, ctx.permutation.tokens), None
-
-
-def _sum_by_row(copies: Tensor, permutation: Permutation) -> Tensor:
-    """Sum the copies [n, D] of each row → [R, D], in one pass and in a fixed order, so deterministically."""
-    return F.embedding_bag(permutation.places, copies, permutation.starts, mode="sum")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kernels.gather_rows(gradient, ctx.permutation.tokens), None, None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -225,12 +220,13 @@ def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation) -> tuple[Tensor, Tensor]:
+def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Rows [R, D] and routing weights [R, k] → copies [n, D] and their weights [n], in order of expert."""
-    return _Copy.apply(x, permutation), weights.flatten().index_select(0, permutation.order)  # type: ignore[no-untyped-call]
+    copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
+    return copies, weights.flatten().index_select(0, permutation.order)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _combine_copies(made: Tensor, permutation: Permutation) -> Tensor:
-    found: Tensor = _Sum.apply(made, permutation)  # type: ignore[no-untyped-call]
+def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+    found: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
     return found

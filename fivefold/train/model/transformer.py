@@ -53,7 +53,8 @@ class Head(nn.Module):
         logits_RV: Tensor = self.run("head.out", self.out, h_RD)
         if targets_BT is None:
             return self.shape.shaped(logits_RV)
-        lost = self.run("loss", partial(cross_entropy, scale=scale, loss=loss), logits_RV, targets_BT.flatten())
+        whole = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
+        lost = self.run("loss", whole, logits_RV, targets_BT.flatten())
         return lost
 
 

@@ -13,6 +13,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.train.model.float8.attach import attach as attach_float8
+from fivefold.train.model.kernels.fused.kernels import attach as attach_triton
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.tf32 import attach as attach_tf32
 from fivefold.train.model.transformer import Transformer
@@ -34,6 +35,8 @@ def apply(
         if isinstance(getattr(part, "wgrad_store", None), WgradStore):
             part.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
+    if job.stack.kernels == "triton":
+        attach_triton(module)
     if job.stack.attention == "unfused":
         for attention in (part for part in module.modules() if hasattr(part, "core")):
             attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]
@@ -52,7 +55,7 @@ def apply(
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
     recompute.attach(
-        dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compile else None
+        dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compiles else None
     )
     placement = Placement(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     return placement.units(), wgrad_store

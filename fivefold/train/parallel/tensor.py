@@ -113,9 +113,11 @@ class _GatherRows(torch.autograd.Function):
 class VocabParallel:
     """Vocabulary sharded over ``axis``: every rank has equally many words of embedding and logits, padding last."""
 
-    def __init__(self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN) -> None:
+    def __init__(
+        self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN, kernels: Kernels = EAGER
+    ) -> None:  # fmt: skip
         self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
-        self.kernels: Kernels = EAGER
+        self.kernels = kernels
 
     def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Indices of ``ids`` among this rank's ``held`` words, and a mask of the ids that other ranks hold."""
@@ -183,8 +185,8 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
 
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
-    model = cast(Model, module.model)
-    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.of(model))
+    model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
+    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.of(model), kernels=kernels)
     for name, part in module.named_modules():
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(part, Linear):

@@ -70,7 +70,7 @@ class Fused:
 
     def __init__(self, code: CodeType, site: Site, dtype: str) -> None:
         self.code, self.last = code, -1
-        self.site, self.dtype, self.operations = site, dtype, 0
+        self.site, self.dtype, self.operations, self.passed_bytes = site, dtype, 0, 0
         self._read: dict[int, dict[Part, int]] = {}  # bytes by storage, and range within it
         self._wrote: dict[int, dict[Part, int]] = {}
 
@@ -86,9 +86,13 @@ class Fused:
         unread = {id(tensor) for tensor in written} if fills else frozenset()
         for tensor in tensors(args):
             key, part = _range_of(tensor, ids)
-            if id(tensor) not in unread and key not in self._wrote:
+            if id(tensor) in unread:
+                continue
+            self.passed_bytes += tensor.nbytes
+            if key not in self._wrote:
                 self._read.setdefault(key, {})[part] = tensor.nbytes
         for tensor in written:
+            self.passed_bytes += tensor.nbytes
             key, part = _range_of(tensor, ids)
             self._wrote.setdefault(key, {})[part] = tensor.nbytes
 

@@ -218,7 +218,8 @@ class Recorder(TorchDispatchMode):
         fused, self._fused = self._fused, None
         if fused is not None and not self.silent:
             moved = fused.moved(self._live)
-            kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, self.tape.site(fused.site))
+            site = self.tape.site(fused.site)
+            kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, site, fused.passed_bytes)
             self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _message(self, func: Any, args: Any) -> Any:

@@ -60,6 +60,7 @@ class Kernel(NamedTuple):
     moved_bytes: int  # read and written
     launches: int  # torch operations that it stands for: more than 1 if elementwise operations were fused
     site: int
+    passed_bytes: int = 0  # read and written by those operations one after another
 
 
 class Message(NamedTuple):

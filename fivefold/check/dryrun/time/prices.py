@@ -26,6 +26,8 @@ CURVES = {
     "_Gated.forward": "swiglu", "_Gated.backward": "swiglu_backward",
     "_Plain.forward": "swiglu", "_Plain.backward": "swiglu_backward",
     "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
+    "_Norm.forward": "rms_norm", "_Norm.backward": "rms_norm_backward",
+    "_Rotate.forward": "rope", "_Rotate.backward": "rope_backward",
     "residual": "add", "Engine.update": "adamw",
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {
@@ -43,7 +45,8 @@ class Pricer:
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job)
         self.network = Network(machine)
         self.nccl = machine.backend == "nccl"
-        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.stack.compile else 1) if self.nccl else 0.0
+        self.host = machine.chip.launch_seconds * (COMPILED_HOST if job.stack.compiles else 1) if self.nccl else 0.0
+        self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
         if job.stack.graphs == "full":
             self.host = 0.0
 
@@ -52,7 +55,7 @@ class Pricer:
         drags = self.nccl and not self.job.stack.blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
-            launches=[self.host * (kernel.launches if self.prices.plain else 1) for kernel in tape.kernels],
+            launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
             messages=[self.message(message, rank=tape.rank) for message in tape.messages],
             drag=[CONTENTION * (drags and _slows_compute(message)) for message in tape.messages],
             reads=[message.dtype in INTEGERS for message in tape.messages],
@@ -67,6 +70,9 @@ class Pricer:
             return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=number)
         if kernel.kind.startswith("attention"):
             return self._attention(kernel)
+        if self.prices.eager:
+            small = (kernel.launches - 1) * roofline.KERNEL_SECONDS
+            return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + small
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.moving(kernel.moved_bytes, kernel=curve)
 

@@ -246,7 +246,7 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
     if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
         both = both._replace(forward_scratch=size, backward_scratch=4 * size)
-    plain = local.job.stack.kernels != "fused" and not local.job.stack.compile
+    plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
     if plain:  # silu(gate) is a separate tensor, kept by the product

@@ -154,6 +154,8 @@ def _softmax_bytes(local: Local, rows: int) -> int:
     """fp32 scratch of the softmax, for as many of ``rows`` as are widened at once: input and softmax, under tp one; a
     soft cap's derivative beside it.
     """
+    if local.job.stack.kernels == "triton":  # widened in registers
+        return 0
     chunk = min(rows, max(1, LOSS_CHUNK_ELEMENTS // local.vocab)) * local.vocab * 4
     return 2 * chunk if (local.width < 4 and local.part.tp == 1) or local.model.logit_softcap else chunk
 

@@ -51,7 +51,7 @@ class Local:
         self.width = activation_width(job)
         self.norm = NormKind(
             layernorm=model.norm == "layernorm", bias=model.norm_bias, fused=job.stack.linears != "fanned",
-            plain=job.stack.kernels == "plain" and not job.stack.compile,  # PyTorch's own, one after another
+            plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
         )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows

@@ -6,11 +6,11 @@ same inputs, outputs and saved tensors.
 
 from __future__ import annotations
 
-from fivefold.train.model.kernels import activations, loss, norms, rotary
+from fivefold.train.model.kernels import activations, loss, norms, rotary, rows
 
 
 class Kernels:
-    """``kernels = "eager"``: norms, rotary embedding, activations and the loss in PyTorch's kernels."""
+    """``kernels = "eager"``: each operation as several of PyTorch's kernels."""
 
     rms_norm = staticmethod(norms.rms_norm)
     layer_norm = staticmethod(norms.layer_norm)
@@ -25,6 +25,9 @@ class Kernels:
     nats = staticmethod(loss.nats)
     log_sum_exp = staticmethod(loss.log_sum_exp)
     into_gradient = staticmethod(loss.into_gradient)
+    rescale = staticmethod(loss.rescale)
+    gather_rows = staticmethod(rows.gather_rows)
+    sum_copies = staticmethod(rows.sum_copies)
 
 
 EAGER = Kernels()

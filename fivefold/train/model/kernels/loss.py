@@ -12,6 +12,7 @@ from fivefold.job import LOSS_CHUNK_ELEMENTS
 from fivefold.train.model.logits import PLAIN, LogitShape
 
 Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # signature of ``nats`` and its vocab-parallel form
+Rescale = Callable[[Tensor, Tensor], None]
 
 
 def nats(
@@ -69,24 +70,35 @@ def row_chunks(logits: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]
 
 
+def rescale(x: Tensor, factor: Tensor) -> None:
+    """``x`` ← ``x`` · ``factor``, a scalar."""
+    x.mul_(factor)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float, loss: Nats) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, scale: float, loss: Nats, rescale: Rescale
+    ) -> Tensor:  # fmt: skip
+        ctx.rescale = rescale
         total = loss(logits, targets, scale if ctx.needs_input_grad[0] else None)
         ctx.save_for_backward(logits)
         return total * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (logits,) = ctx.saved_tensors
-        return logits.detach().mul_(grad), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits = ctx.saved_tensors[0].detach()
+        ctx.rescale(logits, grad)
+        return logits, None, None, None, None
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, scale: float, loss: Nats = nats) -> Tensor:
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, scale: float, loss: Nats = nats, rescale: Rescale = rescale
+) -> Tensor:  # fmt: skip
     """``scale`` · Σ over rows of −log softmax(logits)[target], in nats. ``logits`` [rows, V], ``targets`` [rows].
 
     Overwrites ``logits`` with their gradient: use them for nothing else, and run backward once. ``loss``: ``nats``, or
     its vocab-parallel form.
     """
-    out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss)  # type: ignore[no-untyped-call]
+    out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss, rescale)  # type: ignore[no-untyped-call]
     return out

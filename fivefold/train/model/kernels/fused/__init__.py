@@ -1,0 +1,7 @@
+"""The memory-bound operations with each forward and each backward as one kernel of Triton.
+
+kernels    the set of them, a ``Kernels``                            launch   sizes of programs; whether Triton is here
+norms · rotary · activations · loss · rows   autograd functions over custom ops, whose bodies call ``kernels/triton/``
+
+A custom op is one operation for the meter, the rehearsal (which has no Triton) and torch.compile.
+"""

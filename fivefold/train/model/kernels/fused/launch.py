@@ -1,0 +1,39 @@
+"""What every launch of a kernel needs: sizes of its programs as powers of two, and Triton itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import NamedTuple
+
+import torch
+
+from fivefold.job import KERNEL_ELEMENTS as ELEMENTS
+from fivefold.job import tile_rows
+from fivefold.units import power_of_two as power
+
+__all__ = ["ELEMENTS", "power", "tile", "unavailable"]
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a program, powers of two, and the warps that compute it."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def tile(rows: int, width: int) -> Tile:
+    """A tile of whole rows of ``width``."""
+    columns, height = power(width), tile_rows(rows, width)
+    return Tile(height, columns, min(16, max(4, height * columns // 512)))
+
+
+def unavailable() -> str:
+    """Why Triton's kernels cannot run in this process, in words; empty if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if torch.cuda.is_available():
+        return ""
+    from triton import knobs
+
+    return "" if knobs.runtime.interpret else "Triton compiles for GPUs, and here is none"
