@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
@@ -47,6 +48,14 @@ POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False)
 def policy(layout: Layout) -> Policy:
     """The policy of the layout's ZeRO stage; with one shard, that of stage 0."""
     return POLICIES[layout.zero if layout.shards > 1 else 0]
+
+
+def reduces_each(layout: Layout, job: Job) -> bool:
+    """Whether gradients go to their shards after the backward of every one of several micro-batches, not once a step.
+    Under ZeRO-0 and -1 whole ones stay until the update anyway.
+    """
+    often = job.stack.reduce == "micro_batch" or (job.stack.reduce == "unpipelined" and layout.pp == 1)
+    return often and layout.micro_batches(job) > 1 and not policy(layout).gradients_stay
 
 
 def chunk_rows(rows: int, *, shards: int) -> int:

@@ -25,7 +25,6 @@ DEEPSPEED = Entry(
         "early_stop": Fact(False, f"{ENGINE}: use_reentrant is on"),
         "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
         "overlap": Fact(("dp",), f"{ZERO_CONFIG}: overlap_comm, on by itself under stage 3"),
-        "reduce": Fact("micro_batch", f"{ZERO_CONFIG}: stages 2 and 3 keep parts of gradients; stage 1 reduces once"),
         "weights": Fact("at_once", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
         "scatter_hops": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
     },

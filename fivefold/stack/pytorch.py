@@ -5,6 +5,7 @@ from __future__ import annotations
 from fivefold.stack.entry import Entry, Fact
 
 FULLY_SHARD = "pytorch/pytorch@0257dd1:torch/distributed/fsdp/_fully_shard/_fully_shard.py"
+STAGE = "pytorch/pytorch@cf30153:torch/distributed/pipelining/stage.py, backward_maybe_with_nosync"
 PARALLELIZE = "pytorch/torchtitan@018740b:torchtitan/models/llama3/infra/parallelize.py"
 PARALLEL_DIMS = "pytorch/torchtitan@0119de1:torchtitan/distributed/parallel_dims.py"
 TABLES = "pytorch/torchtitan@b5bcd76:benchmarks"
@@ -26,7 +27,6 @@ FSDP2 = Entry(
         "loss": Fact("narrow", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"),
         "kernels": Fact("plain", "PyTorch without torch.compile: a kernel for each operation"),
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
-        "reduce": Fact("micro_batch", f"{FULLY_SHARD}, set_requires_gradient_sync: on unless turned off"),
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FULLY_SHARD}: a mesh of one or two data-parallel dimensions"),
@@ -45,7 +45,7 @@ TORCHTITAN = Entry(
         "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
         "overlap": Fact(("dp",), f"{PARALLELIZE}: fully_shard; async tensor parallelism only by maybe_enable_async_tp"),
-        "reduce": Fact("micro_batch", f"{TABLES}; {FULLY_SHARD}, set_requires_gradient_sync"),
+        "reduce": Fact("unpipelined", f"{FULLY_SHARD}, set_requires_gradient_sync: on; {STAGE} turns it off"),
     },
     runs={
         "schedules": Fact(
@@ -69,6 +69,7 @@ KEMPNERFORGE = Entry(
         "loss": Fact("narrow", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
         "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
         "overlap": Fact(("dp",), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: fully_shard"),
+        "reduce": Fact("step", f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/training/grad.py: set_requires_gradient_sync"),
     },
     runs={
         "zero": Fact((2, 3), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: reshard_after_forward"),
@@ -85,7 +86,6 @@ LLM_FOUNDRY = Entry(
         "kernels": Fact("plain", f"{FOUNDRY}: no torch.compile"),
         "early_stop": Fact(False, f"{FOUNDRY}: whole blocks are recomputed"),
         "overlap": Fact(("dp",), f"{FOUNDRY}: FSDP"),
-        "reduce": Fact("micro_batch", "mosaicml/composer: FSDP's gradient synchronisation is on in every micro-batch"),
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: FSDP alone"),
@@ -115,7 +115,6 @@ FMS_FSDP = Entry(
         "loss": Fact("plain", f"{FMS}:fms_fsdp/utils/train_utils.py: CrossEntropyLoss"),
         "compile": Fact(True, f"{FMS}:README.md: torch.compile"),
         "overlap": Fact(("dp",), f"{FMS}:README.md: FSDP"),
-        "reduce": Fact("micro_batch", f"{FMS}:fms_fsdp/utils/train_utils.py: one backward a step"),
         "reduce_in_fp32": Fact(False, "foundation-model-stack/fms-fsdp@8ec8256:fms_fsdp/policies/mixed_precision.py"),
     },
     runs={

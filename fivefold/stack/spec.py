@@ -13,6 +13,7 @@ from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
 from fivefold.record import Record
 from fivefold.sizes import Multiple
 
+Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 
 
@@ -79,7 +80,9 @@ class Stack(Record):
     overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages run beside compute, on GPUs
     # under which schedules messages between stages run beside compute, where ``overlap`` names pp
     p2p_overlap: Literal["any", "interleaved"] = "any"
-    reduce: Literal["step", "micro_batch"] = "step"  # gradients across ranks: once, or after every backward
+    # gradients of ZeRO-2 and -3 go to their shards once a step, or after every backward; unpipelined: after every one,
+    # but with a pipeline once (PyTorch's, whose stages defer it to their last)
+    reduce: Reduce = "micro_batch"
     reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
     # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
     # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)

@@ -23,6 +23,7 @@ from fivefold.train.model.transformer import Transformer
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LossScaler
 from fivefold.train.parallel.apply import apply
+from fivefold.train.parallel.gradients import Underway
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
 from fivefold.train.parallel.shard import Shard
@@ -40,6 +41,7 @@ class Built:
     optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
+    underway: Underway  # the reduction of gradients that is under way
     scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property
@@ -88,13 +90,13 @@ def build(
     )
     with torch.device("meta"):
         module = Transformer(model)
-    units, wgrad_store = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     drawn = {weight.name: weight for weight in weights(model)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in unit.shards):
             shard.weight.copy_(shard.rows_of(initial(drawn[shard.name], model=model, seed=job.seed)))
     scaler = LossScaler() if job.precision.loss_scaling else None
-    return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, scaler)
+    return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:

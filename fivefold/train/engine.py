@@ -71,7 +71,7 @@ class Engine:
             shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
         )  # fmt: skip
         self.pipeline = self._pipeline(built.table)
-        self.pipeline.on_pass = self._note_kept
+        self.pipeline.on_pass = self._pass_ended
 
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
@@ -123,7 +123,7 @@ class Engine:
             return
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
         for unit in self.built.units:
-            unit.expected_grads = [each * micro_batches // before.table.micro_batches for each in unit.expected_grads]
+            unit.gradients.repeat(micro_batches, before=before.table.micro_batches)
         self.pipeline = self._pipeline(table)
         self.pipeline.on_action, self.pipeline.on_pass = before.on_action, before.on_pass
         self.sequences = layout.dp * micro_batches * layout.mbs
@@ -142,7 +142,7 @@ class Engine:
         self.kept_bytes, self._baseline = 0, -1
         total = self.pipeline.step()
         for unit in self.built.units:
-            unit.finish()
+            unit.gradients.finish()
         if self.free:
             self._balance()
         return total
@@ -215,6 +215,10 @@ class Engine:
                 self._baseline = self._lasting_bytes(self._metered) - (
                     0 if entry is None else entry.untyped_storage().nbytes()
                 )
+
+    def _pass_ended(self) -> None:
+        self.built.underway.pass_ended()
+        self._note_kept()
 
     def _note_kept(self) -> None:
         if self._metered is not None and self._baseline >= 0:

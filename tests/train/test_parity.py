@@ -91,7 +91,7 @@ def our_run(model: Model, layout_text: str, job: Job) -> tuple[list[float], list
             loss.backward()
             total += loss.detach()
         for unit in built.units:
-            unit.finish()
+            unit.gradients.finish()
         norm, (loss,) = sum_over_ranks(built.shards, total, ranks=built.ranks)
         clip(built.shards, norm, largest=job.optimizer.clip)
         first = first or {s.name: s.weight.grad.clone() for s in built.shards if s.weight.grad is not None}

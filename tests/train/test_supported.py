@@ -15,7 +15,7 @@ from fivefold.train.supported import OURS, check_supported, idle_window
 
 OTHERS: dict[str, Any] = {
     "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
-    "dispatcher": "fused", "reduce": "micro_batch", "scatter_hops": True, "offload": ("optimizer",),
+    "dispatcher": "fused", "scatter_hops": True, "offload": ("optimizer",),
 }  # fmt: skip
 
 

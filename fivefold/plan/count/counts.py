@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fivefold.job import Job
 from fivefold.layout.names import V_SHAPED
+from fivefold.layout.sharding import reduces_each
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -56,7 +58,7 @@ class Counts:
         self._largest: dict[tuple[Part, Name], list[int]] = {}
         self._logits: dict[Part, int] = {}
         self._profiles: dict[tuple[Part, Name, Sums], Profile] = {}
-        self._splits: dict[tuple[Part, Name, Sums], SplitProfile] = {}
+        self._splits: dict[tuple[Part, Name, Sums, bool], SplitProfile] = {}
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
@@ -91,11 +93,11 @@ class Counts:
             self._profiles[key] = self._play(play, *key)
         return self._profiles[key]
 
-    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> SplitProfile:
-        """Live bytes of a unit whose weight gradients (W) are deferred."""
-        key = part, name, sums
+    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, together: bool = False) -> SplitProfile:
+        """Live bytes of a unit whose weight gradients (W) are deferred; ``together`` as in ``liveness.play_split``."""
+        key = part, name, sums, together
         if key not in self._splits:
-            self._splits[key] = self._play(play_split, *key)
+            self._splits[key] = self._play(partial(play_split, together=together), part, name, sums)
         return self._splits[key]
 
     def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:
@@ -150,6 +152,13 @@ class Counts:
     def adds(self, layout: Layout) -> bool:
         """Whether the head adds its gradient of a tied table directly to the embedding's sums, on the same rank."""
         return self.model.tied_embeddings and not apart(layout) and self.job.stack.linears == "fanned"
+
+    def reduces_each(self, layout: Layout, name: Name = "") -> bool:
+        """Whether gradients (of the unit ``name``) are reduced after every backward. A tied table between whose two
+        gradients other passes lie, as its ends are two stages of one rank, waits for the last.
+        """
+        waits = name == "embed" and layout.pp > 1 and self.model.tied_embeddings and not apart(layout)
+        return reduces_each(layout, self.job) and not waits
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """The values of a layout on which states depend."""

@@ -1,9 +1,9 @@
 """Messages that one rank takes part in during one optimizer step, by axis and collective.
 
-zero0 an all_reduce of each unit's gradients · zero1, 2 an all_gather after the update and a reduce_scatter · zero3 an
-all_gather per forward and backward (not in the backward of the embedding, which needs no weights, nor of the head,
-which is still gathered), and one reduce_scatter, or one per micro-batch · tp, cp, ep as in the operation lists · pp the
-residual stream over each boundary and its gradient back · always an all_reduce of 3 fp32 numbers (norm, loss, stop)
+zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
+stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward (not in the
+backward of the embedding, which needs no weights, nor of the head, which is still gathered) · tp, cp, ep as in the
+operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def passes(layout: Layout, job: Job) -> int:
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas."""
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
-    each = counts.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
+    each = counts.reduces_each(layout, name)
     weights = counts.weights(layout, name)
     for unit, shards, replicas in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
         padded = padded_numel(unit, shards=shards)

@@ -3,8 +3,8 @@
     ends = the last reduction + what the last backward does not hide of the others + all-reduces of replicated weights
            + all-gathers of the updated weights
 
-A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time; the gather after the
-update overlaps the first forward.
+A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time, and in our engine that
+of the embedding the next forward; the gather after the update overlaps the first forward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fivefold.plan.price.units import AXES, CONTENTION, Units
 
 
 class GatherReduceTime(NamedTuple):
-    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights.
+    """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights, and
+    over replicas where that is done less often than the reduction.
 
     ``gather_busy``, ``reduce_busy``: of them those in which they keep the core busy (``Network.busy``).
     """
@@ -51,8 +52,9 @@ class DataParallel:
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
+        each = self.counts.reduces_each(layout, name)
         key = (name, layout.tp, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp,
-               layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout))  # fmt: skip
+               layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout), each)  # fmt: skip
         found = self._gather_reduces.get(key)
         if found is None:
             gather = reduce = copies = gather_busy = reduce_busy = 0.0
@@ -61,6 +63,8 @@ class DataParallel:
                 seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
                 if message.collective == "all_gather":
                     gather, gather_busy = gather + seconds, gather_busy + busy
+                elif message.collective == "all_reduce" and each:
+                    copies += seconds
                 else:
                     reduce, reduce_busy = reduce + seconds, reduce_busy + busy
             for message in copy_messages(self.counts, layout, name):
@@ -75,13 +79,21 @@ class DataParallel:
         time, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
         regathers = gathers and name not in ("embed", "head")
         gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
-        reduce = MessageTime(time.reduce, time.reduce_busy) if self.reduces_each(layout) else nothing
+        reduces = self.counts.reduces_each(layout, name) and not self.follows(name)
+        reduce = MessageTime(time.reduce, time.reduce_busy) if reduces else nothing
         back = gather if regathers else nothing
         return gather if gathers else nothing, MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
 
-    def reduces_each(self, layout: Layout) -> bool:
-        """Whether gradients are reduced after the backward of every micro-batch, not once a step."""
-        return self.job.stack.reduce == "micro_batch" and not policy(layout).gradients_stay
+    def follows(self, name: Name) -> bool:
+        """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
+        return name == "embed" and self.job.stack.linears == "fanned"
+
+    def following(self, layout: Layout, name: Name) -> MessageTime:
+        """The reduction of a unit that ``follows``; of another none."""
+        if not self.follows(name) or not self.counts.reduces_each(layout, name):
+            return MessageTime(0.0, 0.0)
+        time = self.gather_reduce(layout, name)
+        return MessageTime(time.reduce, time.reduce_busy)
 
     def free(self, layout: Layout, exposed: tuple[float, ...]) -> float:
         """Of exposed messages by axis those seconds in which data parallelism's link between nodes is free."""
@@ -105,7 +117,7 @@ class DataParallel:
         copies = 0.0
         gathers, reduces = list[MessageTime](), list[MessageTime]()  # in the order of the units
         forward, backward = list[float](), list[float]()  # of the first stage's units
-        stays, each, work = policy(layout).weights_stay, self.reduces_each(layout), self.counts.stage_work(layout)
+        stays, work = policy(layout).weights_stay, self.counts.stage_work(layout)
         for chunk in chunks:
             for run, times in work[chunk]:
                 time, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)
@@ -113,11 +125,12 @@ class DataParallel:
                 behind = unit.backward + unit.weight + self.free(layout, unit.backward_exposed)
                 if stays:
                     gathers += [MessageTime(time.gather, time.gather_busy)] * times
-                if not each:
+                if not self.counts.reduces_each(layout, run.name):
                     reduces += [MessageTime(time.reduce, time.reduce_busy)] * times
                 elif not reduces and self.beside:
                     # ``each_way`` counts it beside its own backward, but the last one comes after it
-                    reduces.append(MessageTime(min(time.reduce, behind), min(time.reduce_busy, behind)))
+                    room = time.reduce if self.follows(run.name) else behind
+                    reduces.append(MessageTime(min(time.reduce, room), min(time.reduce_busy, room)))
                 if chunk == chunks[0]:
                     forward += [unit.forward + self.free(layout, unit.forward_exposed)] * times
                     backward += [max(0.0, behind - self.each_way(layout, run.name)[1].seconds)] * times

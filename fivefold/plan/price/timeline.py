@@ -102,7 +102,8 @@ class Timeline:
         forward = backward = whole = weight = 0.0
         fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
         longest, parallel = (0.0, ""), self.parallel
-        sends = not policy(layout).weights_stay or parallel.reduces_each(layout)
+        sends = not policy(layout).weights_stay or self.counts.reduces_each(layout)
+        spare, after = 0.0, MessageTime(0.0, 0.0)  # seconds of the next forward; the reduction that travels beside it
         for run, times in work:
             unit = self.units.unit(layout, run)
             ahead, back = unit.forward, unit.backward
@@ -114,7 +115,10 @@ class Timeline:
             if sends:
                 front, behind = parallel.each_way(layout, run.name)
                 talk = parallel.free(layout, unit.backward_exposed)
-                shown, slows = parallel.waits(front, ahead + parallel.free(layout, unit.forward_exposed))
+                meanwhile = ahead + parallel.free(layout, unit.forward_exposed)
+                shown, slows = parallel.waits(front, meanwhile)
+                spare += times * max(0.0, meanwhile - front.seconds)
+                after = parallel.following(layout, run.name) if parallel.follows(run.name) else after
                 late, slowed = parallel.waits(behind, back + talk)
                 later, slower = parallel.waits(behind, both + talk)
                 fronts["dp"] = fronts.get("dp", 0.0) + times * shown
@@ -126,6 +130,10 @@ class Timeline:
             whole += times * both
             weight += times * unit.weight
             longest = max(longest, (times * (ahead + both), unit.longest))
+        if after.seconds:
+            shown, slows = parallel.waits(after, spare)
+            backs["dp"], wholes["dp"] = backs["dp"] + shown, wholes["dp"] + shown
+            backward, whole = backward + slows, whole + slows
         return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:

@@ -127,22 +127,26 @@ class Bounds:
         return total[at] * SAFE, parts
 
     def _gathers(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
-        """Exposed seconds of ZeRO-3's messages in a forward and in a backward of each unit, [n, units] each."""
-        gather, reduce = parallel[:, 0], parallel[:, 1]
-        twice = np.ones(gather.shape[1])
+        """Exposed seconds of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a backward
+        of each unit, [n, units] each.
+        """
+        each = self.estimates.each(candidates)[:, None]
+        stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+        gather, twice = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
         twice[:2] = 0
-        back = gather * twice + (reduce if self.estimates.each else 0.0)
+        behind = np.where(each, parallel[:, 1], 0.0)
+        behind[:, 0] = 0  # may travel beside the next forward
+        back = gather * twice + behind
         if self.planner.timeline.beside:
             gather = np.maximum(0.0, gather - unit[:, 0])
             back = np.maximum(0.0, back - unit[:, 1] - unit[:, 2])
-        stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-        return np.where(stage3, gather, 0.0), np.where(stage3, back, 0.0)
+        return gather, back
 
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
-        reduce = np.where(stays | (not self.estimates.each), parallel[:, 1], 0.0)
+        reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
         gathers, reduces = _over(pipe.held, gather), _over(pipe.held, reduce)

@@ -34,13 +34,19 @@ class Estimates:
         example = self.counts.example
         self.runs = [Run("embed", 0, 1), Run("head", 0, 1)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
-        self.each = planner.job.stack.reduce == "micro_batch"
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
         shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
         self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
         self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
+
+    def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
+        """Whether gradients are reduced after every backward, [n]."""
+        s, job = self.partials.take(candidates.partial), self.planner.job
+        several = job.global_batch // (s.dp * s.mbs) > 1
+        often = {"step": False, "micro_batch": True}.get(job.stack.reduce, s.pp == 1)
+        return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
 
     def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
         """[n, (kept, backward peak above it, that of a split backward), units] bytes.
@@ -76,6 +82,7 @@ class Estimates:
         """
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.ep, s.etp, candidates.zero, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns += [self.each(candidates).astype(np.int64)]
 
         def make(layout: Layout) -> Floats:
             keeps, rows = policy(layout), []
@@ -83,7 +90,7 @@ class Estimates:
                 state = self.counts.states(layout, self._alike(run.name))
                 ends = state.sums if keeps.gradients_stay else state.reduced
                 rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
-                during = ends if self.each or keeps.gradients_stay else state.sums
+                during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
                 rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
             return np.array(rows, float).T
 
@@ -127,6 +134,7 @@ class Estimates:
         """[n, (gather, reduce), units] seconds of a unit's all-gather and of its reduction."""
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns += [self.each(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
 
         def make(layout: Layout) -> Floats:

@@ -36,7 +36,7 @@ def live_tensors(built: Built) -> list[Tensor]:
 
 def measure(meter: Meter, *, built: Built, kept_bytes: int) -> Measured:
     """Read ``meter``; call it after the update and before ``zero_grad``, while the gradients are allocated."""
-    gradients = [unit.reduced for unit in built.units if unit.reduced is not None]
+    gradients = [gradient for unit in built.units if (gradient := unit.gradients.reduced) is not None]
     return Measured(
         parameters=built.parameters,
         parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),

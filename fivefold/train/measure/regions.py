@@ -74,9 +74,10 @@ class Regions:
     def _add_unit(self, unit: ZeroUnit) -> None:
         label, wrap = self.recorder.label, self.recorder.wrap
         self._wrap(unit, "gather", wrap(label("op", "weights.gather"), unit.gather))
-        self._wrap(unit, "_add", wrap(label("op", "gradients.sum"), unit._add))
-        self._wrap(unit, "_reduce", wrap(label("call", "reduce"), unit._reduce))
-        self._wrap(unit, "finish", wrap(label("reduce", "reduce gradients"), unit.finish))
+        gradients = unit.gradients
+        self._wrap(gradients, "_add", wrap(label("op", "gradients.sum"), gradients._add))
+        self._wrap(gradients, "_reduce", wrap(label("call", "reduce"), gradients._reduce))
+        self._wrap(gradients, "finish", wrap(label("reduce", "reduce gradients"), gradients.finish))
 
     def _add_operations(self, engine: Engine, *, compiled: bool) -> None:
         built, names = engine.built, dict[int, str]()

@@ -6,6 +6,8 @@ recomputation and torch.compile, last the sharding of weights.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from fivefold.job import Job
@@ -19,17 +21,24 @@ from fivefold.train.model.tf32 import attach as attach_tf32
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.model.unfused_attention import Unfused
 from fivefold.train.parallel import context, expert, recompute, tensor
+from fivefold.train.parallel.gradients import Underway
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.placement import Placement
 from fivefold.train.parallel.zero import ZeroUnit
 
 
-def apply(
-    module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table
-) -> tuple[list[ZeroUnit], WgradStore]:
-    """Distribute ``module`` (on the meta device) over ``ranks``. Return this rank's ZeRO units, of the stages that
-    ``table`` gives it, with parameters allocated but not initialised, and the store of deferred weight gradients.
+class Applied(NamedTuple):
+    """This rank's ZeRO units, with parameters allocated but not initialised; the store of deferred weight gradients;
+    what tells which reduction is under way.
     """
+
+    units: list[ZeroUnit]
+    wgrad_store: WgradStore
+    underway: Underway
+
+
+def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table) -> Applied:
+    """Distribute ``module`` (on the meta device) over ``ranks``, for the stages that ``table`` gives this rank."""
     wgrad_store = WgradStore()
     for part in module.modules():
         if isinstance(getattr(part, "wgrad_store", None), WgradStore):
@@ -57,5 +66,9 @@ def apply(
     recompute.attach(
         dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compiles else None
     )
-    placement = Placement(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
-    return placement.units(), wgrad_store
+    underway = Underway()
+    placement = Placement(
+        module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,
+        underway=underway,
+    )  # fmt: skip
+    return Applied(placement.units(), wgrad_store, underway)

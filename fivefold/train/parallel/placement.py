@@ -14,22 +14,27 @@ from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, units
+from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, reduces_each, units
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
+from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.model.transformer import Transformer
 from fivefold.train.parallel.fp8_gather import Payload, Scales
+from fivefold.train.parallel.gradients import ExtraReduce, Gradients, Underway
 from fivefold.train.parallel.mesh import Ranks
-from fivefold.train.parallel.shard import LocalWeight
-from fivefold.train.parallel.zero import ExtraReduce, ZeroUnit, attach
+from fivefold.train.parallel.shard import LocalWeight, Shard
+from fivefold.train.parallel.zero import ZeroUnit, attach
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Builds the ZeRO units of this rank for ``module``, under one model, layout, job and schedule table."""
+    """Builds the ZeRO units of this rank for ``module``, under one model, layout, job and schedule table.
+
+    ``wgrad_store``: where weight gradients are deferred; ``underway``: of the units' reductions.
+    """
 
     module: Transformer
     model: Model
@@ -37,6 +42,8 @@ class Placement:
     job: Job
     ranks: Ranks
     table: Table
+    wgrad_store: WgradStore
+    underway: Underway
 
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialised."""
@@ -48,10 +55,13 @@ class Placement:
         for stage in held:
             found = list[ZeroUnit]()
             if stage == 0:
-                found += self._zero_units(whole[0], backwards[0])
-                if self.model.tied_embeddings and both_ends:
+                shares = self.model.tied_embeddings and both_ends
+                # other passes lie between the two gradients of a table whose ends are two stages of this rank
+                found += self._zero_units(whole[0], backwards[0], each=not shares or last == 0)
+                if shares:
                     table = found[:1]
-                    table[0].expected_grads[0] += backwards[last]
+                    gradients = table[0].gradients
+                    gradients.expected[0] += 1 if gradients.each else backwards[last]
                 attach(self.module.embed, found[:1], keep=bool(table), backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(whole[1 + layer], backwards[stage])
@@ -78,17 +88,20 @@ class Placement:
         done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
         return [done.count(stage) for stage in range(self.table.stages)]
 
-    def _zero_units(self, unit: Unit, backwards: int) -> list[ZeroUnit]:
-        """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both."""
+    def _zero_units(self, unit: Unit, backwards: int, *, each: bool = True) -> list[ZeroUnit]:
+        """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
+
+        ``each``: whether gradients may be reduced after every backward.
+        """
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
-        made = [self._zero_unit(dense, backwards, experts=False)]
+        made = [self._zero_unit(dense, backwards, experts=False, each=each)]
         if experts:
-            made.append(self._zero_unit(experts, backwards, experts=True))
+            made.append(self._zero_unit(experts, backwards, experts=True, each=each))
             made[0].add_mate(made[1])
         return made
 
-    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool) -> ZeroUnit:
+    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool, each: bool) -> ZeroUnit:
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
@@ -99,14 +112,24 @@ class Placement:
             LocalWeight(weight, piece, piece.holders * replica.size * _late_copies(index, sums))
             for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
         ]
-        made = ZeroUnit(
-            self.module, held, shard=shard, replica=replica, sums=sums,
-            policy=policy(self.layout) if shard.size > 1 else POLICIES[0],
-            dtypes=Dtypes(self.job.precision), device=ranks.device,
-            ahead="dp" in self.job.stack.overlap and ranks.streams,
+        shards, dtypes = [Shard(each, axis=shard) for each in held], Dtypes(self.job.precision)
+        keeps = policy(self.layout) if shard.size > 1 else POLICIES[0]
+        each = each and not keeps.gradients_stay and reduces_each(self.layout, self.job)
+        ahead = "dp" in self.job.stack.overlap and ranks.streams
+        gradients = Gradients(
+            shards, shard=shard, replica=replica, sums=sums, stay=keeps.gradients_stay, each=each,
+            dtype=dtypes.summed, device=ranks.device, underway=self.underway if ahead else None,
         )  # fmt: skip
-        made.expected_grads = [backwards] * len(weights)
-        return made
+        gradients.repeat(backwards, before=1)
+        waits = each and any(multiplies(weight) or self._defers_head(weight) for weight in weights)
+        return ZeroUnit(
+            self.module, shards, gradients, shard=shard, policy=keeps, dtypes=dtypes, device=ranks.device,
+            ahead=ahead, late=self.wgrad_store if waits else None,
+        )  # fmt: skip
+
+    def _defers_head(self, weight: Weight) -> bool:
+        """Whether the weight is of the head, whose matrix' gradient zero-bubble schedules defer."""
+        return weight.name.startswith("head.") and self.job.stack.loss != "chunked"
 
     def _extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
         """Reduces beside data parallelism: weights replicated over tp or kv, DualPipe twins, tied embeddings."""

@@ -1,68 +1,48 @@
 """Data parallelism with ZeRO 0-3 in one mechanism; the stages differ in what a unit keeps (``layout/sharding.py``).
 
 Sharded: the rows of every local weight over the shard group, in the copy that the optimizer updates.
-Per unit: all_gather of the weights when they are stale or were released; after the last micro-batch reduce_scatter of
-the summed gradients over the shard group, all_reduce over its replicas, and over ranks that hold copies of some
-weights (``ExtraReduce``).
+Per unit: all_gather of the weights when they are stale or were released; its gradients are reduced to the shards once a
+step or after every backward (``gradients.py``).
 FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/decisions/001-own-zero.md``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fivefold.layout.sharding import Policy
-from fivefold.train.model.linear import accumulate_grad
+from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.precision import Dtypes
-from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, reduce_scatter
+from fivefold.train.parallel.collectives import Pending, all_gather
 from fivefold.train.parallel.fp8_gather import Payload
+from fivefold.train.parallel.gradients import Gradients, resize
 from fivefold.train.parallel.mesh import Axis
-from fivefold.train.parallel.shard import LocalWeight, Shard
-
-
-@dataclass(frozen=True)
-class ExtraReduce:
-    """An all_reduce over ``axis`` of the gradients of some weights, given by their index in the unit.
-
-    ``late``: run it at the end of the step, because those ranks follow another schedule.
-    """
-
-    axis: Axis
-    weights: tuple[int, ...]
-    late: bool = False
+from fivefold.train.parallel.shard import Shard
 
 
 class ZeroUnit:
-    """The weights of one unit, as in FSDP: gathers weights, sums and reduces gradients, keeps the optimizer's shards.
+    """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
-    ``expected_grads``: gradients of each weight per step, set by ``placement.py``; the last one starts the reduce.
+    ``ahead``: gather the next unit's beside this one's compute. ``late``: where gradients that autograd makes wait
+    while those of matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
     """
 
     def __init__(
-        self, module: nn.Module, held: Sequence[LocalWeight], *, shard: Axis, replica: Axis,
-        sums: Sequence[ExtraReduce] = (), policy: Policy, dtypes: Dtypes, device: torch.device, ahead: bool = False,
+        self, module: nn.Module, shards: list[Shard], gradients: Gradients, *, shard: Axis, policy: Policy,
+        dtypes: Dtypes, device: torch.device, ahead: bool = False, late: WgradStore | None = None,
     ) -> None:  # fmt: skip
-        self.shard, self.replica, self.also, self.policy, self.dtypes = shard, replica, tuple(sums), policy, dtypes
-        self.device, self.ahead = device, ahead
-        self.shards = [Shard(each, axis=shard) for each in held]
-        self.sizes = [each.padded_numel for each in self.shards]
-        self.numel = sum(self.sizes)
-        self.expected_grads = [1] * len(self.shards)
+        self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
+        self.device, self.ahead, self.late = device, ahead, late
+        self.sizes, self.numel = gradients.sizes, gradients.numel
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
         self.follows = False
         self.payload: Payload | None = None  # set if the all_gather sends fp8
-        self.reduced: Tensor | None = None
-        self._sums: Tensor | None = None
-        self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
-        self._grads_received = [0] * len(self.shards)
         self._gathered_is_current = False
         self._gathering: Pending | None = None
-        self._reducing: Pending | None = None
         self._allocate(module)
 
     def _allocate(self, module: nn.Module) -> None:
@@ -75,6 +55,7 @@ class ZeroUnit:
             # .data: a new all_gather must not count as an in-place change for autograd
             parameter = nn.Parameter(view.data)
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
+            parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, parameter)
@@ -144,7 +125,7 @@ class ZeroUnit:
     def passing(self) -> list[Tensor]:
         """Tensors that live within a step: gathered weights, buffers of their messages, and gradients."""
         coming = [self._gathering.arriving, self._sent] if self._gathering is not None else []
-        return [self.gathered, *coming, *(each for each in (self._sums, self.reduced) if each is not None)]
+        return [self.gathered, *coming, *self.gradients.passing()]
 
     def drop(self) -> None:
         """Mark the gathered weights stale, and free them if the policy says so."""
@@ -161,12 +142,8 @@ class ZeroUnit:
     def updated(self) -> None:
         """Call after the optimizer has changed the shards: drops gradients and marks the gathered weights stale."""
         assert self._gathering is None, "weights that were fetched ahead were not used"
-        self._sums = self.reduced = None
-        self._columns = ()
-        self._grads_received = [0] * len(self.shards)
+        self.gradients.updated()
         self._stale()
-        for shard in self.shards:
-            shard.weight.grad = None
 
     # Gradients: gathered → shards
 
@@ -178,86 +155,19 @@ class ZeroUnit:
     def _grad_hook(self, index: int) -> Callable[[Tensor], None]:
         @torch.no_grad()
         def collect(gradient: Tensor) -> None:
-            self._add(index, gradient)
-            self._grads_received[index] += 1
             if index == 0 and not self.follows:  # used first in the forward, so last in the backward: the unit is done
                 for unit in (self, *self.mates):
                     unit.release()
-            if self._grads_received == self.expected_grads:
-                self._reduce()
+            if self.late is not None and self.late.deferring:  # of a norm: it waits for the matrices' gradients
+                self.late.run_or_defer(lambda: add(gradient))
+            else:
+                add(gradient)
+
+        @torch.no_grad()
+        def add(gradient: Tensor) -> None:
+            self.gradients.add(index, gradient)
 
         return collect
-
-    def _add(self, index: int, grad: Tensor) -> None:
-        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
-        count = self.shard.size
-        if self._sums is None:
-            self._sums = torch.empty(count, self.numel, dtype=self.dtypes.summed, device=self.device)
-            self._columns = self._sums.split(self.sizes, dim=1)
-        columns = self._columns[index]
-        even = grad.numel() == columns.numel()
-        rows = [columns] if even else columns.unbind()
-        chunks = [grad.reshape(count, -1)] if even else grad.reshape(-1).split(self.sizes[index])
-        for row, chunk in zip(rows, chunks, strict=False):  # the last ranks may have no chunk
-            target = row if even else row[: chunk.numel()]
-            target.add_(chunk) if self._grads_received[index] else target.copy_(chunk)
-
-    def _reduce(self) -> None:
-        """Start the reduce_scatter, or all_reduce if nothing is sharded: all gradients of the step have arrived."""
-        sums = self._sums
-        assert sums is not None
-        if self.policy.gradients_stay:
-            self.reduced = sums[self.shard.rank]
-        else:
-            self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
-        whole = self.shard.size == 1
-        self._reducing = (
-            all_reduce(self.reduced, self.replica)
-            if whole
-            else reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
-        )
-        before = self if not self.ahead else self.neighbours.get("forward")  # at most one runs at a time
-        if before is not None and before._reducing is not None:
-            before._finish_reduce()
-
-    def _finish_reduce(self) -> None:
-        assert self._reducing is not None
-        assert self._sums is not None
-        assert self.reduced is not None
-        self._reducing.wait()
-        self._reducing = None
-        if not self.policy.gradients_stay:
-            resize(self._sums, 0)
-            self._sums, self._columns = None, ()
-        if self.shard.size > 1:
-            all_reduce(self.reduced, self.replica).wait()
-        for also in self.also:
-            if not also.late:
-                self._sum(also)
-
-    def finish(self) -> None:
-        """End the step's backward: wait for the reduce, run ``late`` all_reduces, set the shards' ``.grad``."""
-        if self._reducing is not None:
-            self._finish_reduce()
-        for also in self.also:
-            if also.late:
-                self._sum(also)
-        self._set_grads()
-
-    def _sum(self, also: ExtraReduce) -> None:
-        assert self.reduced is not None
-        parts = self.reduced.split(self.sizes)
-        if len(also.weights) == len(parts):
-            all_reduce(self.reduced, also.axis).wait()
-            return
-        chosen = [parts[index] for index in also.weights]
-        summed = all_reduce(torch.cat(chosen), also.axis).wait()
-        torch._foreach_copy_(chosen, list(summed.split([part.numel() for part in chosen])))
-
-    def _set_grads(self) -> None:
-        assert self.reduced is not None
-        for shard, chunk in zip(self.shards, self.reduced.split(self.sizes), strict=True):
-            shard.weight.grad = shard.local(chunk).to(shard.weight.dtype)
 
 
 def _collected(weight: nn.Parameter) -> None:
@@ -265,11 +175,6 @@ def _collected(weight: nn.Parameter) -> None:
     gradient, weight.grad = weight.grad, None
     if gradient is not None:
         accumulate_grad(weight, gradient)
-
-
-def resize(tensor: Tensor, numel: int) -> None:
-    """Resize the storage of ``tensor`` to ``numel`` elements at once, even if gloo's threads still refer to it."""
-    torch.ops.inductor.resize_storage_bytes_(tensor, numel * tensor.element_size())
 
 
 def attach(

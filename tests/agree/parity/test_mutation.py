@@ -86,19 +86,23 @@ MUTATIONS = [
     Mutation("gradients go back", Case("dense", "pp2"), "pipeline:Pipeline._backward", "isend"),
     Mutation("zero1 gathers weights", Case("dense", "dp2 zero1"), "zero:ZeroUnit.begin", "all_gather"),
     Mutation("zero3 gathers weights", Case("dense", "dp2 zero3"), "zero:ZeroUnit.begin", "all_gather"),
-    Mutation("zero reduces gradients", Case("dense", "dp2 zero2"), "zero:ZeroUnit._reduce", "reduce_scatter"),
-    Mutation("replicas add up", Case("dense", "dp2 zero0"), "zero:ZeroUnit._reduce", "all_reduce", axis="replica"),
+    Mutation("zero reduces gradients", Case("dense", "dp2 zero2"), "gradients:Gradients._reduce", "reduce_scatter"),
+    Mutation(
+        "replicas add up", Case("dense", "dp2 zero0"), "gradients:Gradients._reduce", "all_reduce", axis="replica"
+    ),
     Mutation(
         "expert replicas add up",
         Case("moe", "dp2 zero0"),
-        "zero:ZeroUnit._reduce",
+        "gradients:Gradients._reduce",
         "all_reduce",
         axis="expert_replica",
     ),
-    Mutation("norms add up over tp", TP, "zero:ZeroUnit._sum", "all_reduce", axis="tp"),
-    Mutation("copies of kv heads add up", Case("few-kv", "tp4"), "zero:ZeroUnit._sum", "all_reduce", axis="kv"),
-    Mutation("two ends of a tied table", Case("tied", "pp2"), "zero:ZeroUnit._sum", "all_reduce", axis="pp_tie"),
-    Mutation("two copies of a stage", Case("dense", "pp2 dualpipe"), "zero:ZeroUnit._sum", "all_reduce", axis="twin"),
+    Mutation("norms add up over tp", TP, "gradients:Gradients._sum", "all_reduce", axis="tp"),
+    Mutation("copies of kv heads add up", Case("few-kv", "tp4"), "gradients:Gradients._sum", "all_reduce", axis="kv"),
+    Mutation("two ends of a tied table", Case("tied", "pp2"), "gradients:Gradients._sum", "all_reduce", axis="pp_tie"),
+    Mutation(
+        "two copies of a stage", Case("dense", "pp2 dualpipe"), "gradients:Gradients._sum", "all_reduce", axis="twin"
+    ),
     Mutation("norm and loss of the step", TP, "optimizer:sum_over_ranks", "all_reduce"),
 ]
 

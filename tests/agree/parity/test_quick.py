@@ -30,6 +30,8 @@ CASES = [
     Case("windows", "tp2 cp2 zero2 mbs1 ac=selective"),
     Case("windows", "dp2 cp2 zero3 mbs2 cp=ulysses ac=full"),
     Case("softcap", "cp2 pp2 zb1p ac=core+mlp"),
+    Case("tied", "dp2 pp2 zbv zero2"),
+    Case("dense", "dp2 pp2 dualpipev zero3"),
 ]
 
 

@@ -90,12 +90,14 @@ class Case(NamedTuple):
     backend: Literal["nccl", "gloo"] = "nccl"
     loss: Literal["fused", "chunked"] = "fused"
     attention: Literal["flash", "unfused"] = "flash"
+    reduce: Literal["step", "micro_batch"] = "micro_batch"
 
     def __str__(self) -> str:
         layers = f"/{self.layers}" if self.layers else ""
         job = f"{self.sequence} x {self.global_batch} · {self.precision} · {self.backend}"
         job += " · loss in chunks" * (self.loss == "chunked")
         job += " · unfused" * (self.attention == "unfused")
+        job += " · reduced once a step" * (self.reduce == "step")
         return f"{self.name}{layers} · {self.layout_text} · {job}"
 
     @property
@@ -116,6 +118,7 @@ class Case(NamedTuple):
         return Job(
             sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss,
             attention=self.attention,
+            reduce=self.reduce,
         )  # fmt: skip
 
     @property

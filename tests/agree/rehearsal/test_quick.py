@@ -75,6 +75,16 @@ CASES = (
     Case("olmo", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+qkv", 192, 8, "fp32"),
     Case("granite", 3, "dp2 tp2 zero1 mbs2 ac=selective", 192, 8),
     Case("granite", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),
+    # four micro-batches: reduced after every backward, or its W, which a norm's gradient waits for; or once a step
+    Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32),
+    Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32, reduce="step"),
+    Case("qwen3-30b-a3b", 3, "dp4 ep2 zero3 mbs1", 768, 16),
+    Case("qwen3-30b-a3b", 3, "dp4 ep4 zero2 mbs1 ac=full", 768, 16, "bf16", "gloo"),
+    Case("biased", 4, "dp2 pp2 zb1p zero3 mbs1", 192, 8),
+    Case("grouped", 8, "dp2 pp2 v2 interleaved zero3 mbs1", 192, 8),
+    Case("grouped", 8, "dp2 pp2 v2 interleaved zero3 mbs1", 192, 8, reduce="step"),
+    Case("odd", 8, "dp2 pp2 zbv v2 zero3 mbs1", 192, 8),  # both ends of a tied table on one rank
+    Case("llama3-8b", 4, "dp2 pp2 zb1p zero3 mbs1", 2048, 8, loss="chunked"),
 )
 
 

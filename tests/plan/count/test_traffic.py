@@ -336,22 +336,26 @@ def by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[s
 
 @pytest.mark.parametrize("axes", ["dp4", "dp2 cp2", "cp4", "dp4 tp2"])
 @pytest.mark.parametrize("name", ["bf16", "bf16-grad16", "fp32"])
-def test_zero_moves_gradients_once_and_weights_after_the_update_or_before_every_use(axes: str, name: str) -> None:
+@pytest.mark.parametrize("reduce", ["step", "micro_batch"])
+def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or_before_every_use(
+    axes: str, name: str, reduce: str
+) -> None:
     precision = recipe(name)
-    job = JOB.replace(precision=precision)
+    job = JOB.replace(precision=precision, reduce=reduce)
     layout = Layout.parse(axes)
     P = local_elements(DENSE, layout)[0]
     units, m, ends = L + 2, layout.micro_batches(job), 2 * V // layout.tp * D + D
     g, w = precision.summed_bytes * P, precision.weights_bytes
     assert by_group(f"{axes} zero0", job=job) == {("all_reduce", "replica"): (units, g, 4)}
-    for zero in (1, 2):
+    often = m if reduce == "micro_batch" else 1
+    for zero, times in ((1, 1), (2, often)):
         assert by_group(f"{axes} zero{zero}", job=job) == {
             ("all_gather", "shard"): (units, w * P, 4),
-            ("reduce_scatter", "shard"): (units, g, 4),
+            ("reduce_scatter", "shard"): (times * units, times * g, 4),
         }
     assert by_group(f"{axes} zero3", job=job) == {
         ("all_gather", "shard"): (m * (2 * L + 2), m * w * (2 * P - ends), 4),  # embedding and head once
-        ("reduce_scatter", "shard"): (units, g, 4),
+        ("reduce_scatter", "shard"): (often * units, often * g, 4),
     }
 
 
@@ -383,7 +387,7 @@ def test_zero_3_moves_half_as_much_again() -> None:
 @pytest.mark.parametrize("shards", [2, 4])
 def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(zero: int, shards: int) -> None:
     P = local_elements(DENSE, Layout(dp=8))[0]
-    found = by_group(f"dp8 zero{zero}/{shards}")
+    found = by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
     assert found["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)
     assert found["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
     assert found["all_gather", "shard"][2] == shards
@@ -401,6 +405,25 @@ def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
     once, each = (by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
     assert each["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
     assert each["all_gather", "shard"] == once["all_gather", "shard"]
+    # between groups of shards only what is summed up
+    once, each = (by_group(f"dp4 zero{zero}/2", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    assert each["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
+    assert each["all_reduce", "replica"] == once["all_reduce", "replica"]
+
+
+def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() -> None:
+    """Other passes lie between its two gradients; without a pipeline both come in every backward."""
+    tied = DENSE.replace(tied_embeddings=True)
+    table = V * D * 4
+    found = {
+        text: sum(
+            message.times
+            for message in messages(Counts(tied, JOB), Layout.parse(text), chunks=chunks)
+            if (message.collective, message.payload) == ("reduce_scatter", table)
+        )
+        for text, chunks in (("dp2 zero2", (0,)), ("dp2 pp2 v2 zbv zero2", (0, 3)), ("dp2 pp2 zero2", (0,)))
+    }
+    assert found == {"dp2 zero2": 8, "dp2 pp2 v2 zbv zero2": 1, "dp2 pp2 zero2": 8}
 
 
 @pytest.mark.parametrize(
@@ -410,7 +433,7 @@ def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
 def test_experts_are_reduced_among_those_that_hold_the_same(text: str, replicas: int, zero: int) -> None:
     layout = Layout.parse(f"{text} zero{zero}")
     assert layout.expert_replicas == replicas
-    found = by_group(f"{text} zero{zero}", model=EXPERTS)
+    found = by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))
     dense, experts = local_elements(EXPERTS, layout)
     reduced, dense_group, group_name = (
         ("all_reduce", "replica", "expert_replica") if zero == 0 else ("reduce_scatter", "shard", "expert_shard")

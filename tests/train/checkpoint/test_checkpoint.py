@@ -56,7 +56,7 @@ def train(built: Built, layout: Layout, *, first: int, last: int, model: Model =
             loss.backward()
             total += loss.detach()
         for unit in built.units:
-            unit.finish()
+            unit.gradients.finish()
         for group in built.optimizer.param_groups:
             group["lr"] = learning_rate(job.learning_rate, step=step, steps=job.steps)
         norm, (loss,) = sum_over_ranks(built.shards, total, ranks=built.ranks)

@@ -16,31 +16,30 @@ from fivefold.step import Traffic
 from fivefold.train.build import build
 from fivefold.train.engine import Engine
 from fivefold.train.measure.meter import Meter
-from fivefold.train.parallel import placement
-from fivefold.train.parallel.zero import ZeroUnit
+from fivefold.train.parallel.gradients import Gradients
 
 DENSE = Model(name="dense", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True)
 ROUTED = DENSE.replace(name="routed", tied_embeddings=False, moe=MoE(experts=4, topk=2, ffn=20))
 Ran = tuple[list[float], tuple[Traffic, ...], list[str], list[str]]
 
 
-def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
+def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) -> Ran:
     """Losses, what was said in the second step, the units whose weights were underway when another was ready, and those
     whose gradients were when another's were summed up.
     """
-    made = ZeroUnit
-    placement.ZeroUnit = lambda *args, **kwargs: made(*args, **{**kwargs, "ahead": ahead})  # type: ignore[assignment, misc]
-    job = Job(sequence=16, global_batch=8, precision=recipe(precision))
-    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    job = Job(sequence=16, global_batch=8, precision=recipe(precision), reduce=reduce)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=ahead)
     engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
-    reduce, reducing = made._reduce, list[str]()
+    begin, reducing = Gradients._reduce, list[str]()
 
-    def noted(unit: ZeroUnit) -> None:
-        others = (each for each in built.units if each._reducing is not None and each._reducing._works)
-        reducing.extend(each.shards[0].name for each in others)
-        reduce(unit)
+    def noted(gradients: Gradients) -> None:
+        every = [unit.gradients for unit in built.units]
+        running = [each for each in every if each._reducing is not None and each._reducing._works]
+        assert len(running) <= 1
+        reducing.extend(each.shards[0].name for each in running)
+        begin(gradients)
 
-    made._reduce = noted  # type: ignore[method-assign]
+    Gradients._reduce = noted  # type: ignore[method-assign]
 
     def note(*_: object) -> None:
         underway.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
@@ -61,22 +60,25 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "precision"),
+    ("model", "text", "precision", "reduce"),
     [
-        (DENSE, "dp2 zero3 mbs2", "fp32"),
-        (DENSE, "dp2 zero3 mbs2 ac=full", "bf16"),
-        (DENSE, "dp4 zero3/2 mbs1", "fp32"),
-        (DENSE, "dp2 zero0 mbs4", "fp32"),
-        (DENSE, "dp2 zero1 mbs4", "bf16"),
-        (DENSE, "dp2 pp2 zero2 zb1p mbs1", "fp32"),
-        (ROUTED, "dp2 ep2 zero3 mbs2", "fp32"),
+        (DENSE, "dp2 zero3 mbs2", "fp32", "micro_batch"),
+        (DENSE, "dp2 zero3 mbs1 ac=full", "bf16", "step"),
+        (DENSE, "dp4 zero3/2 mbs1", "fp32", "micro_batch"),
+        (DENSE, "dp2 zero0 mbs4", "fp32", "micro_batch"),
+        (DENSE, "dp2 zero1 mbs4", "bf16", "micro_batch"),
+        (DENSE, "dp2 pp2 zero2 zb1p mbs1", "fp32", "micro_batch"),
+        (DENSE, "dp2 pp2 zero2 zb1p mbs1", "fp32", "step"),
+        (ROUTED, "dp2 ep2 zero3 mbs2", "fp32", "micro_batch"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_ahead_is_the_same(forked: Callable[..., list[Any]], model: Model, text: str, precision: str) -> None:
+def test_ahead_is_the_same(
+    forked: Callable[..., list[Any]], model: Model, text: str, precision: str, reduce: str
+) -> None:
     layout = Layout.parse(text)
-    plain: list[Ran] = forked(layout.world, ran, model, layout, False, precision)
-    early: list[Ran] = forked(layout.world, ran, model, layout, True, precision)
+    plain: list[Ran] = forked(layout.world, ran, model, layout, False, precision, reduce)
+    early: list[Ran] = forked(layout.world, ran, model, layout, True, precision, reduce)
     for (losses, said, none, alone), (also, likewise, underway, reducing) in zip(plain, early, strict=True):
         assert losses == also
         assert said == likewise

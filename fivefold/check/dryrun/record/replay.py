@@ -143,6 +143,8 @@ class Player:
             self.recorder.place()
             tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
             gradients.append((name, Shape.of(gradient)))
+            if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
+                do(partial(_let_go, gradient))  # it lives until W
 
         def do(work: Work) -> None:
             if self.wgrad_store.deferring:
@@ -200,6 +202,10 @@ class Player:
             events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
             laid = self._cached_steps[key] = tape, list(steps_of(events, recording, part, tape=tape, layer=self.layer))
         return laid[1]
+
+
+def _let_go(_gradient: Tensor) -> None:
+    """The work of a gradient that only waits: it is freed with this call."""
 
 
 class Played:

@@ -49,7 +49,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("megatron-deepspeed").replace(family="deepspeed", reduce="micro_batch") if zero == 3 else MEGATRON,
+        stack=named("megatron-deepspeed").replace(family="deepspeed") if zero == 3 else MEGATRON,
         model=model,
         machine=machines,
         layout=layout,

@@ -25,6 +25,16 @@ from fivefold.layout.schedule.table import Table
 
 Kind = Literal["F", "B", "BW", "W"]
 Pass = tuple[Kind, int, int]  # stage, micro-batch
+# Which passes may leave a reduction of gradients under way: none, the last backward of a stage, every backward.
+Reduced = Literal["never", "last", "each"]
+
+
+class Before(NamedTuple):
+    """The pass just before another on its rank, which may have left a reduction of gradients under way."""
+
+    kind: Kind
+    stage: int
+    last: bool
 
 
 class LivePass(NamedTuple):
@@ -32,57 +42,70 @@ class LivePass(NamedTuple):
     between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced. Then
     streams between stages of this rank after the pass, and all streams sent or received during it.
 
-    ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: its
-    gradients are reduced in this pass (B: those that are not deferred to W).
+    ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
+    more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing under way.
     """
 
     kind: Kind
     stage: int
     first: bool
     last: bool
+    before: Before | None
     counts: tuple[int, ...]
 
 
 class LivePasses(NamedTuple):
     """Passes of every rank: as ``rows`` per rank (in time order only without a pipeline), and as columns: their counts,
-    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last).
+    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last, before).
     """
 
     rows: tuple[tuple[LivePass, ...], ...]
     counts: NDArray[np.int64]
     rank: NDArray[np.int64]
-    distinct: tuple[tuple[Kind, int, bool, bool], ...]
+    distinct: tuple[tuple[Kind, int, bool, bool, Before | None], ...]
     place: NDArray[np.int64]
 
 
-def in_order(table: Table, rank: int) -> Iterator[LivePass]:
+def in_order(table: Table, rank: int, reduced: Reduced) -> Iterator[LivePass]:
     """Every pass of one pipeline rank, in time order."""
-    return _row(table, rank, list(_sent_and_live(table))[rank])
+    return _under_way(_row(table, rank, list(_sent_and_live(table))[rank]), reduced)
 
 
 @lru_cache(maxsize=1024)
-def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int) -> LivePasses:
+def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never") -> LivePasses:
     """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_without_pipeline(micro_batches)),)
+        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches), reduced)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        rows = tuple(_highest(_row(table, rank, sent)) for rank, sent in enumerate(_sent_and_live(table)))
+        rows = tuple(
+            _highest(_under_way(_row(table, rank, sent), reduced)) for rank, sent in enumerate(_sent_and_live(table))
+        )
     every = [live_pass for row in rows for live_pass in row]
-    distinct = tuple(dict.fromkeys(live_pass[:4] for live_pass in every))
+    distinct = tuple(dict.fromkeys(live_pass[:5] for live_pass in every))
     places = {each: place for place, each in enumerate(distinct)}
     counts, place = (np.array(column) for column in (
-        [live_pass.counts for live_pass in every], [places[live_pass[:4]] for live_pass in every],
+        [live_pass.counts for live_pass in every], [places[live_pass[:5]] for live_pass in every],
     ))  # fmt: skip
     return LivePasses(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
+
+
+def _under_way(found: Iterable[LivePass], reduced: Reduced) -> Iterator[LivePass]:
+    """Passes in time order, each with the one before it if that may have left a reduction under way."""
+    before: Before | None = None
+    for live_pass in found:
+        yield live_pass._replace(before=before)
+        kind, stage, _, last, *_ = live_pass
+        leaves = kind != "F" and (reduced == "each" or (reduced == "last" and last))
+        before = Before(kind, stage, last) if leaves else None
 
 
 def _without_pipeline(micro_batches: int) -> Iterator[LivePass]:
     """The passes without a pipeline: of the first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
         counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0)
-        yield LivePass("F", 0, index == 0, False, counts)
-        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, counts)
+        yield LivePass("F", 0, index == 0, False, None, counts)
+        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, None, counts)
 
 
 def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
@@ -105,7 +128,9 @@ def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
             first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left[kind == "B", stage]
-            yield LivePass(kind, stage, first, last, (*until_b, *until_w, *born, *made, *reduced, stays, messages))
+            yield LivePass(
+                kind, stage, first, last, None, (*until_b, *until_w, *born, *made, *reduced, stays, messages)
+            )
             begun[mine] = 1
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
@@ -173,13 +198,17 @@ def _unexceeded(alike: list[LivePass]) -> Iterator[LivePass]:
     counts = np.array([live_pass.counts for live_pass in alike])
     held = counts.shape[1] // 5
     counts[:, 4 * held : 5 * held] *= -1
-    ends = np.array([(live_pass.first, live_pass.last) for live_pass in alike])
-    plain: NDArray[np.bool_] = ~np.asarray(ends.any(axis=1)) & (alike[0].kind != "F")
+    places: dict[Before | None, int] = {}
+    ends = np.array([
+        (live_pass.first, live_pass.last, places.setdefault(live_pass.before, len(places))) for live_pass in alike
+    ])  # fmt: skip
+    plain: NDArray[np.bool_] = ~np.asarray(ends[:, :2].any(axis=1)) & (alike[0].kind != "F")
     kept: list[int] = []
     open_ = np.lexsort((~plain, -counts.sum(axis=1)))  # none exceeds one before it
     while len(open_):
         best = int(open_[0])
         kept.append(best)
-        same = (ends[open_] == ends[best]).all(axis=1) | (plain[best] & ~ends[open_, 1])
+        same = (ends[open_] == ends[best])[:, :2].all(axis=1) | (plain[best] & (ends[open_, 1] == 0))
+        same &= ends[open_, 2] == ends[best, 2]
         open_ = open_[~np.asarray(same & (counts[open_] <= counts[best]).all(axis=1))]
     return (alike[at] for at in sorted(kept))

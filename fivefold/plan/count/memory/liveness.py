@@ -74,14 +74,21 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) ->
     return Profile(kept, forward_peak, back.peak, back.cause, back.kept_then, back.sums_then)
 
 
-def play_split(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> SplitProfile:
-    """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live."""
+def play_split(
+    unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums, together: bool = False
+) -> SplitProfile:  # fmt: skip
+    """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live.
+    ``together``: those of a unit's other weights are made in B, but wait for them until W.
+    """
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
-    back = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True)
+    back = _Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, together=together)
     back.run(kept)
     late, weights_peak, closing, experts, every = back.late, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
+        if op.name in back.waiting:
+            weights_peak, closing = max(weights_peak, left), left
+            left -= back.waiting[op.name]
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.recomputed else op.regathered
@@ -126,7 +133,7 @@ class _Backward:
 
     def __init__(
         self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int,
-        sums: Sums, split: bool = False,
+        sums: Sums, split: bool = False, together: bool = False,
     ) -> None:  # fmt: skip
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
         self.width, self.split = width, split
@@ -137,6 +144,8 @@ class _Backward:
         self.held: dict[str, int] = {}  # bytes kept for W, by operation
         self.claimed: dict[int, str] = {}  # gradient kept for W → the last operation that keeps it
         self.alive: list[list[int]] = []
+        self.together = together and any(map(is_put_off, unit.ops))
+        self.waiting: dict[str, int] = {}  # bytes of gradients that wait for W, by operation
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
         self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
@@ -202,15 +211,24 @@ class _Backward:
             self._defer(op, received)
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
+        self._free_kept(op, targets)
+        if weights and self.together:
+            self.waiting[op.name] = weights
+            self.live += weights
+            self.kept += weights
+            self.late += weights
+        elif weights and not op.delivers:
+            self._allocate_sums(op)
+            self._note(self.live + weights, op.name)
+
+    def _free_kept(self, op: Op, targets: Sequence[str]) -> None:
+        """Free the tensors that no later operation of the backward keeps; in place, one becomes a gradient."""
         self.keepers.subtract(op.keeps)
         for name in op.keeps:
             if not self.keepers[name] and name not in self.kept_for_w:
                 self.kept -= self.sizes[name]
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
-        if weights and not op.delivers:
-            self._allocate_sums(op)
-            self._note(self.live + weights, op.name)
 
     def _defer(self, op: Op, received: list[list[int]]) -> None:
         """Keep a linear's input and output gradients (those received, or gathered ones) until W."""

@@ -2,8 +2,8 @@
 
     F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
 
-The order of events is that of ``train/parallel/zero.py``: gradient sums are allocated with a unit's first gradient;
-under overlap the next unit's weights are gathered ahead, and a unit's sums are freed when the next one's are reduced.
+The order of events is that of ``train/parallel/zero.py``: under overlap the next unit's weights are gathered ahead;
+what becomes of gradients is in ``reductions.py``.
 In a run of equal units live bytes grow or shrink evenly, so only its first and last can be the peak.
 """
 
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
-from fivefold.plan.count.memory.in_flight import Kind
+from fivefold.plan.count.memory.in_flight import Before, Kind
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums
+from fivefold.plan.count.memory.reductions import Change, Reductions, cut
 from fivefold.plan.count.memory.stage import Chunk, RunMemory, Stages
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import part_of
@@ -44,71 +45,66 @@ class PeakFinder:
     """Finds the peak of each pass through each stage of one layout."""
 
     def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
-        job, model, part = counts.job, counts.model, part_of(layout)
+        job, part = counts.job, part_of(layout)
         self.counts, self.stages, self.policy = counts, stages, policy(layout)
         self.stream = counts.local(part).stream_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
-        # Gradients that matmuls accumulate are one buffer, allocated from the start.
-        self.lasting = job.stack.weight_gradients != "apart" and self.policy.gradients_stay
-        # All weight gradients of a backward live until its end, and only then are added to the sums.
-        self.late = job.stack.weight_gradients in ("late", "buckets") and self.policy.gradients_stay
         self.offloads = "activations" in job.offload
-        self.each = job.stack.reduce == "micro_batch" and not self.policy.gradients_stay  # reduced after every backward
-        self.midway = not self.each and job.stack.linears == "fanned"  # experts reduced within their block's backward
         self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
-        # A unit's sums live until the next unit's are reduced.
-        self.lags = "dp" in job.stack.overlap and not self.policy.gradients_stay and not self.each
-        # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
-        # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
-        self.adds = counts.adds(layout)
-        self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
-        self.table = counts.states(layout, "embed") if self.tied else UnitStates()
-        recipe = job.precision
-        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
-        waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
-        self.waiting = waiting if self.tied and not self.adds else 0
+        self.reductions = Reductions(counts, layout)
 
-    def fullest(self, kind: Kind, stage: int, first: bool, last: bool) -> tuple[int, Cause]:
+    def fullest(
+        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None
+    ) -> tuple[int, Cause]:  # fmt: skip
         """Peak bytes of a pass and their cause; cached, shared by stages with equal units."""
-        last = last and not self.policy.gradients_stay
-        key = self.stages.chunks[stage].alike, kind, first, last
+        last, lag = last and not self.policy.gradients_stay, self.lag_bytes(before)
+        key = self.stages.chunks[stage].alike, kind, first, last, lag, self.reductions.each
         found = self.stages.pass_peaks.get(key)
         if found is None:
-            top = max(self.moments(kind, stage, first, last), key=lambda at: at.bytes)
+            top = max(self.moments(kind, stage, first, last, before), key=lambda at: at.bytes)
             found = self.stages.pass_peaks[key] = top.bytes, top.cause
         return found
 
     def late_bytes(self, stage: int) -> int:
         """Bytes that one micro-batch keeps between B and W of a stage."""
         chunk = self.stages.chunks[stage]
-        if chunk.alike not in self.stages.late:
-            self.stages.late[chunk.alike] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
-        return self.stages.late[chunk.alike]
+        key = chunk.alike, self.reductions.each
+        if key not in self.stages.late:
+            self.stages.late[key] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
+        return self.stages.late[key]
 
-    def lag_bytes(self, unit: RunMemory) -> int:
-        """Bytes of a unit's sums that live until the next unit's are reduced: not experts', but a head's tied table."""
-        parts = unit.parts if unit.run.name == "head" else unit.parts[:1]
-        return sum(part.sums for part in parts) if self.lags else 0
+    def lag_bytes(self, before: Before | None) -> int:
+        """Bytes of gradient sums whose reduction the pass ``before`` has left under way."""
+        if before is None:
+            return 0
+        units = self.stages.chunks[before.stage].runs
+        late = [self._split(unit).late_bytes if before.kind != "BW" else 0 for unit in units]
+        return self.reductions.under_way(units, before, late)
+
+    def made_by_w(self, stage: int) -> int:
+        """Bytes of this rank's reduced gradients that W of a stage makes, not its B."""
+        units = self.stages.chunks[stage].runs
+        return sum(unit.run.times * unit.state.reduced for unit in units if self._split(unit).late_bytes)
 
     def moments(
-        self, kind: Kind, stage: int, first: bool, last: bool, *, all_ends: bool = False
+        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None, *, all_ends: bool = False
     ) -> Iterator[LiveBytes]:  # fmt: skip
         """The moments of a pass in order; ``all_ends``: also of units that cannot be the peak."""
         units: Sequence[RunMemory] = self.stages.chunks[stage].runs
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
-        first = first and not self.lasting
+        first, lag = first and not self.reductions.lasting, self.lag_bytes(before)
         if kind == "F":
-            return self._forward(units, first=first)
+            return self._forward(units, first=first, lagging=lag)
         if kind == "W":
-            return self._weights(units, first=first, last=last)
-        return self._backward(units, first=first, last=last, split=kind == "B")
+            return self._weights(units, first=first, last=last, lagging=lag)
+        return self._backward(units, first=first, last=last, split=kind == "B", lagging=lag)
 
-    def _split(self, unit: RunMemory) -> SplitProfile:
-        return self.counts.split(unit.part, unit.run.name)
+    def _split(self, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
+        return self.counts.split(unit.part, unit.run.name, born, together=self.reductions.each)
 
     def _played(self, unit: RunMemory, born: Sums, *, split: bool) -> Profile | SplitProfile:
-        return (self.counts.split if split else self.counts.profile)(unit.part, unit.run.name, born)
+        return self._split(unit, born) if split else self.counts.profile(unit.part, unit.run.name, born)
 
     def _earlier(self, each: int, units: int, kept: int) -> int:
         """Activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one unit."""
@@ -128,7 +124,7 @@ class PeakFinder:
             top = max(top, whole + part.travel)
         return top
 
-    def _forward(self, units: Sequence[RunMemory], *, first: bool) -> Iterator[LiveBytes]:
+    def _forward(self, units: Sequence[RunMemory], *, first: bool, lagging: int) -> Iterator[LiveBytes]:
         kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
         for place, unit in enumerate(units):
             run, profile, state = unit.run, unit.later, unit.state
@@ -138,44 +134,44 @@ class PeakFinder:
             for before in _ends(unit):
                 earlier, end = self._earlier(profile.kept_bytes, before, kept), before > 0
                 if stale and not (self.ahead and place + before):
-                    yield LiveBytes((place, end, "gather"), 0, earlier, whole + self._fetched(unit), entering)
+                    yield LiveBytes((place, end, "gather"), lagging, earlier, whole + self._fetched(unit), entering)
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
                     following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
                     coming = self._coming(following.parts[0]) if following else 0
                 yield LiveBytes(
-                    (place, end, "forward"), 0, earlier, whole + gathered + coming,
+                    (place, end, "forward"), lagging, earlier, whole + gathered + coming,
                     profile.forward_peak_bytes + self.own_tokens, unit.logits,
                 )  # fmt: skip
             whole += gathered if self._stays(run) else 0
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
-    def _backward(self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool) -> Iterator[LiveBytes]:
-        kept, gathers = self._kept_before(units), not self.policy.weights_stay
+    def _backward(
+        self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool, lagging: int
+    ) -> Iterator[LiveBytes]:  # fmt: skip
+        """``lagging``: bytes of sums that are reduced but not yet freed."""
+        sums, kept, gathers = self.reductions, self._kept_before(units), not self.policy.weights_stay
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
-        grown = lagging = after = 0  # gradients; sums reduced but not yet freed; kept for W
+        grown = after = 0  # gradients; kept for W
         for place in reversed(range(len(units))):
             unit = units[place]
-            run, state, born = unit.run, unit.state, unit.born if first or self.each else NO_SUMS
+            run, state = unit.run, unit.state
             off = self._split(unit).late_bytes if split else 0  # kept for W
-            born = NO_SUMS if off and self.each else born  # W allocates them
-            profile = self._played(unit, born, split=split)
+            born = NO_SUMS if off and sums.each else sums.born(unit, first=first)  # else W allocates them
             regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
             let_go = state.whole if gathers and self._stays(run) else 0
-            if self.adds and gathers:
-                let_go = {"head": let_go + self.table.whole, "embed": 0}.get(str(run.name), let_go)
-            reduces = (last or self.each) and not self.policy.gradients_stay and not off
-            reduced, lasting, waits = self._gradients(unit, first=first, reduces=reduces, split=bool(off))
-            lag = self.lag_bytes(unit) if reduces else 0
-            table = unit.parts[-1].reduced if reduces and run.name == "head" and len(unit.parts) > 1 else 0
-            if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
-                profile, table = self._played(unit, born._replace(reduced=table), split=split), 0
+            if sums.adds and gathers:
+                let_go = {"head": let_go + sums.table.whole, "embed": 0}.get(str(run.name), let_go)
+            reduces = sums.reduces(unit, last=last) and not off
+            change = self._change(unit, first=first, reduces=reduces, off=off)
+            lag = sums.lag_bytes(unit) if reduces else 0
+            profile, table = self._with_table(unit, born, first=first, reduces=reduces, split=split)
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
-                still, end, gone = lag if done else lagging, done == 0, 0
-                gradients = grown + done * lasting + still
-                if unit.born.experts and reduces and self.midway and not split:
-                    profile, gone = self._reducing(unit, first=first, lagging=still)
+                still, end, gone = lag if done and reduces else lagging, done == 0, 0
+                gradients = grown + done * change.lasting + still
+                if unit.born.experts and reduces and sums.midway and not split:
+                    profile, gone = self._reducing(unit, born, first=first, lagging=still)
                 mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
                 if regathered and not (self.ahead and (done or place + 1 < len(units))):
                     yield LiveBytes(
@@ -193,26 +189,31 @@ class PeakFinder:
                     whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
                 if reduces:  # beside the last gradient made: of the stream, or of the table
-                    rest = state.sums * self.of_sums[0] // self.of_sums[1] if run.name == "embed" else self.stream
-                    yield LiveBytes((place, end, "reduce"), gradients + reduced - gone, earlier, whole - let_go, rest)
-            grown += run.times * lasting + waits
-            whole -= let_go
-            lagging = lag
-            after += run.times * off
+                    rest = state.sums * sums.of_sums[0] // sums.of_sums[1] if run.name == "embed" else self.stream
+                    beginning = gradients + change.reducing - gone
+                    yield LiveBytes((place, end, "reduce"), beginning, earlier, whole - let_go, rest)
+            grown += run.times * change.lasting + change.waits
+            whole, after = whole - let_go, after + run.times * off
+            lagging = lag if reduces else lagging
 
-    def _gradients(self, unit: RunMemory, *, first: bool, reduces: bool, split: bool) -> tuple[int, int, int]:
-        """Bytes that a unit's backward adds to gradients: at its reduction, after it, and waiting for a tied table."""
-        state, reduced = unit.state, 0 if self.each and not first else unit.state.reduced
-        born = state.sums if first or self.each else 0
-        if self.late:  # separate gradients, not their sums
-            put_off = self._split(unit).made_bytes if split else 0
-            born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - put_off)
-        elif split and self.each:
-            born = reduced
-        waiting = self.table.sums if self.adds and first and not self.late else self.waiting
-        waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
-        parts = reduced and sum(_cut(part) for part in unit.parts)
-        return born + waits + parts, born + (reduced - state.sums if reduces else 0), waits
+    def _with_table(
+        self, unit: RunMemory, born: Sums, *, first: bool, reduces: bool, split: bool
+    ) -> tuple[Profile | SplitProfile, int]:  # fmt: skip
+        """Profile of a unit, and bytes of the reduced gradients of a head's tied table, which live beside it."""
+        table = cut(unit.parts[-1]) if reduces and unit.run.name == "head" and len(unit.parts) > 1 else 0
+        table = min(table, self.reductions.shards(unit, first=first))
+        if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
+            return self._played(unit, born._replace(reduced=table), split=split), 0
+        return self._played(unit, born, split=split), table
+
+    def _change(self, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> Change:
+        """What a backward does to gradients; ``off``: bytes that it keeps for W, which then makes them all if they are
+        reduced with every micro-batch.
+        """
+        if off and self.reductions.each:
+            return Change(0, 0, 0)
+        made_later = self._split(unit).made_bytes if off and self.reductions.late else 0
+        return self.reductions.change(unit, first=first, reduces=reduces, made_later=made_later)
 
     def _comes_ahead(self, place: int) -> bool:
         """Whether, in the backward, the last unit of this run gathers nothing ahead while the one before it does."""
@@ -223,42 +224,58 @@ class PeakFinder:
         ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
         return self._coming(before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
-    def _reducing(self, unit: RunMemory, *, first: bool, lagging: int) -> tuple[Profile, int]:
+    def _reducing(self, unit: RunMemory, born: Sums, *, first: bool, lagging: int) -> tuple[Profile, int]:
         """Profile of a unit whose experts' gradients are reduced midway, and bytes freed then: ``lagging``, or sums."""
-        experts = unit.parts[-1]
-        gone = lagging if self.lags else _cut(experts) and experts.sums
-        sums = (unit.born if first else NO_SUMS)._replace(reduced=_cut(experts), gone=gone)
-        return self.counts.profile(unit.part, unit.run.name, sums), gone
+        experts, sums = unit.parts[-1], self.reductions
+        shard = min(cut(experts), sums.shards(unit, first=first))
+        gone = lagging if sums.lags else cut(experts) and experts.sums
+        return self.counts.profile(unit.part, unit.run.name, born._replace(reduced=shard, gone=gone)), gone
 
-    def _weights(self, units: Sequence[RunMemory], *, first: bool, last: bool) -> Iterator[LiveBytes]:
+    def _weights(
+        self, units: Sequence[RunMemory], *, first: bool, last: bool, lagging: int
+    ) -> Iterator[LiveBytes]:  # fmt: skip
         """Moments of W: deferred weight gradients from the last unit to the first."""
-        left = grown = lagging = 0
-        reduces = last and not self.policy.gradients_stay and not self.each
+        left, grown, sums = 0, 0, self.reductions
         for unit in units:
             late = self._split(unit).late_bytes
             left += unit.run.times * late
-            grown += unit.state.reduced - unit.state.sums if reduces and not late else 0  # reduced in B
+            if not late and not sums.each and sums.reduces(unit, last=last):  # reduced in B
+                grown += unit.state.reduced - unit.state.sums
         for place in reversed(range(len(units))):
             unit, profile = units[place], self._split(units[place])
             if not profile.late_bytes:
                 continue
-            experts = unit.born.experts if first and not self.each else 0  # allocated with their first gradient
-            lasting = experts + (unit.state.reduced - unit.state.sums if reduces else self.late * profile.made_bytes)
-            lag = self.lag_bytes(unit) if reduces else 0
+            reduces, change = sums.reduces(unit, last=last), self._change_by_w(unit, first=first, last=last)
+            # those of experts are allocated with their first gradient; all are, if they are reduced every time
+            born = sums.born(unit, first=first)
+            born = born if sums.each else born._replace(dense=0)
+            lag = sums.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
-                here, gradients = left - done * profile.late_bytes, grown + done * lasting + (lag if done else lagging)
+                still = lag if done and reduces else lagging
+                here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                born = unit.state.sums if self.each else experts
-                yield LiveBytes((place, done == 0, "weights"), gradients + born, here, 0, rest)
+                yield LiveBytes((place, done == 0, "weights"), gradients + sum(born), here, 0, rest)
                 if reduces:
-                    here, reduced = here - profile.late_bytes, experts + sum(map(_cut, unit.parts))
+                    here -= profile.late_bytes
                     if unit.born.experts:
-                        midway = gradients + experts + _cut(unit.parts[-1])
+                        shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first))
+                        midway = gradients + born.experts + shard
                         yield LiveBytes((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
-                    yield LiveBytes((place, done == 0, "reduce"), gradients + reduced, here, 0, profile.closing_bytes)
+                    beginning = gradients + change.reducing
+                    yield LiveBytes((place, done == 0, "reduce"), beginning, here, 0, profile.closing_bytes)
             left -= unit.run.times * profile.late_bytes
-            grown += unit.run.times * lasting
-            lagging = lag
+            grown += unit.run.times * change.lasting
+            lagging = lag if reduces else lagging
+
+    def _change_by_w(self, unit: RunMemory, *, first: bool, last: bool) -> Change:
+        """What W does to gradients whose dense sums B has allocated, unless they are reduced every time."""
+        sums = self.reductions
+        reduces = sums.reduces(unit, last=last)
+        if sums.each:
+            return sums.change(unit, first=first, reduces=reduces)
+        experts = unit.born.experts if first else 0
+        lasting = unit.state.reduced - unit.state.sums if reduces else sums.late * self._split(unit).made_bytes
+        return Change(experts + sums.shards(unit, first=first), experts + lasting, 0)
 
     def _kept_before(self, units: Sequence[RunMemory]) -> list[int]:
         """For each run, activations kept by the runs before it."""
@@ -270,11 +287,12 @@ class PeakFinder:
 
     def _table_whole(self, units: Sequence[RunMemory]) -> int:
         """Bytes of a gathered tied table that stays from the embedding's forward for the head on the same rank."""
-        return self.table.whole if self.tied and not self.policy.weights_stay and units[-1].run.name == "head" else 0
+        shared = self.reductions.tied and not self.policy.weights_stay and units[-1].run.name == "head"
+        return self.reductions.table.whole if shared else 0
 
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
-        return run.name == "head" or (run.name == "embed" and self.tied)
+        return run.name == "head" or (run.name == "embed" and self.reductions.tied)
 
 
 def describe(cause: Cause, chunk: Chunk | None = None) -> str:
@@ -283,11 +301,6 @@ def describe(cause: Cause, chunk: Chunk | None = None) -> str:
         return str(cause[0])
     place, last, *words = cause
     return " ".join((chunk.runs[place].run.called(last=last), *words)).strip()
-
-
-def _cut(part: UnitStates) -> int:
-    """Bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the sums."""
-    return part.reduced if part.reduced < part.sums else 0
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:

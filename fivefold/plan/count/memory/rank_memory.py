@@ -87,7 +87,8 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
     ranks = _Ranks(counts, layout)
     row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
-        row = in_order(schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches), rank)
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
+        row = in_order(table, rank, ranks.reductions.when)
     return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
@@ -117,7 +118,9 @@ class _Ranks:
         self.stages = stages_of(counts, layout)
         self.finder = PeakFinder(counts, layout, self.stages)
         self.policy, self.stream = self.finder.policy, self.finder.stream
-        self.live_passes = live_passes(layout.schedule, layout.pp, layout.v, _enough(layout, self.job))
+        self.reductions = self.finder.reductions
+        when = self.reductions.when
+        self.live_passes = live_passes(layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when)
         self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
         self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
@@ -147,13 +150,13 @@ class _Ranks:
         passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
         for number, live_pass in enumerate(self.live_passes.rows[rank]):
             key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
-            size = self.finder.fullest(*live_pass[:4])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
+            size = self.finder.fullest(*live_pass[:5])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
             passes[key] = max(passes.get(key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
         gradients, base = self._gradients(total), self._base(rank)
         widened = self._widened(total) + self.scratch[rank]
-        if self.finder.lasting:
+        if self.reductions.lasting:
             base -= gradients
         return [*found, Moment("optimizer", base + gradients + widened, 0, gradients, base, 0, 0, 0, widened)]
 
@@ -169,10 +172,10 @@ class _Ranks:
         held, beside = len(self.held[rank]), live_pass.counts * self.weights[rank]
         others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
         base, messages = self._base(rank), int(beside[-1])
-        if self.finder.lasting:
+        if self.reductions.lasting:
             sums = self._gradients(self.totals[rank])
             base -= sums
-        for at in self.finder.moments(*live_pass[:4], all_ends=True):
+        for at in self.finder.moments(*live_pass[:5], all_ends=True):
             logits = min(at.logits, at.rest)
             parts = (
                 sums + at.gradients,
@@ -187,7 +190,7 @@ class _Ranks:
     def _rank(self, rank: int, top: int, cause: str, *, kept: int) -> RankMemory:
         total, base = self.totals[rank], self._base(rank)
         gradients, passes = self._gradients(total), base + top
-        peak, update = passes, base + (0 if self.finder.lasting else gradients) + self._widened(total)
+        peak, update = passes, base + (0 if self.reductions.lasting else gradients) + self._widened(total)
         update += self.scratch[rank]
         if update > peak:
             peak, cause = update, "optimizer"
@@ -210,20 +213,22 @@ class _Ranks:
 
     def _weights(self, held: Sequence[int]) -> list[int]:
         """Bytes for each element of ``LivePass.counts``, on a rank that holds these stages."""
-        finder, chunks = self.finder, [self.stages.chunks[stage] for stage in held]
+        finder, reductions, chunks = self.finder, self.reductions, [self.stages.chunks[stage] for stage in held]
         kept = [0 if finder.offloads else self.kept[stage] for stage in held]
         split = self.layout.schedule in SPLIT and not finder.offloads
         late = [finder.late_bytes(stage) if split else 0 for stage in held]
-        sums = [0 if finder.lasting else self._during(chunk.states) for chunk in chunks]
-        made = [0 if finder.lasting or finder.each else chunk.experts for chunk in chunks]
-        sums = [whole - experts for whole, experts in zip(sums, made, strict=True)]
+        sums = [0 if reductions.lasting else self._during(chunk.states) for chunk in chunks]
+        made = [0 if reductions.lasting else chunk.experts for chunk in chunks]
+        if reductions.each:
+            made = [finder.made_by_w(stage) if split else 0 for stage in held]
+        sums = [whole - by_w for whole, by_w in zip(sums, made, strict=True)]
+        gone = [self._gradients(chunk.states) - self._during(chunk.states) for chunk in chunks]
         if (
-            finder.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1
+            reductions.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1
         ):  # the head allocates the table's
-            table = 0 if finder.lasting else self._during(finder.table)
-            sums[0], sums[-1] = sums[0] - table, sums[-1] + table
-        gone = [self._gradients(chunk.states) - self._during(chunk.states) + finder.lag_bytes(chunk.runs[0])
-                for chunk in chunks]  # fmt: skip
+            table, whole = reductions.table, 0 if reductions.lasting else reductions.table.sums
+            sums[0], sums[-1] = sums[0] - (self._during(table) if whole else 0), sums[-1] + whole
+            gone[0] += self._during(table) - whole if whole else 0
         return [*kept, *late, *sums, *made, *gone, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:
@@ -241,7 +246,7 @@ class _Ranks:
         """Bytes that live all through a step."""
         total, chunks = self.totals[rank], [self.stages.chunks[stage] for stage in self.held[rank]]
         base = self._parameters(total) + total.moments + self.inputs + spare_gradients_bytes(self.job, chunks)
-        return base + (self._gradients(total) if self.finder.lasting else 0)
+        return base + (self._gradients(total) if self.reductions.lasting else 0)
 
     def _parameters(self, total: UnitStates) -> int:
         return (total.whole if self.policy.weights_stay else 0) + total.apart
@@ -252,7 +257,7 @@ class _Ranks:
 
     def _during(self, total: UnitStates) -> int:
         """Bytes of gradients between micro-batches."""
-        return total.reduced if self.finder.each else total.sums
+        return total.reduced if self.reductions.each else total.sums
 
     def _widened(self, total: UnitStates) -> int:
         """Bytes of copies of the gradients during the update."""

@@ -51,7 +51,7 @@ class Stages(NamedTuple):
 
     chunks: tuple[Chunk, ...]
     pass_peaks: dict[tuple[object, ...], tuple[int, tuple[Any, ...]]]
-    late: dict[int, int]
+    late: dict[tuple[int, bool], int]
 
 
 def stages_of(counts: Counts, layout: Layout) -> Stages:

@@ -12,7 +12,7 @@ from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import needs
 from fivefold.layout.schedule.p2p import p2p_steps
-from fivefold.plan.count.memory.in_flight import LivePass, _unexceeded, in_order, live_passes
+from fivefold.plan.count.memory.in_flight import Before, LivePass, Reduced, _unexceeded, in_order, live_passes
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
     ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
@@ -22,7 +22,7 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
-    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0))
+    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, "each"))
     assert [live_pass[:4] for live_pass in found] == [
         ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
         ("BW", 0, False, False), ("BW", 0, False, True),
@@ -32,6 +32,11 @@ def test_one_forward_one_backward_by_hand() -> None:
         (0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 0, 0), (1, 0, 1, 1, 0, 0),
         (0, 0, 1, 1, 0, 0),
     ]  # fmt: skip
+    backward, end = Before("BW", 0, False), Before("BW", 0, True)
+    assert [live_pass.before for live_pass in found] == [None, None, None, backward, None, backward]
+    once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, "last"))
+    assert [live_pass.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
+    assert end not in [live_pass.before for live_pass in found]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
     assert [live_pass.counts[6] for live_pass in found][:2] == [0, 2]
 
@@ -46,7 +51,7 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
     for rank in range(pp):
         coming = gone = 0
         for (action, post_receives, wait_sends), live_pass in zip(
-            p2p_steps(table, rank=rank), in_order(table, rank), strict=True
+            p2p_steps(table, rank=rank), in_order(table, rank, "never"), strict=True
         ):
             coming, gone = coming + len(post_receives), gone - len(wait_sends)
             coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
@@ -54,26 +59,31 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
             gone += (action.kind == "F" and rank < pp - 1) + (action.kind in ("B", "BW") and rank > 0)
 
 
+@pytest.mark.parametrize("reduced", ["never", "last", "each"])
 @pytest.mark.parametrize("case", SCHEDULES, ids=str)
-def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, int]) -> None:
-    """Whatever a micro-batch, the sums and a stream weigh, while reduced gradients weigh no more than their sums."""
+def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, int], reduced: Reduced) -> None:
+    """Whatever a micro-batch, the sums, a stream and what is under way weigh, while reduced gradients weigh no more
+    than their sums.
+    """
     name, pp, v, micro_batches = case
-    table, listed = schedule(name, pp=pp, v=v, micro_batches=micro_batches), live_passes(name, pp, v, micro_batches)
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    listed = live_passes(name, pp, v, micro_batches, reduced)
     some = np.random.default_rng(3)
     for rank, row in enumerate(listed.rows):
-        every, held = list(in_order(table, rank)), len(table.rank_stages[rank])
+        every, held = list(in_order(table, rank, reduced)), len(table.rank_stages[rank])
         assert len(row) <= len(every)
         for _ in range(20):
             kept, late, sums, made, left = some.integers(0, 1000, (5, held))
             weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), 0, some.integers(0, 50)]
-            walks = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
+            walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
+            walks |= {each.before: int(some.integers(0, 500)) for each in every}
 
-            def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[str, int] = walks) -> int:
-                return int(np.dot(live_pass.counts, weights)) + walks[live_pass.kind]
+            def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
+                return int(np.dot(live_pass.counts, weights)) + walks[live_pass.kind] + walks[live_pass.before]
 
             assert max(map(live, row)) == max(map(live, every))
     assert [list(live_pass.counts) for row in listed.rows for live_pass in row] == listed.counts.tolist()
-    assert [listed.distinct[at] for at in listed.place] == [live_pass[:4] for row in listed.rows for live_pass in row]
+    assert [listed.distinct[at] for at in listed.place] == [live_pass[:5] for row in listed.rows for live_pass in row]
 
 
 def exceeds(one: LivePass, other: LivePass) -> bool:
@@ -82,14 +92,19 @@ def exceeds(one: LivePass, other: LivePass) -> bool:
     signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
     plain = one.kind != "F" and not (one.first or one.last or other.last)
     alike = (one.first, one.last) == (other.first, other.last) or plain
-    return alike and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
+    return (
+        alike
+        and one.before == other.before
+        and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
+    )
 
 
 def drawn(rng: random.Random) -> Iterator[LivePass]:
     kind, places = rng.choice(("F", "B", "W", "BW")), rng.choice((7, 12))
     for _ in range(rng.randint(1, 40)):
         counts = tuple(rng.randint(0, 2) for _ in range(places))
-        yield LivePass(kind, 0, rng.random() < 0.3, rng.random() < 0.3, counts)
+        before = rng.choice((None, Before("BW", 0, False)))
+        yield LivePass(kind, 0, rng.random() < 0.3, rng.random() < 0.3, before, counts)
 
 
 def test_those_that_another_exceeds_are_left_out() -> None:

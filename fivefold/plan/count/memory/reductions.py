@@ -1,0 +1,114 @@
+"""Bytes of gradients that a unit's backward allocates, reduces and frees, as ``train/parallel/gradients.py`` does.
+
+    once a step   sums live from the first backward of a stage to its last, in which they become this rank's shard
+    each          sums live within a unit's backward (its W), and are added to the shard that the first one allocates
+
+Where reductions overlap compute, a unit's sums live until the next one's reduction has begun, or the next pass ended.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.layout.sharding import policy
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.counts import NO_SUMS, Counts
+from fivefold.plan.count.memory.in_flight import Before, Reduced
+from fivefold.plan.count.memory.liveness import Sums
+from fivefold.plan.count.memory.stage import RunMemory
+from fivefold.plan.count.memory.states import UnitStates
+
+
+class Change(NamedTuple):
+    """Bytes by which a unit's backward changes those of gradients."""
+
+    reducing: int  # while its reduction begins
+    lasting: int  # when it has ended
+    waits: int  # of a tied table: allocated by the head, freed by the embedding
+
+
+class Reductions:
+    """When the gradients of one layout's units are reduced, and what lives until then."""
+
+    def __init__(self, counts: Counts, layout: Layout) -> None:
+        job, model, ours = counts.job, counts.model, counts.job.stack.linears == "fanned"
+        self.stays = policy(layout).gradients_stay
+        self.each = counts.reduces_each(layout)
+        self.midway = ours  # experts are reduced within their block's backward
+        # A unit's sums live until the next unit's are reduced.
+        self.lags = "dp" in job.stack.overlap and not self.stays and (ours or not self.each)
+        # Gradients that matmuls accumulate are one buffer, allocated from the start.
+        self.lasting = job.stack.weight_gradients != "apart" and self.stays
+        # All weight gradients of a backward live until its end, and only then are added to the sums.
+        self.late = job.stack.weight_gradients in ("late", "buckets") and self.stays
+        # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
+        # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
+        self.adds = counts.adds(layout)
+        self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
+        self.table = counts.states(layout, "embed") if self.tied else UnitStates()
+        self.table_waits = self.adds and not counts.reduces_each(layout, "embed")  # in the sums, until the last pass
+        recipe = job.precision
+        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
+        waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
+        self.waiting = waiting if self.tied and not self.adds else 0
+
+    @property
+    def when(self) -> Reduced:
+        """After which passes a reduction may be under way."""
+        return "never" if not self.lags else "each" if self.each else "last"
+
+    def reduces(self, unit: RunMemory, *, last: bool) -> bool:
+        """Whether the gradients of ``unit`` are reduced in a pass in which all of them have come."""
+        return not self.stays and (last or self._each(unit))
+
+    def born(self, unit: RunMemory, *, first: bool) -> Sums:
+        """Sums that a backward of ``unit`` allocates."""
+        if first or not self.each:
+            return unit.born if first else NO_SUMS
+        kept = self.table.sums if self.table_waits and unit.run.name == "head" else 0
+        dense = unit.born.dense - kept if self._each(unit) else 0
+        return Sums(dense, unit.born.experts if cut(unit.parts[-1]) else 0)
+
+    def shards(self, unit: RunMemory, *, first: bool) -> int:
+        """Bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
+        return 0 if self._each(unit) and not first else sum(map(cut, unit.parts))
+
+    def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> Change:
+        """The change by a backward; ``made_later``: bytes of weight gradients that W makes."""
+        state = unit.state
+        if self.late:  # separate gradients, not their sums
+            born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - made_later)
+        elif first or not self._each(unit):
+            born = state.sums if first else 0
+        else:
+            born = sum(part.sums for part in unit.parts if cut(part))
+        fresh = first or (self.each and not self.table_waits)
+        waiting = self.table.sums if self.adds and fresh and not self.late else self.waiting
+        waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
+        shards = self.shards(unit, first=first)
+        gone = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
+        return Change(born + waits + shards, born + (shards - gone if reduces else 0), waits)
+
+    def lag_bytes(self, unit: RunMemory) -> int:
+        """Bytes of a unit's sums that live until the next reduction has begun: not experts', which come first."""
+        return unit.parts[0].sums if self.lags else 0
+
+    def under_way(self, units: tuple[RunMemory, ...], before: Before, late: list[int]) -> int:
+        """Bytes of sums under way after a backward pass: of the unit of its stage that was reduced last. ``late``:
+        bytes that each unit of the stage puts off from B to W.
+        """
+        found = (
+            unit
+            for unit, put_off in zip(units, late, strict=True)
+            if {"B": not put_off, "W": bool(put_off)}.get(before.kind, True) and self.reduces(unit, last=before.last)
+        )
+        unit = next(found, None)
+        return self.lag_bytes(unit) if unit is not None else 0
+
+    def _each(self, unit: RunMemory) -> bool:
+        return self.each and not (self.table_waits and unit.run.name == "embed")
+
+
+def cut(part: UnitStates) -> int:
+    """Bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the sums."""
+    return part.reduced if part.reduced < part.sums else 0
