@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.stack.spec import Reduce
 
 
 @takes_job
@@ -104,7 +105,7 @@ def search(
         found = run(
             model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
             within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
-            recipes=[recipe(name) for name in also or []],
+            recipes=[recipe(name) for name in also or []], reduces=others(job),
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
     if measure and found.best:
@@ -114,6 +115,11 @@ def search(
     if chart:
         save(page.front_chart(found, subtitle=f"{spec.name} on {ranks.ranks} {ranks.name}"), chart)
         say(f"drew {chart}")
+
+
+def others(job: Job) -> tuple[Reduce, ...]:
+    """How often else our engine could reduce gradients; another software does as it does, and a job as it says."""
+    return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
 
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]

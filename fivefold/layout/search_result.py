@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.record import Record
+from fivefold.stack.spec import Reduce
 from fivefold.step import Step
 
 By = Literal["time", "cost", "memory"]
@@ -21,6 +22,7 @@ class Ranked(Record):
     step: Step
     gpu_hours: NonNegativeFloat
     dollars: NonNegativeFloat | None = None  # None: the machine has no price
+    reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
 
 
 class Point(Record):
@@ -28,6 +30,7 @@ class Point(Record):
 
     layout: str
     precision: str
+    reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
     world: PositiveInt
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat

@@ -136,7 +136,7 @@ def _best(best: Sequence[Ranked]) -> Grid:
         rows.append(
             (
                 str(rank),
-                step.layout,
+                _worded(step.layout, each.reduce),
                 show_seconds(step.time.step_seconds),
                 show_bytes(step.memory.peak_bytes),
                 f"{step.mfu.causal:.1%}",
@@ -164,8 +164,17 @@ def finalists(found: Sequence[Finalist]) -> Grid:
 
 
 def _front(front: Sequence[Point]) -> Grid:
-    rows = tuple((show_bytes(p.memory_bytes), show_seconds(p.step_seconds), p.precision, p.layout) for p in front)
+    rows = tuple(
+        (show_bytes(p.memory_bytes), show_seconds(p.step_seconds), p.precision, _worded(p.layout, p.reduce))
+        for p in front
+    )
     return Grid(("peak", "step", "precision", "layout"), rows, words=("precision", "layout"))
+
+
+def _worded(layout: str, reduce: str) -> str:
+    """A layout, with the field of the job that says how often it reduces gradients, where that is not the default."""
+    often = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
+    return layout if often else f"{layout} (reduce={reduce})"
 
 
 def _heading(title: str) -> Text:

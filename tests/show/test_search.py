@@ -52,6 +52,15 @@ def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> 
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
 
 
+def test_a_layout_that_reduces_gradients_otherwise_says_so(found: SearchResult) -> None:
+    """Where that makes a difference."""
+    first = found.best[0]
+    cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))
+    best = (first.replace(reduce="step"), cut, cut.replace(reduce="step"))
+    text = printed(search.page(found.replace(best=best)))
+    assert text.count("(reduce=step)") == 1
+
+
 def test_where_nothing_fits_the_page_says_what_would(found: SearchResult) -> None:
     text = printed(search.page(nothing(found)))
     assert "none fits" in text

@@ -27,6 +27,7 @@ from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
+from fivefold.stack.spec import Reduce
 
 MISSES = 3  # near misses to show if nothing fits
 
@@ -39,6 +40,7 @@ def search(
     by: By = "time",
     top: int = 10,
     recipes: Sequence[Recipe] = (),
+    reduces: Sequence[Reduce] = (),
     worlds: Sequence[int] = (),
     levels: int = 1,
     within: float | None = None,
@@ -48,15 +50,16 @@ def search(
     """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` memory budgets.
 
     ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
-    ``recipes``: precisions to try beside the job's. ``worlds``: numbers of ranks; by default all of the machine, and
-    by cost every divisor of it. ``narrowed``: arguments of ``Space``. A ``Mistake`` if no layout is legal.
+    ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
+    ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. A
+    ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
     if (reason := next(unfit(model, job), None)) is not None:
         raise Mistake(reason)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
-    spaces = [(each, Space(model, each, world=world, **narrowed)) for each in jobs for world in worlds]
+    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
     total = sum(space.layouts() for _, space in spaces)
     if not total:
         raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
@@ -77,6 +80,18 @@ def search(
         evaluated=solver.evaluated,
         seconds=time.perf_counter() - begin,
     )
+
+
+def _spaces(
+    jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **narrowed: Any
+) -> Iterator[tuple[Job, Space]]:
+    """The layouts of each job, and with a changed job those that also differ by how often gradients are reduced."""
+    for job in jobs:
+        for world in worlds:
+            yield job, Space(model, job, world=world, **narrowed)
+    for job in (each.replace(reduce=reduce) for each in jobs for reduce in reduces if reduce != each.stack.reduce):
+        for world in worlds:
+            yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
 
 
 def _proposal(solver: BranchAndBound, within: float, *, where: Where) -> Proposal:
@@ -142,6 +157,7 @@ def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
             yield Point(
                 layout=each.text,
                 precision=each.planner.job.precision.name,
+                reduce=each.planner.job.stack.reduce,
                 world=each.estimate.layout.world,
                 memory_bytes=each.peak_bytes,
                 step_seconds=each.seconds,
@@ -153,7 +169,8 @@ def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
     step = found.planner.step(found.estimate.layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour
-    return Ranked(step=step, gpu_hours=hours, dollars=None if price is None else hours * price)
+    dollars, reduce = None if price is None else hours * price, found.planner.job.stack.reduce
+    return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 
 def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:

@@ -85,7 +85,11 @@ class Space:
         placements: bool = True,
         shard_groups: bool = True,
         where: Where = ANY,
+        reduces_often: bool = False,
     ) -> None:
+        """``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 of several
+        micro-batches.
+        """
         stack = job.stack.runs
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
@@ -95,6 +99,7 @@ class Space:
         tried = dict.fromkeys((*(swap.get(ac, ac) for ac in recomputations), *where.named("ac")))
         self.recomputations = tuple(ac for ac in tried if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
+        self.reduces_often = reduces_often
         self.placements = placements and stack.orders and where.admits("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = list(orders)
@@ -122,6 +127,8 @@ class Space:
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
         rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
+        if self.reduces_often:
+            rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
         rows = cross(rows, 9, range(len(self.recomputations)))
         rows = rows[self._admitted(rows)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
@@ -179,7 +186,8 @@ class Space:
             pairs = [(0, 1)]
         else:
             sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-            pairs = [(zero, size) for zero in self.stack.zero_with(pp) for size in (sizes if zero else [1])]
+            stages = [zero for zero in self.stack.zero_with(pp) if zero >= 2 or not self.reduces_often]
+            pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,10 @@ EXPERTS = SMALL.replace(name="experts", layers=4, moe=MoE(experts=8, topk=2, ffn
 FEW = Job(sequence=2048, global_batch=16)
 
 
-def brute(model: Model, machine: Machine, job: Job) -> list[Estimate]:
+def brute(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Estimate]:
     """Every layout, estimated, that fits."""
-    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
+    planner = Planner(model=model, machine=machine, job=job)
+    space = Space(model, job, world=machine.ranks, **narrowed)
     candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
     candidates = space.shard(space.partials, space.place(space.partials, candidates))
     found = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
@@ -64,6 +66,23 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int) -> None:
         known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
     assert found.evaluated < found.tried / 10
+
+
+@pytest.mark.parametrize(("gib", "wins"), [(4, "micro_batch"), (6, "step")])
+def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> None:
+    """Once a step where the memory is there; against brute force under both."""
+    machine, job = tight(4, gib=gib), FEW.replace(sequence=8192)
+    only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
+    best = min(
+        (each.step_time.seconds, each.peak_bytes, str(each.layout), reduce)
+        for reduce in ("micro_batch", "step")
+        for each in brute(SMALL, machine, job.replace(reduce=reduce), **only)
+    )
+    assert best[3] == wins
+    found = search(model=SMALL, machine=machine, job=job, top=2, reduces=("step",), **only)
+    first = found.best[0]
+    assert (first.step.time.step_seconds, first.step.memory.peak_bytes, first.step.layout, first.reduce) == best
+    assert (first.step.layout, wins) in {(point.layout, point.reduce) for point in found.front}
 
 
 def test_a_stack_finds_the_best_of_what_it_runs() -> None:
