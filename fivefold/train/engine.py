@@ -21,6 +21,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.train.build import Built
 from fivefold.train.measure.meter import StepObserver
+from fivefold.train.model.dropout import sequence_keys
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
@@ -57,6 +58,11 @@ class Engine:
         self.sequences = job.global_batch  # in this step, over all ranks
         self.scale = 1.0  # factor of each token's loss, so that gradients are those of the mean
         self.tokens = torch.empty(0, dtype=torch.long)
+        self.dp, self.number = built.ranks["dp"].rank, 0  # ``number`` of the step, from 0 on
+        self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
+        if model.dropout:  # keys of the sequences of a step
+            self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
+        self.drops = False  # whether this pass drops anything: in training
         self.meter: StepObserver | None = None
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: not known yet
         self.routed = built.routed
@@ -105,6 +111,7 @@ class Engine:
         else:  # the backward has moved the routing biases by this step's load: restore them
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
+        self.number += 1
         return StepResult(loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale)
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -140,12 +147,26 @@ class Engine:
         Returns the sum of this rank's scaled losses."""
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
         self.kept_bytes, self._baseline = 0, -1
+        self._draw_keys(len(tokens))
         total = self.pipeline.step()
+        self.drops = False
         for unit in self.built.units:
             unit.gradients.finish()
         if self.free:
             self._balance()
         return total
+
+    def _draw_keys(self, micro_batches: int) -> None:
+        """Draw the keys of this rank's sequences, by seed, step and their numbers in the global batch."""
+        self.drops = self.keys.numel() > 0
+        if not self.drops:
+            return
+        each, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
+        first = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
+        keys = sequence_keys(first * layout.mbs + each, seed=self.job.seed, step=self.number)
+        if len(self.keys) != micro_batches:
+            self.keys = torch.empty_like(keys)
+        self.keys.copy_(keys)
 
     def expert_loads(self) -> dict[int, list[int]]:
         """Layer → choices per expert [E] since the last call, over all data ranks; of this rank's stages. Every rank
@@ -193,9 +214,11 @@ class Engine:
         if module.positions is not None:
             inputs, targets = inputs[:, module.positions], targets[:, module.positions]
         self._begin_forward(entry)
+        keys = self.keys[micro_batch] if self.drops else None
         out = module.stage(
-            inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, scale=self.scale
-        )
+            inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,
+            scale=self.scale,
+        )  # fmt: skip
         if self._metered is not None:
             self._metered.phase = "backward"
         return out

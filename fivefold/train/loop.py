@@ -236,7 +236,7 @@ class Loop:
         tokens, self.samples = self.prefetcher.take(self.samples, following=after), after
         if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        engine.meter, self.bad_loss = meter, None
+        engine.meter, engine.number, self.bad_loss = meter, step, None
         judge = self._judge if self.run.faults.judges_first else None
         with meter or nullcontext():
             done = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)

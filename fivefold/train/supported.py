@@ -25,7 +25,7 @@ FREE = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "mla", "moe",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
-    "logit_softcap",
+    "logit_softcap", "dropout",
 })  # fmt: skip
 
 
@@ -60,12 +60,14 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``Mistake`` for an attention kernel that the engine does not have, or not for this model or layout."""
-    kind = job.stack.attention
+    kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
+    if model.dropout and ring:
+        raise Mistake(f"layout {str(layout)!r}: a ring drops no probabilities; with dropout take cp=ulysses")
     if kind not in ATTENTIONS:
         raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
     if kind != "unfused":
         return
-    if layout.cp > 1 and layout.cp_kind == "ring":
+    if ring:
         raise Mistake(f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses")
     for field in ("attention_softcap", "attention_sinks"):
         if getattr(model, field):

@@ -102,7 +102,7 @@ def _step(engine: Engine, recorder: Recorder) -> Tape:
     recorder.silent = True
     engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, job.sequence + 1, dtype=torch.long)
     recorder.silent = False
-    recorder.name([engine.tokens, engine.loads, *built.module.buffers(), *built.module.tables], "inputs")
+    recorder.name([engine.tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables], "inputs")
     recorder.name(built.weights(), "parameters")
     recorder.name(built.moments(), "optimizer")
     recorder.cut()

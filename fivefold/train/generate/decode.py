@@ -199,10 +199,10 @@ def detach(block: Block) -> None:
 
 def _cached_core(
     rule: ScoreRule, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, documents_BT: Tensor | None,
-    sinks_N: Tensor | None,
+    sinks_N: Tensor | None, keys_B: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Attention core: causal in the first call, with as many queries as keys; then one query on all keys."""
-    rule = rule.over(k_BSKH.shape[1])
+    rule = rule.drawn(k_BSKH.shape[1], training=False)
     if not rule.plain or sinks_N is not None:
         out, lse = attend(q_BTNH, k_BSKH, v_BSKH, rule, offset=k_BSKH.shape[1] - q_BTNH.shape[1])
         if sinks_N is not None:

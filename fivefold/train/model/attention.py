@@ -26,7 +26,7 @@ from fivefold.train.model.rotary import Rows
 from fivefold.train.model.score_rule import ScoreRule
 from fivefold.train.model.unfused_attention import Unfused
 
-Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
 class AttentionHooks(Protocol):
@@ -61,9 +61,9 @@ class _Attention(nn.Module):
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         out_BTNH: Tensor
         if isinstance(self.core, Unfused):
-            out_BTNH = self.core(*heads, rows.documents, run=self.run)
+            out_BTNH = self.core(*heads, rows.documents, rows.keys, run=self.run)
         else:
-            out_BTNH = self.run("attention.core", self.core, *heads, rows.documents, self.sinks)
+            out_BTNH = self.run("attention.core", self.core, *heads, rows.documents, self.sinks, rows.keys)
         del heads
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)

@@ -1,4 +1,4 @@
-"""Attention kernels of our own, for what PyTorch's flash kernels lack: windows and soft caps. Two custom operators:
+"""Attention kernels of our own, for what PyTorch's flash kernels lack: windows, soft caps, dropout. Custom operators:
 
     forward    chunk of query rows: scores of the keys it sees → lse, p = exp(scores − lse), out = p·v
     backward   the same scores again: dv = pᵀ·g · ds = p·(g·vᵀ − Σ g·out) · dq = ds·k · dk = dsᵀ·q
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fivefold.train.model.dropout import kept, row_keys, scale_of, score_rows
 
 LARGEST = 2**22  # scores at once; 16 MiB
 
@@ -43,12 +45,14 @@ def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[Chunk]
 
 @torch.library.custom_op("fivefold::band_attention", mutates_args=())
 def band_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, offset: int, window: int, softcap: float
+    q: Tensor, k: Tensor, v: Tensor, scale: float, offset: int, window: int, softcap: float, keys_B: Tensor | None,
+    rate: float, firsts: list[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q [B, N, T, H], k and v [B, K, S, H] → out [B, N, T, H of v] and lse [B, N, T], fp32 (fp64 for fp64).
 
     Query t sees the keys s ≤ t + ``offset``, of them the last ``window`` (0: all); ``softcap`` 0: none. Queries that
-    see none get out 0 and lse −∞.
+    see none get out 0 and lse −∞. ``keys``: of the sequences, to drop probabilities with ``rate``; ``firsts``: the
+    place of these masks, and the numbers of the first head, query and key.
     """
     out, lse = _outputs(q, v)
     out.zero_()
@@ -59,13 +63,15 @@ def band_attention(
         scores = rule.scores(part.of(q), k[:, :, keys], rows=part.rows)
         sums = scores.logsumexp(-1)
         shares = scores.sub_(_finite(sums)[..., None]).exp_()
+        if keys_B is not None:
+            shares.mul_(part.kept(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)).mul_(scale_of(rate))
         found = torch.matmul(shares, v[:, :, keys].to(shares.dtype))
         lse[:, :, queries], out[:, :, queries] = part.by_head(sums), part.by_head(found).to(q.dtype)
     return out, lse
 
 
 @band_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: float) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _outputs(q, v)
 
 
@@ -79,7 +85,7 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("fivefold::band_attention_backward", mutates_args=())
 def band_attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, offset: int,
-    window: int, softcap: float,
+    window: int, softcap: float, keys_B: Tensor | None, rate: float, firsts: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v from that of ``out``; shapes as in ``band_attention``."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v))
@@ -89,8 +95,13 @@ def band_attention_backward(
         q_here, g, o, sums = (part.of(x) for x in (q, gradient, out, lse[..., None]))
         scores = rule.scores(q_here, k[:, :, keys], rows=part.rows)
         shares = (scores - _finite(sums)).exp_()
-        dv[:, :, keys] += torch.matmul(shares.mT, g)
-        slopes = torch.matmul(g, v[:, :, keys].to(g.dtype).mT).sub_((g * o).sum(-1, keepdim=True)).mul_(shares)
+        slopes, dropped = torch.matmul(g, v[:, :, keys].to(g.dtype).mT), shares
+        if keys_B is not None:
+            factors = part.kept(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(shares.dtype)
+            slopes.mul_(factors.mul_(scale_of(rate)))
+            dropped = shares * factors
+        dv[:, :, keys] += torch.matmul(dropped.mT, g)
+        slopes.sub_((g * o).sum(-1, keepdim=True)).mul_(shares)
         if softcap:
             slopes.mul_(scores.masked_fill_(shares == 0, 0.0).div_(softcap).square_().neg_().add_(1.0))
         slopes.mul_(scale)
@@ -101,7 +112,7 @@ def band_attention_backward(
 
 @band_attention_backward.register_fake
 def _(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_like(q), _empty_like(k), _empty_like(v)
 
@@ -122,6 +133,14 @@ class _Part(NamedTuple):
         part: Tensor = x[:, :, self.queries].to(torch.promote_types(x.dtype, torch.float32))
         grouped: Tensor = part.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
         return grouped
+
+    def kept(self, keys_B: Tensor, heads: int, keys: slice, *, rate: float, firsts: list[int]) -> Tensor:
+        """Which probabilities are kept: bool [B, K, N / K · rows, keys]."""
+        place, head, query, key = firsts
+        tokens = range(query + self.queries.start, query + self.queries.stop)
+        numbers = score_rows(range(head, head + heads), tokens, device=keys_B.device)
+        grouped = row_keys(keys_B, numbers, place=place).view(len(keys_B), self.kv_heads, -1)
+        return kept(grouped, columns=range(key + keys.start, key + keys.stop), rate=rate)
 
     def by_head(self, x: Tensor) -> Tensor:
         """The inverse, in the dtype of ``x``; also of [B, K, N / K · rows]."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.attention import GroupedAttention, LatentAttention
+from fivefold.train.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
 from fivefold.train.model.mlp import Mlp
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.norm import norm
@@ -41,6 +42,11 @@ class Block(nn.Module):
         self.moe = Moe(model) if model.is_moe(layer) else None
         self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
         self.norm2_post = norm(model, model.width) if after else None
+        self.drops = nn.ModuleDict()
+        if model.dropout:
+            places = {"attention": ATTENTION, "mlp": FEED_FORWARD}
+            for branch, place in places.items():
+                self.drops[branch] = Dropout(model.dropout, place=place_in(layer, place))
 
     @property
     def feed_forward(self) -> nn.Module:
@@ -56,7 +62,7 @@ class Block(nn.Module):
         a_RD: Tensor = self.attention(h_RD, rows)
         entry_RD = h_RD if self.norm2 is None else None  # of the feed-forward, if it reads what attention reads
         del h_RD
-        y_RD = self._added("attention", x_RD, a_RD, name="norm1" if post else "norm1_post")
+        y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if post else "norm1_post")
         del a_RD
         if entry_RD is None:
             stream_RD = x_RD if parallel else y_RD
@@ -64,12 +70,14 @@ class Block(nn.Module):
             del stream_RD
         d_RD: Tensor = self.feed_forward(entry_RD)
         del entry_RD
-        return self._added("mlp", y_RD, d_RD, name="norm2" if post else "norm2_post")
+        return self._added("mlp", y_RD, d_RD, rows, name="norm2" if post else "norm2_post")
 
-    def _added(self, branch: str, onto_RD: Tensor, out_RD: Tensor, *, name: str) -> Tensor:
+    def _added(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
         """``onto`` + what the ``branch`` put out, through its norm ``name`` if the block has one there."""
         if self.kind in ("post", "sandwich"):
             out_RD = self.run(name, self.get_submodule(name), out_RD)
+        if rows.keys is not None and branch in self.drops:
+            out_RD = self.run(f"{branch}.dropout", self.drops[branch], out_RD, rows.keys, rows.tokens)
         sum_RD: Tensor = self.run(f"{branch}.add", self.add, onto_RD, out_RD)
         return sum_RD
 

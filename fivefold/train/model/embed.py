@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.train.model.dropout import EMBEDDING, Dropout
 from fivefold.train.model.operation import Run, direct
 
 Places = Callable[[], Tensor]
@@ -29,9 +30,14 @@ class Embed(nn.Module):
         self.positions = nn.Embedding(model.positions, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+        self.drop = Dropout(model.dropout, place=EMBEDDING) if model.dropout else None
 
-    def forward(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> Tensor:
-        """[B, T] → [B · T, D]. ``positions``: the tokens' places in their sequence, from 0 on if None."""
+    def forward(
+        self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        """[B, T] → [B · T, D]. ``positions``: the tokens' places in their sequence, from 0 on if None. ``keys``: for
+        dropout.
+        """
         x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
         if self.scale != 1:
             x_RD = self.run("embed.scale", torch.mul, x_RD, self.scale)
@@ -43,6 +49,8 @@ class Embed(nn.Module):
                 return self.own_rows(each.repeat(batch))
 
             x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
+        if self.drop is not None and keys_B is not None:
+            x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens_BT.shape[1])
         return x_RD
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fivefold.record import Mistake
 from fivefold.train.model.band_attention import band_attention, band_attention_backward
-from fivefold.train.model.score_rule import ScoreRule
+from fivefold.train.model.dropout import PROBABILITIES, place_in
+from fivefold.train.model.score_rule import Heads, ScoreRule
 
 aten = torch.ops.aten
 
@@ -37,22 +38,38 @@ class Span(NamedTuple):
 Spans = Sequence[Span]
 
 
+class Noise(NamedTuple):
+    """Dropout of probabilities at a ``place``: ``keys`` [B] of the sequences; numbers of the first head, query, key."""
+
+    keys: Tensor
+    rate: float
+    place: int
+    head: int
+    query: int = 0
+    key: int = 0
+
+    def of(self, span: Span, *, queries: int, keys: int) -> Noise:
+        """Of a span of sequences with so many queries and keys each."""
+        (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
+        return self._replace(keys=self.keys[sequence : sequence + 1], query=self.query + query, key=self.key + key)
+
+
 class Flash:
     """Attention core for a rank that has whole sequences: causal, within documents if there are any."""
 
-    def __init__(self, rule: ScoreRule, *, rank: int = 0) -> None:
-        """``rank``: the heads are the rank-th part of those that there is a sink for (Ulysses)."""
-        self.rule, self.rank = rule, rank
+    def __init__(self, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+        self.rule, self.heads = rule, heads
 
     def __call__(
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None,
+        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; keeps q, k, v, the output and its log-sum-exp.
 
-        ``documents_BT``: a document id per token, on the CPU if possible (it is read there).
+        ``documents_BT``: a document id per token, on the CPU if possible (it is read there). ``sinks``: a logit for
+        each head, of Ulysses for those of all ranks. ``keys``: of the sequences, for dropout; None: none.
         """
-        rule = self.rule.over(q_BTNH.shape[1])
+        rule = self.rule.drawn(q_BTNH.shape[1], training=keys_B is not None)
         # SDPA has a flash kernel for these; on CPU it materialises the scores where q and v differ in head dim
         equal = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
         if documents_BT is None and sinks_N is None and rule.plain and equal:
@@ -61,15 +78,21 @@ class Flash:
                 scale=rule.scale, enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
             )  # fmt: skip
             return out_BNTH.transpose(1, 2)
-        out: Tensor = self._by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT)
+        noise = None
+        if rule.dropout and keys_B is not None:
+            place = place_in(rule.layer, PROBABILITIES)
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]))
+        out: Tensor = self._by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
         return out
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _by_blocks(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, documents_BT: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, documents_BT: Tensor | None,
+        noise: Noise | None,
     ) -> Tensor:  # fmt: skip
         spans = None if documents_BT is None else within(documents_BT)
-        out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, self.rank)  # type: ignore[no-untyped-call]
+        rank = self.heads.rank
+        out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -79,10 +102,11 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, spans: Spans | None,
-        rank: int,
+        rank: int, noise: Noise | None,
     ) -> Tensor:  # fmt: skip
+        ctx.noise = noise
         ctx.rule, ctx.spans, ctx.heads = rule, spans, slice(rank * q.shape[2], (rank + 1) * q.shape[2])
-        out, lse = attend(q, k, v, rule, spans=spans)
+        out, lse = attend(q, k, v, rule, spans=spans, noise=noise)
         if sinks is not None:
             add_sinks(out, lse, sinks[ctx.heads])
         ctx.save_for_backward(q, k, v, sinks, out, lse)
@@ -95,8 +119,8 @@ class _FlashAttention(torch.autograd.Function):
         if sinks is not None:
             of_sinks = torch.zeros_like(sinks)
             of_sinks[ctx.heads] = sinks_backward(gradient, out, lse, sinks[ctx.heads])
-        found = attend_backward(gradient, q, k, v, out, lse, ctx.rule, spans=ctx.spans)
-        return *found, of_sinks, None, None, None
+        found = attend_backward(gradient, q, k, v, out, lse, ctx.rule, spans=ctx.spans, noise=ctx.noise)
+        return *found, of_sinks, None, None, None, None
 
 
 def add_sinks(out: Tensor, lse: Tensor, sinks_N: Tensor) -> None:
@@ -137,8 +161,9 @@ def across(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, .
 
 
 def attend(
-    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, rule: ScoreRule, *, offset: int = 0, spans: Spans | None = None
-) -> tuple[Tensor, Tensor]:
+    q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, rule: ScoreRule, *, offset: int = 0, spans: Spans | None = None,
+    noise: Noise | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """→ out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd.
 
     ``offset``: position of the first query − that of the first key: 0 is causal (T = S), S or more sees all keys, and
@@ -146,40 +171,46 @@ def attend(
     by the offset of each; others get out 0, lse −∞.
     """
     if spans is None:
-        return _forward(q_BTNH, k_BSKH, v_BSKH, rule, offset)
+        return _forward(q_BTNH, k_BSKH, v_BSKH, rule, offset, noise)
     out = q_BTNH.new_zeros(*q_BTNH.shape[:3], v_BSKH.shape[-1])
     lse = q_BTNH.new_full(q_BTNH.shape[:3], -torch.inf, dtype=torch.promote_types(q_BTNH.dtype, torch.float32))
     q, k, v = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BSKH, v_BSKH))
-    for at, of, apart in spans:
+    for span in spans:
+        at, of, apart = span
+        own = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         out.view(q.shape[1], *out.shape[2:])[at], lse.view(-1, lse.shape[2])[at] = _forward(
-            q[:, at], k[:, of], v[:, of], rule, apart
+            q[:, at], k[:, of], v[:, of], rule, apart, own
         )
     return out, lse
 
 
 def attend_backward(
     gradient: Tensor, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, *,
-    offset: int = 0, spans: Spans | None = None,
+    offset: int = 0, spans: Spans | None = None, noise: Noise | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v from that of ``out``; ``out`` and ``lse`` may be over more keys than this block's."""
     if spans is None:
-        return _backward(gradient, q_BTNH, k_BSKH, v_BSKH, out, lse, rule, offset)
+        return _backward(gradient, q_BTNH, k_BSKH, v_BSKH, out, lse, rule, offset, noise)
     dq, dk, dv = (x.new_zeros(x.shape) for x in (q_BTNH, k_BSKH, v_BSKH))
     queries = [x.flatten(0, 1)[None] for x in (gradient, q_BTNH, out, lse)]
     k, v = k_BSKH.flatten(0, 1)[None], v_BSKH.flatten(0, 1)[None]
-    for at, of, apart in spans:
+    for span in spans:
+        at, of, apart = span
+        own = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         g, q, o, s = (x[:, at] for x in queries)
         dq.flatten(0, 1)[at], dk.flatten(0, 1)[of], dv.flatten(0, 1)[of] = (
-            found[0] for found in _backward(g, q, k[:, of], v[:, of], o, s, rule, apart)
+            found[0] for found in _backward(g, q, k[:, of], v[:, of], o, s, rule, apart, own)
         )
     return dq, dk, dv
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int, noise: Noise | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """torch's flash kernel, or ours: out [B, T, N, H of v] and lse [B, T, N]."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse = band_attention(*heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0)
+        out, lse = band_attention(*heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_drawn(noise))
         return out.transpose(1, 2), lse.transpose(1, 2)
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
     qkv = [_heads(x, dim) for x in (q, k, v)]
@@ -191,12 +222,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int) -> t
 
 
 def _backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, offset: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: ScoreRule, offset: int,
+    noise: Noise | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The backward of the same kernel: dq, dk, dv."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
-        found = band_attention_backward(*heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0)
+        rest = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
+        found = band_attention_backward(*heads, *rest, *_drawn(noise))
         dq, dk, dv = (x.transpose(1, 2) for x in found)
         return dq, dk, dv
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
@@ -214,6 +247,11 @@ def _backward(
         )
     dq, dk, dv = (_tokens(d, x.shape[-1]) for d, x in zip(found, (q, k, v), strict=True))
     return dq, dk, dv
+
+
+def _drawn(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
+    """The last arguments of our kernels."""
+    return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:]))
 
 
 def _kernel_dim(q: Tensor, v: Tensor) -> int:

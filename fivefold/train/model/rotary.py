@@ -24,11 +24,13 @@ class Rows(NamedTuple):
 
     ``tables``: of ``rotary_tables``, and those of sliding layers where they have their own. ``documents`` [B, T]: a
     document id per token of the whole sequences; tokens attend inside their document. None: a sequence is one.
+    ``keys`` [B]: of the sequences, for dropout; None: nothing is dropped.
     """
 
     tokens: int
     tables: tuple[Tensor, ...] = ()
     documents: Tensor | None = None
+    keys: Tensor | None = None
 
     def rotary(self, *, own: bool) -> tuple[Tensor, Tensor]:
         """cos and sin; ``own``: those of sliding layers, where they have their own."""

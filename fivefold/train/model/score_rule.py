@@ -10,18 +10,35 @@ from typing import NamedTuple
 from fivefold.model.spec import Model
 
 
+class Heads(NamedTuple):
+    """Which heads of all a core has: of ``part`` (tp) the ``rank``-th of ``ranks`` (Ulysses)."""
+
+    part: int = 0
+    rank: int = 0
+    ranks: int = 1
+
+    def first(self, held: int) -> int:
+        """The number of the first of the ``held`` heads, among all of the model."""
+        return (self.part * self.ranks + self.rank) * held
+
+
 class ScoreRule(NamedTuple):
-    """Scale of q·kᵀ; a token sees itself and the ``window`` − 1 tokens before it (None: all); ``softcap``: Gemma 2."""
+    """Scale of q·kᵀ; a token sees itself and the ``window`` − 1 tokens before it (None: all); ``softcap``: Gemma 2.
+
+    ``dropout``: rate for the probabilities, in training; ``layer``: whose masks they are.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    dropout: float = 0.0
+    layer: int = 0
 
     @classmethod
     def of(cls, model: Model, *, layer: int, head_dim: int) -> ScoreRule:
         """The rule of one layer; ``head_dim``: dims of q and k."""
         window = model.window if model.slides(layer) else None
-        return cls(model.attention_scale or head_dim**-0.5, window, model.attention_softcap)
+        return cls(model.attention_scale or head_dim**-0.5, window, model.attention_softcap, model.dropout, layer)
 
     def over(self, tokens: int) -> ScoreRule:
         """The rule for sequences of ``tokens``: a window that is not shorter does nothing."""
@@ -29,8 +46,14 @@ class ScoreRule(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether PyTorch's flash kernels have it: no window, no softcap."""
-        return self.window is None and self.softcap is None
+        """Whether PyTorch's flash kernels have it: no window, no softcap, no dropout."""
+        return self.window is None and self.softcap is None and not self.dropout
+
+    def drawn(self, tokens: int, *, training: bool) -> ScoreRule:
+        """``over(tokens)``, with dropout or without. The kernel that has it is that for windows, here of all tokens."""
+        if not (training and self.dropout):
+            return self.over(tokens)._replace(dropout=0.0)
+        return self._replace(window=min(self.window or tokens, tokens))
 
 
 def visible_pairs(queries: int, keys: int, *, offset: int, window: int) -> int:

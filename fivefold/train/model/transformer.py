@@ -81,15 +81,16 @@ class Transformer(nn.Module):
 
     def stage(
         self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
-        documents_BT: Tensor | None = None, scale: float = 1.0,
+        documents_BT: Tensor | None = None, keys_B: Tensor | None = None, scale: float = 1.0,
     ) -> Tensor:  # fmt: skip
         """A pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last layer's also the head.
 
         ``documents_BT``: a document id per token of the whole sequences, if tokens attend only inside their document.
+        ``keys``: of the sequences, for dropout; None: nothing is dropped.
         """
-        x_RD: Tensor = self.embed(tokens_BT, self.positions) if entry_RD is None else entry_RD
+        x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
         tokens = tokens_BT.shape[1]
-        rows = Rows(tokens, self._rotary(tokens, like=x_RD), documents_BT)
+        rows = Rows(tokens, self._rotary(tokens, like=x_RD), documents_BT, keys_B)
         for layer in layers:
             x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fivefold.train.model.dropout import PROBABILITIES, dropped, place_in, row_keys, score_rows
 from fivefold.train.model.operation import Run, direct
-from fivefold.train.model.score_rule import ScoreRule
+from fivefold.train.model.score_rule import Heads, ScoreRule
 
 ROWS = 128  # of queries that are masked at a time
 
@@ -23,18 +24,30 @@ ROWS = 128  # of queries that are masked at a time
 class Unfused:
     """Attention core for a rank that has whole sequences: causal, within documents if there are any."""
 
-    def __init__(self, rule: ScoreRule) -> None:
-        self.rule = rule
+    def __init__(self, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+        self.rule, self.heads = rule, heads
 
     def __call__(
-        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None, *, run: Run = direct
+        self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
+        keys_B: Tensor | None = None, *, run: Run = direct,
     ) -> Tensor:  # fmt: skip
         """q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; each step is an operation for ``run``."""
         scores: Tensor = run("attention.core.scores", _scores, q_BTNH, k_BTKH, self.rule)
         shares: Tensor = run("attention.core.softmax", _softmax, scores, self.rule, documents_BT)
         del scores
+        if self.rule.dropout and keys_B is not None:
+            shares = run("attention.core.dropout", self._drop, shares, keys_B)
         out: Tensor = run("attention.core.values", _values, shares, v_BTKH)
         return out
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _drop(self, shares: Tensor, keys_B: Tensor) -> Tensor:
+        _, heads, tokens, _ = shares.shape
+        first = self.heads.first(heads)
+        numbers = score_rows(range(first, first + heads), range(tokens), device=shares.device)
+        keys = row_keys(keys_B, numbers, place=place_in(self.rule.layer, PROBABILITIES))
+        found: Tensor = dropped(shares, keys, self.rule.dropout)
+        return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

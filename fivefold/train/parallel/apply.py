@@ -14,6 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.train.model.dropout import Dropout
 from fivefold.train.model.float8.attach import attach as attach_float8
 from fivefold.train.model.kernels.fused.kernels import attach as attach_triton
 from fivefold.train.model.linear import WgradStore
@@ -55,6 +56,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         context.attach(module, ranks["cp"], kind=layout.cp_kind)
         module.length = job.sequence
         module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
+        for drop in (part for part in module.modules() if isinstance(part, Dropout)):
+            drop.positions = module.positions
     if model.moe:
         cut = layout.sp and layout.tp > 1
         expert.attach(

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
 from fivefold.train.model.flash_attention import (
-    Flash,
     add_sinks,
     attend,
     attend_backward,
@@ -49,8 +48,8 @@ def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
             attention.core = Ring(axis, attention.rule)  # type: ignore[assignment, arg-type]
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
-            if isinstance(attention.core, Flash):
-                attention.core.rank = axis.rank
+            core: Any = attention.core
+            core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
 
 
 class Ulysses:
@@ -119,7 +118,7 @@ class Ring:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None,
+        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
 

@@ -54,7 +54,7 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
 def groups(name: str) -> frozenset[str]:
     """The groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
-    if second == "add":  # an addition, which saves nothing
+    if second in ("add", "dropout"):  # of the stream: an addition saves nothing, a mask is small
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm"})

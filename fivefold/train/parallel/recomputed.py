@@ -5,7 +5,7 @@
     KeptTensor     a tensor that stays in memory
 
 Only autograd holds handles, so a recomputed tensor is freed after the last backward that reads it. An operation must be
-a function of its inputs and of weights only: no dropout, no state.
+a function of its inputs and of weights only: no state (dropout is one of its keys).
 """
 
 from __future__ import annotations

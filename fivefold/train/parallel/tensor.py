@@ -191,6 +191,8 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(part, Linear):
                 part.hooks = style(axis, sp=sp)
+        if hasattr(part, "core"):
+            part.core.heads = part.core.heads._replace(part=axis.rank)
         if hasattr(part, "share"):
             part.share = GatherRows(axis, sp=sp)
         if hasattr(part, "lookup"):

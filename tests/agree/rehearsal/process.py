@@ -54,7 +54,8 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
     engine = Engine(built, model=model, layout=layout, job=job)
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.sequence + 1))
-    living = [tokens, engine.loads, *built.module.buffers(), *built.module.tables, *built.weights(), *built.moments()]
+    living = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
+    living += [*built.weights(), *built.moments()]
     meter = Meter(living, axis=built.ranks.axis)
     with Sending(), meter:
         engine.step(tokens)

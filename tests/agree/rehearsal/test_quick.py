@@ -43,6 +43,10 @@ CASES = (
     Case("grouped", 4, "dp2 tp2 zero1 mbs2", 192, 8, attention="unfused"),
     Case("llama2-7b", 2, "cp2 zero3 mbs1 ac=selective cp=ulysses", 768, 4, attention="unfused"),
     Case("grouped", 4, "dp2 pp2 zb1p zero1 mbs1 ac=full", 192, 6, "fp32", attention="unfused"),
+    Case("dropped", 4, "dp2 tp2 zero1 mbs2", 192, 8),
+    Case("dropped", 4, "dp2 tp2 zero1 mbs2", 192, 8, attention="unfused"),  # 34 + 5NT/D bytes
+    Case("dropped", 4, "cp2 pp2 zb1p zero1 mbs1 cp=ulysses ac=full", 192, 6, "fp32", attention="unfused"),
+    Case("dropped", 3, "cp2 zero3 mbs1 cp=ulysses ac=selective", 192, 4),
     # a part of what linear layers on one input make is asked for again: all of it is made
     Case("qwen3-0.6b", 2, "dp2 zero1 mbs1 ac=core+mlp+qkv", 256, 2),
     Case("llama3.2-1b", 2, "dp2 zero1 mbs1 ac=qkv+rope", 256, 2),

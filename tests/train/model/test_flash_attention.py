@@ -15,7 +15,7 @@ from fivefold.train.model.flash_attention import (
     attend_backward,
     within,
 )
-from fivefold.train.model.score_rule import ScoreRule, visible_pairs
+from fivefold.train.model.score_rule import Heads, ScoreRule, visible_pairs
 
 B, T, S, N, K = 2, 6, 10, 4, 2
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6]])  # [B, S]
@@ -141,7 +141,7 @@ def test_core_is_exact_and_keeps_five_tensors(
     documents: Tensor | None, dims: tuple[int, int], rule: ScoreRule, sinks: bool
 ) -> None:
     inputs = [x.requires_grad_() for x in (*qkv(dims=dims), *([drawn(2 * N, seed=9)] if sinks else []))]
-    core = Flash(rule, rank=1 if sinks else 0)  # of sinks the second half
+    core = Flash(rule, heads=Heads(rank=1 if sinks else 0))  # of sinks the second half
     kept: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:

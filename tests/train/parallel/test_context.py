@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fivefold.layout.spec import Layout
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.flash_attention import Flash
-from fivefold.train.model.score_rule import ScoreRule
+from fivefold.train.model.score_rule import Heads, ScoreRule
 from fivefold.train.parallel import context
 from fivefold.train.parallel.collectives import Pending, exchange
 from fivefold.train.parallel.context import Kind, Ring, Ulysses, attach, positions
@@ -93,7 +93,7 @@ def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], lis
     axis = everyone()
     core: Any = Ring(axis, case.rule)
     if case.kind == "ulysses":
-        core = functools.partial(swapped, Ulysses(axis), Flash(case.rule, rank=axis.rank))
+        core = functools.partial(swapped, Ulysses(axis), Flash(case.rule, heads=Heads(rank=axis.rank)))
     documents = DOCUMENTS if case.documents else None
     mine = positions(layout(case), rank=axis.rank, sequence=T)
     *_, sinks = inputs(case)
@@ -233,8 +233,8 @@ def test_attach_sets_the_core_or_what_is_around_it() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), Axis("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
     assert [type(each.hooks) for each in (model[0], model[2])] == [Ulysses, Ulysses]
-    assert [(type(each.core), each.core.rule.window, each.core.rank) for each in (model[0], model[2])] == [
-        (Flash, 5, 0)
+    assert [(type(each.core), each.core.rule.window, each.core.heads) for each in (model[0], model[2])] == [
+        (Flash, 5, Heads(rank=0, ranks=2))
     ] * 2
     attach(model, axis, kind="ring")
     assert [(type(each.core), each.core.rule) for each in (model[0], model[2])] == [

@@ -118,7 +118,7 @@ class GpuFlash(Flash):
 
     def __call__(
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
-        sinks_N: Tensor | None = None,
+        sinks_N: Tensor | None = None, keys_B: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return [B, T, N, H of v]."""
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))

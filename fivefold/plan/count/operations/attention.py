@@ -91,7 +91,9 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         # in the backward the gradients of keys and values go round with them
         message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
     window = window_of(model, job, layer=layer)
-    banded = window is not None or model.attention_softcap is not None  # by the kernel that pads no head dim
+    banded = (
+        window is not None or model.attention_softcap is not None or _drops(local)
+    )  # by the kernel that pads no head dim
     kernel = dims if banded else _kernel_dims(local, dims)
     sinks = (heads,) if model.attention_sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
@@ -120,12 +122,17 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     return ops
 
 
+def _drops(local: Local) -> bool:
+    """Whether our kernel for windows computes the core because it drops probabilities, whose masks it draws again."""
+    return bool(local.model.dropout) and local.job.stack.attention != "unfused" and local.job.stack.linears == "fanned"
+
+
 def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
     """FLOPs of the core: of the full square, of the pairs that are seen, and with a window these of all cp ranks."""
     model, job, part = local.model, local.job, local.part
     per_pair = 2 * local.heads * sum(dims) * part.sequences
     full, visible = (per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True))
-    windowed = visible if window_of(model, job, layer=layer) else 0
+    windowed = visible if window_of(model, job, layer=layer) or _drops(local) else 0
     return core._replace(
         flops=ceil_div(full, part.cp), causal_flops=ceil_div(visible, part.cp), windowed_flops=windowed
     )

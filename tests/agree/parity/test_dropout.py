@@ -1,0 +1,64 @@
+"""Dropout draws the same masks under every layout, also where blocks run again; in evaluation it draws none."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.train.build import build
+from fivefold.train.engine import Engine
+from tests.agree.parity.cases import DENSE, batch, job_for
+from tests.agree.parity.compare import judge
+from tests.agree.parity.processes import forked
+from tests.agree.parity.rank import play
+
+MODEL = DENSE.replace(name="dropped", dropout=0.2, norm="layernorm", mlp="plain", qkv_bias=True)
+
+
+class Compared(NamedTuple):
+    model: Model
+    layout: Layout
+    job: Job
+
+
+@pytest.mark.parametrize(
+    ("layout", "attention"),
+    [
+        ("dp2 tp2 zero3 mbs2 ac=selective", "flash"),
+        ("tp2 cp2 mbs1 cp=ulysses nosp ac=norm+act", "flash"),
+        ("tp2 pp2 zb1p mbs2 ac=full", "unfused"),
+        ("dp2 pp2 dualpipe", "unfused"),
+    ],
+)
+def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
+    found = Layout.parse(layout)
+    job = job_for(found).replace(attention=attention)
+    case = Compared(MODEL, found, job)
+    verdict = judge(case, forked(found.world, play, *case, seconds=240.0))
+    assert verdict.equal, verdict
+    assert verdict.said == (), verdict.said
+    assert verdict.flops[0] == verdict.flops[1]
+
+
+def evaluated(model: Model) -> list[float]:
+    """Losses of an evaluation, and of two steps on the same tokens."""
+    job = job_for(Layout())
+    engine = Engine(build(model=model, layout=Layout(), job=job, device=torch.device("cpu")), model=model,
+                    layout=Layout(), job=job)  # fmt: skip
+    tokens = batch(job, step=0)[:, None]
+    plain = float(engine.evaluate(tokens)) / tokens[..., 1:].numel()
+    losses = [plain, float(engine.backward(tokens))]
+    engine.number += 1
+    return [*losses, float(engine.backward(tokens))]
+
+
+def test_an_evaluation_drops_nothing() -> None:
+    ((dropped, first, second),) = forked(1, evaluated, MODEL, seconds=240.0)
+    ((plain, *_),) = forked(1, evaluated, MODEL.replace(dropout=0.0), seconds=240.0)
+    assert dropped == pytest.approx(plain, rel=1e-6)
+    assert len({round(loss, 6) for loss in (dropped, first, second)}) == 3  # another mask at each step
