@@ -1,4 +1,4 @@
-"""DeepSpeed under Hugging Face's models, nanotron, InternEvo."""
+"""DeepSpeed under Hugging Face's models, nanotron, InternEvo, PaddleNLP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
 NANOTRON_REPOSITORY = "huggingface/nanotron"
 INTERNEVO_REPOSITORY = "InternLM/InternEvo@c628a8c"
+PADDLE_REPOSITORY = "PaddlePaddle/PaddleNLP"
 INTERNEVO_CONFIG = "InternLM/InternEvo@00de613:configs/7B_sft.py"
 
 DEEPSPEED = Entry(
@@ -90,4 +91,26 @@ INTERNEVO = Entry(
     },
 )
 
-ENTRIES = (DEEPSPEED, NANOTRON, INTERNEVO)
+PADDLE_LLAMA = f"{PADDLE_REPOSITORY}@5dd0f5d:paddlenlp/transformers/llama/modeling.py"
+PADDLE_CONFIG = f"{PADDLE_REPOSITORY}@1392867:llm/llama/pretrain-llama2_7b-tp2sd4_stage2.json"
+PADDLENLP = Entry(
+    name="paddlenlp",
+    version="74569c0",
+    family="paddle",
+    facts={
+        "attention": Fact("flash2", f"{PADDLE_CONFIG}: use_flash_attention"),
+        "loss": Fact("widened", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
+        "kernels": Fact("plain", f"{PADDLE_CONFIG}: use_fused_rms_norm is off (use_fused_rope is on)"),
+        "linears": Fact("apart", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
+        "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs whole layers again"),
+        "overlap": Fact((), f"{PADDLE_CONFIG}: no sharding_parallel_config, so nothing is hidden"),
+        "reduce_in_fp32": Fact(False, f"{PADDLE_CONFIG}: amp_master_grad is off"),
+        "weights": Fact("at_once", f"{PADDLE_CONFIG}: sharding stage2 hands out weights after the update"),
+    },
+    runs={
+        "axes": Fact(("dp", "tp", "pp"), f"{PADDLE_CONFIG}: tensor, pipeline and sharding degrees"),
+        "schedules": Fact(("1f1b", "interleaved"), f"{PADDLE_CONFIG}: virtual_pp_degree"),
+    },
+)
+
+ENTRIES = (DEEPSPEED, NANOTRON, INTERNEVO, PADDLENLP)

@@ -123,4 +123,24 @@ FMS_FSDP = Entry(
     },
 )
 
-ENTRIES = (FSDP2, TORCHTITAN, KEMPNERFORGE, LLM_FOUNDRY, TORCHTUNE, FMS_FSDP)
+AUTOMODEL = "NVIDIA-NeMo/Automodel@0565679:nemo_automodel/components/distributed/fsdp2.py"
+AUTOMODEL_RECIPE = "NVIDIA-NeMo/Automodel@51d4df5: qwen3_moe_30b_te_deepep.yaml"
+NEMO_AUTOMODEL = Entry(
+    name="nemo-automodel",
+    version="0565679",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "loss": Fact("narrow", f"{AUTOMODEL_RECIPE}: fp32_upcast is off; {AUTOMODEL}: output_dtype is bf16"),
+        "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
+        "reduce_in_fp32": Fact(False, f"{AUTOMODEL}: reduce_dtype is bf16"),
+        "dispatcher": Fact("fused", f"{AUTOMODEL_RECIPE}: DeepEP"),
+    },
+    runs={
+        "zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
+        "pipelined_zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
+        "cp_kinds": Fact(("ring",), f"{AUTOMODEL}: context parallelism of PyTorch, within the shards' mesh"),
+    },
+)
+
+ENTRIES = (FSDP2, TORCHTITAN, KEMPNERFORGE, LLM_FOUNDRY, TORCHTUNE, FMS_FSDP, NEMO_AUTOMODEL)

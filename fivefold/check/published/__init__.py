@@ -39,6 +39,14 @@ SOURCES = (  # a module each, with ``cases()``
     "megatron_bridge_memory",
     "finetune_memory",
     "misc_throughput",
+    "prime_rl",
+    "nanotron_bench",
+    "paddlenlp",
+    "flagperf",
+    "xtuner",
+    "megatron_moe_zoo",
+    "nemo_automodel",
+    "fms_acceleration",
     "nccl_logs",
 )
 

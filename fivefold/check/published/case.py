@@ -42,7 +42,6 @@ class Case(NamedTuple):
     memory: Counter = "allocated"
     rivals: str = ""
     quantity: Quantity = "peak"  # of ``memory_bytes``; the last two of the first stage
-    last_stage: bool = False  # ``memory_bytes`` are of the last pipeline stage, not of the fullest
     left_out: tuple[tuple[str, str], ...] = ()  # what else the row measured, as (quantity, the rule that leaves it out)
     held_out: bool = False  # no constant may be set on it, and no error learned from it
 

@@ -116,7 +116,6 @@ def case_of(
     memory_bytes: float | None = None,
     memory: Counter = "allocated",
     quantity: Quantity = "peak",
-    last_stage: bool = False,
     rivals: str = "",
     name: str = "",
     left_out: tuple[tuple[str, str], ...] = (),
@@ -143,7 +142,6 @@ def case_of(
         memory_bytes=memory_bytes,
         memory=memory,
         quantity=quantity,
-        last_stage=last_stage,
         rivals=rivals,
         left_out=left_out,
     )

@@ -106,8 +106,6 @@ def _memory(case: Case, step: Step) -> float:
         return first.states_bytes
     if case.quantity == "activations":
         return first.activations_bytes
-    if case.last_stage:
-        return step.memory.stages[-1].peak_bytes
     if case.memory == "allocated":
         return step.memory.peak_bytes
     counted = step.memory.driver_bytes if case.memory == "driver" else step.memory.reserved_bytes

@@ -15,7 +15,7 @@ from fivefold.layout.mesh import Group
 from fivefold.plan.predict import predict
 from fivefold.plan.price.network import Network
 
-HALVED = ("nccl_logs",)
+HALVED = ("nccl_logs", "prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "nemo_automodel")
 
 
 def messages() -> dict[str, Message]:

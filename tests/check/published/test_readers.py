@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.check.published import SOURCES, reader, readers
-from fivefold.check.published.case import Case, Excluded, rows
+from fivefold.check.published.case import Case, Excluded, Message, rows
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.record import Mistake
@@ -27,6 +27,8 @@ def test_every_case_is_a_run_that_can_be(source: str) -> None:
     for case in found:
         if isinstance(case, Excluded):
             assert case.rule
+        elif isinstance(case, Message):
+            assert case.seconds > 0 < case.payload
         else:
             assert case.step_seconds or case.memory_bytes
             assert case.layout.world == case.machine.ranks

@@ -112,9 +112,10 @@ def test_what_is_measured_beside_is_listed() -> None:
 
 
 TIMES = ("step_s", "iteration_s", "iteration_s_derived", "iteration_ms", "tokens_per_s", "tokens_per_s_per_gpu",
-         "hw_tflops_per_gpu", "mfu_pct")  # fmt: skip
+         "hw_tflops_per_gpu", "model_tflops_per_gpu", "mfu_pct")  # fmt: skip
 MEMORIES = ("peak_allocated_gib", "peak_reserved_gib", "peak_gib", "peak_gb", "peak_mem_gib", "peak_allocated_gb",
-            "mem_gb_nvidia_smi", "memory_gb")  # fmt: skip
+            "mem_gb_nvidia_smi", "memory_gb", "peak_allocated_mib", "mem_gib_nvidia_smi",
+            "mem_gb_first_stage")  # fmt: skip
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -23,7 +23,8 @@ from fivefold.units import GIB
 PEAK_FLOPS = 989e12
 
 
-def _model(row: Row) -> Model:
+def model_of(row: Row) -> Model:
+    """The model of the printed fields."""
     return Model(
         name=f"nanotron-{row['model'].lower()}",
         layers=needed(row, "layers"),
@@ -37,7 +38,7 @@ def _model(row: Row) -> Model:
     )
 
 
-def _stages(model: Model, pp: int) -> tuple[int, ...]:
+def stages_of(model: Model, pp: int) -> tuple[int, ...]:
     """A stage ends with the layer that exceeds its share of all layers and the head, by elements of their weights
     (models/base.py@01de8d9, build_model; models/llama.py@03b83fc, get_block_compute_costs).
     """
@@ -49,14 +50,14 @@ def _stages(model: Model, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
-    model, layout = _model(row), layout_of_row(row, zero=sharding(row, silent=0))
+    model, layout = model_of(row), layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:
-        layout = layout.replace(stages=_stages(model, layout.pp))
+        layout = layout.replace(stages=stages_of(model, layout.pp))
     machines, rate = where(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
     return case_of(
         "ultrascale_playbook",
         row,
-        stack=_stack(layout),
+        stack=stack_of(layout),
         model=model,
         machine=machines,
         layout=layout,
@@ -66,7 +67,7 @@ def _case(row: Row) -> Case:
     )
 
 
-def _stack(layout: Layout) -> Stack:
+def stack_of(layout: Layout) -> Stack:
     """Without ZeRO-1, nanotron joins no weights, and several replicas are PyTorch's DistributedDataParallel
     (trainer.py@004a89c, _init_model).
     """
