@@ -58,6 +58,11 @@ def reduces_each(layout: Layout, job: Job) -> bool:
     return often and layout.micro_batches(job) > 1 and not policy(layout).gradients_stay
 
 
+def regathers(layout: Layout, job: Job) -> bool:
+    """Whether gathered weights are let go after a forward, and gathered again for its backward."""
+    return not policy(layout).weights_stay and job.stack.reshard == "forward"
+
+
 def chunk_rows(rows: int, *, shards: int) -> int:
     """Rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)

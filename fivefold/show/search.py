@@ -115,7 +115,9 @@ def _proposal(found: Proposal) -> RenderableType:
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     figures = f"{seconds} a step, {peak}, MFU {step.mfu.causal:.1%}"
     lines = [
-        Text.assemble("\n", ("Proposal  ", "bold"), (found.layout, "bold cyan"), overflow="fold"),
+        Text.assemble(
+            "\n", ("Proposal  ", "bold"), (_worded(found.layout, found.choice.reduce), "bold cyan"), overflow="fold"
+        ),
         Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({found.alike} layouts are)"),
     ]
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):

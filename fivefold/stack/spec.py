@@ -83,6 +83,9 @@ class Stack(Record):
     # gradients of ZeRO-2 and -3 go to their shards once a step, or after every backward; unpipelined: after every one,
     # but with a pipeline once (PyTorch's, whose stages defer it to their last)
     reduce: Reduce = "micro_batch"
+    # after what ZeRO-3 frees gathered weights: each forward and backward, or each backward alone, so that they are
+    # gathered once for both and stay meanwhile (FSDP2's reshard_after_forward=False)
+    reshard: Literal["forward", "backward"] = "forward"
     reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
     # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
     # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)

@@ -14,7 +14,7 @@ from math import prod
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
 from fivefold.layout.names import V_SHAPED
-from fivefold.layout.sharding import extra_reduce_axis, multiplies, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import extra_reduce_axis, multiplies, padded_numel, policy, regathers, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -63,7 +63,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
-            twice = name not in ("embed", "head")
+            twice = name not in ("embed", "head") and regathers(layout, counts.job)
             gathers = 1 if policy(layout).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)

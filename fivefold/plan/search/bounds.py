@@ -134,6 +134,7 @@ class Bounds:
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
         gather, twice = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
         twice[:2] = 0
+        twice *= self.planner.job.stack.reshard == "forward"
         behind = np.where(each, parallel[:, 1], 0.0)
         behind[:, 0] = 0  # may travel beside the next forward
         back = gather * twice + behind

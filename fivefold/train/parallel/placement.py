@@ -62,17 +62,18 @@ class Placement:
                     table = found[:1]
                     gradients = table[0].gradients
                     gradients.expected[0] += 1 if gradients.each else backwards[last]
-                attach(self.module.embed, found[:1], keep=bool(table), backward=False)
+                attach(self.module.embed, found[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(whole[1 + layer], backwards[stage])
-                attach(self.module.blocks[layer], block)
+                attach(self.module.blocks[layer], block, keep=self.job.stack.reshard == "backward")
                 found += block
             if stage == last:
                 head = self._zero_units(whole[-1], backwards[stage])
                 if self.model.tied_embeddings and not both_ends:
                     table = self._zero_units(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
-                attach(self.module.head, [*head, *table], keep=True, onward="")  # else it fetches a block
+                # onward: else it fetches a block
+                attach(self.module.head, [*head, *table], keep=True, shared=True, onward="")
                 if table:
                     head[0].add_mate(table[0])
                 found += head

@@ -178,11 +178,13 @@ def _collected(weight: nn.Parameter) -> None:
 
 
 def attach(
-    module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, backward: bool = True, onward: str = "forward"
+    module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, shared: bool = False, backward: bool = True,
+    onward: str = "forward",
 ) -> None:  # fmt: skip
     """Gather ``units`` before ``module``'s forward, release after it unless ``keep``, gather before its ``backward``.
 
-    ``onward``: the key in ``neighbours`` of the unit to prefetch in the forward; "": none.
+    ``shared``: with another module, so that they are kept without a backward too. ``onward``: the key in
+    ``neighbours`` of the unit to prefetch in the forward; "": none.
     """
 
     def before(_module: nn.Module, _inputs: object) -> None:
@@ -192,7 +194,7 @@ def attach(
     def after(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):
             return
-        if not keep:
+        if not keep or (not shared and not torch.is_grad_enabled()):  # no backward comes
             for unit in units:
                 unit.release()
         if backward and output.requires_grad:

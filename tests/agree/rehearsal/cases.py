@@ -102,6 +102,7 @@ class Case(NamedTuple):
     loss: Literal["fused", "chunked"] = "fused"
     attention: Literal["flash", "unfused"] = "flash"
     reduce: Literal["step", "micro_batch"] = "micro_batch"
+    reshard: Literal["forward", "backward"] = "forward"
 
     def __str__(self) -> str:
         layers = f"/{self.layers}" if self.layers else ""
@@ -109,6 +110,7 @@ class Case(NamedTuple):
         job += " · loss in chunks" * (self.loss == "chunked")
         job += " · unfused" * (self.attention == "unfused")
         job += " · reduced once a step" * (self.reduce == "step")
+        job += " · resharded after the backward" * (self.reshard == "backward")
         return f"{self.name}{layers} · {self.layout_text} · {job}"
 
     @property
@@ -129,7 +131,7 @@ class Case(NamedTuple):
         return Job(
             sequence=self.sequence, global_batch=self.global_batch, precision=precision, loss=self.loss,
             attention=self.attention,
-            reduce=self.reduce,
+            reduce=self.reduce, reshard=self.reshard,
         )  # fmt: skip
 
     @property

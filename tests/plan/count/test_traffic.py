@@ -411,6 +411,12 @@ def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
     assert each["all_reduce", "replica"] == once["all_reduce", "replica"]
 
 
+def test_weights_that_stay_from_forward_to_backward_are_gathered_once_a_micro_batch() -> None:
+    again, once = (by_group("dp4 zero3", job=JOB.replace(reshard=after)) for after in ("forward", "backward"))
+    assert (again["all_gather", "shard"][0], once["all_gather", "shard"][0]) == (4 * (2 * L + 2), 4 * (L + 2))
+    assert again["reduce_scatter", "shard"] == once["reduce_scatter", "shard"]
+
+
 def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() -> None:
     """Other passes lie between its two gradients; without a pipeline both come in every backward."""
     tied = DENSE.replace(tied_embeddings=True)

@@ -86,3 +86,36 @@ def test_ahead_is_the_same(
         assert not alone
         assert reducing  # beside the backward of the unit before
         assert layout.zero < 3 or underway  # whose weights are let go fetches them while another computes
+
+
+def gathered(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:
+    """Losses, all_gathers of a step, and blocks whose weights are gathered after an evaluation and after a step."""
+    job = Job(sequence=16, global_batch=8, precision=recipe("fp32"), reshard=reshard)
+    built = build(model=DENSE, layout=layout, job=job, device=torch.device("cpu"))
+    engine, losses, left = Engine(built, model=DENSE, layout=layout, job=job), [], []
+    drawn = torch.randint(0, 83, (8, 17), generator=torch.Generator().manual_seed(1))
+    mine = drawn.view(layout.micro_batches(job), layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]
+    for _ in range(2):
+        meter = Meter([], axis=built.ranks.axis)
+        with meter:
+            losses.append(engine.step(mine).loss)
+        blocks = [unit for unit in built.units if unit.shards[0].name.startswith("blocks")]
+        left.append(sum(unit.gathered.untyped_storage().size() > 0 for unit in blocks))
+        engine.zero_grad()
+        engine.evaluate(mine)
+        left.append(sum(unit.gathered.untyped_storage().size() > 0 for unit in blocks))
+    said = {(line.axis, line.collective): line.messages for line in meter.traffic}
+    return losses, said["dp", "all_gather"], left[-1], left[-2]
+
+
+@pytest.mark.parametrize("text", ["dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1", "dp2 pp2 zb1p zero3 mbs1"])
+def test_weights_that_stay_from_forward_to_backward_are_gathered_once(
+    forked: Callable[..., list[Any]], text: str
+) -> None:
+    """With every micro-batch, whatever the schedule; to the bit the same, and nothing stays after an evaluation."""
+    layout = Layout.parse(text)
+    twice, once = (forked(layout.world, gathered, layout, reshard) for reshard in ("forward", "backward"))
+    for (losses, many, *none), (also, few, *left) in zip(twice, once, strict=True):
+        assert losses == also
+        assert none == left == [0, 0]
+        assert many - few == (4 * DENSE.layers if layout.pp == 1 else many - few) > 0

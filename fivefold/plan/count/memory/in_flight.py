@@ -39,11 +39,13 @@ class Before(NamedTuple):
 
 class LivePass(NamedTuple):
     """A pass and what lives beside it. ``counts`` has for each stage of the rank: other micro-batches between F and B;
-    between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced. Then
-    streams between stages of this rank after the pass, and all streams sent or received during it.
+    between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced; whether
+    weights stay gathered from an F to a B. Then streams between stages of this rank after the pass, and all streams
+    sent or received during it.
 
     ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
     more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing under way.
+    ``held``: an F has left the stage's weights gathered.
     """
 
     kind: Kind
@@ -51,41 +53,45 @@ class LivePass(NamedTuple):
     first: bool
     last: bool
     before: Before | None
+    held: bool
     counts: tuple[int, ...]
 
 
 class LivePasses(NamedTuple):
     """Passes of every rank: as ``rows`` per rank (in time order only without a pipeline), and as columns: their counts,
-    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last, before).
+    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last, before, held).
     """
 
     rows: tuple[tuple[LivePass, ...], ...]
     counts: NDArray[np.int64]
     rank: NDArray[np.int64]
-    distinct: tuple[tuple[Kind, int, bool, bool, Before | None], ...]
+    distinct: tuple[tuple[Kind, int, bool, bool, Before | None, bool], ...]
     place: NDArray[np.int64]
 
 
-def in_order(table: Table, rank: int, reduced: Reduced) -> Iterator[LivePass]:
-    """Every pass of one pipeline rank, in time order."""
-    return _under_way(_row(table, rank, list(_sent_and_live(table))[rank]), reduced)
+def in_order(table: Table, rank: int, reduced: Reduced, *, keeps: bool = False) -> Iterator[LivePass]:
+    """Every pass of one pipeline rank, in time order; ``keeps``: weights stay gathered from an F to a B."""
+    return _under_way(_row(table, rank, list(_sent_and_live(table))[rank], keeps), reduced)
 
 
 @lru_cache(maxsize=1024)
-def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never") -> LivePasses:
+def live_passes(
+    name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never", *, keeps: bool = False
+) -> LivePasses:  # fmt: skip
     """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches), reduced)),)
+        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches, keeps), reduced)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
         rows = tuple(
-            _highest(_under_way(_row(table, rank, sent), reduced)) for rank, sent in enumerate(_sent_and_live(table))
+            _highest(_under_way(_row(table, rank, sent, keeps), reduced))
+            for rank, sent in enumerate(_sent_and_live(table))
         )
     every = [live_pass for row in rows for live_pass in row]
-    distinct = tuple(dict.fromkeys(live_pass[:5] for live_pass in every))
+    distinct = tuple(dict.fromkeys(live_pass[:6] for live_pass in every))
     places = {each: place for place, each in enumerate(distinct)}
     counts, place = (np.array(column) for column in (
-        [live_pass.counts for live_pass in every], [places[live_pass[:5]] for live_pass in every],
+        [live_pass.counts for live_pass in every], [places[live_pass[:6]] for live_pass in every],
     ))  # fmt: skip
     return LivePasses(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
 
@@ -100,20 +106,20 @@ def _under_way(found: Iterable[LivePass], reduced: Reduced) -> Iterator[LivePass
         before = Before(kind, stage, last) if leaves else None
 
 
-def _without_pipeline(micro_batches: int) -> Iterator[LivePass]:
+def _without_pipeline(micro_batches: int, keeps: bool) -> Iterator[LivePass]:
     """The passes without a pipeline: of the first micro-batch, the second, which is like all others, and the last."""
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
-        counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0)
-        yield LivePass("F", 0, index == 0, False, None, counts)
-        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, None, counts)
+        counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0)
+        yield LivePass("F", 0, index == 0, False, None, False, counts)
+        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, None, keeps, counts)
 
 
-def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
+def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool) -> Iterator[LivePass]:
     """Every pass of a rank in time order; ``sent``: its sent messages that still live at each action."""
     held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
     left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
-    until_b, until_w, born, made, reduced, begun = ([0] * len(held) for _ in range(6))
+    until_b, until_w, born, made, reduced, begun, whole = ([0] * len(held) for _ in range(7))
     here = 0  # streams from a stage of this rank to another
     for at, action in enumerate(row):
         ahead = sum(_entry(table, each) not in (None, rank) for each in (row[at + 1] if at + 1 < len(row) else ()))
@@ -128,10 +134,11 @@ def _row(table: Table, rank: int, sent: Sequence[int]) -> Iterator[LivePass]:
             first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left[kind == "B", stage]
-            yield LivePass(
-                kind, stage, first, last, None, (*until_b, *until_w, *born, *made, *reduced, stays, messages)
-            )
+            others = whole if kind == "W" else [int(each != mine and some) for each, some in enumerate(whole)]
+            counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
+            yield LivePass(kind, stage, first, last, None, bool(whole[mine]) and kind != "W", counts)
             begun[mine] = 1
+            whole[mine] = int(keeps and kind == "F") if kind != "W" else whole[mine]
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
             born[mine] |= kind != "F"
@@ -196,11 +203,12 @@ def _unexceeded(alike: list[LivePass]) -> Iterator[LivePass]:
     first backward, which allocates its sums, is exceeded by one that finds them allocated.
     """
     counts = np.array([live_pass.counts for live_pass in alike])
-    held = counts.shape[1] // 5
+    held = counts.shape[1] // 6
     counts[:, 4 * held : 5 * held] *= -1
-    places: dict[Before | None, int] = {}
+    places: dict[object, int] = {}
     ends = np.array([
-        (live_pass.first, live_pass.last, places.setdefault(live_pass.before, len(places))) for live_pass in alike
+        (live_pass.first, live_pass.last, places.setdefault((live_pass.before, live_pass.held), len(places)))
+        for live_pass in alike
     ])  # fmt: skip
     plain: NDArray[np.bool_] = ~np.asarray(ends[:, :2].any(axis=1)) & (alike[0].kind != "F")
     kept: list[int] = []

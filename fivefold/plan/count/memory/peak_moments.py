@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
 from fivefold.plan.count.memory.in_flight import Before, Kind
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums
 from fivefold.plan.count.memory.reductions import Change, Reductions, cut
-from fivefold.plan.count.memory.stage import Chunk, RunMemory, Stages
+from fivefold.plan.count.memory.stage import RunMemory, Stages, held_bytes
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import part_of
 
@@ -50,18 +50,20 @@ class PeakFinder:
         self.stream = counts.local(part).stream_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
         self.offloads = "activations" in job.offload
+        self.regathers = regathers(layout, job)
+        self.keeps = not self.policy.weights_stay and not self.regathers  # gathered from an F to a B
         self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
         self.reductions = Reductions(counts, layout)
 
     def fullest(
-        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None
+        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None, held: bool = False
     ) -> tuple[int, Cause]:  # fmt: skip
         """Peak bytes of a pass and their cause; cached, shared by stages with equal units."""
         last, lag = last and not self.policy.gradients_stay, self.lag_bytes(before)
-        key = self.stages.chunks[stage].alike, kind, first, last, lag, self.reductions.each
+        key = self.stages.chunks[stage].alike, kind, first, last, lag, held, self.reductions.each
         found = self.stages.pass_peaks.get(key)
         if found is None:
-            top = max(self.moments(kind, stage, first, last, before), key=lambda at: at.bytes)
+            top = max(self.moments(kind, stage, first, last, before, held), key=lambda at: at.bytes)
             found = self.stages.pass_peaks[key] = top.bytes, top.cause
         return found
 
@@ -87,7 +89,8 @@ class PeakFinder:
         return sum(unit.run.times * unit.state.reduced for unit in units if self._split(unit).late_bytes)
 
     def moments(
-        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None, *, all_ends: bool = False
+        self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None, held: bool, *,
+        all_ends: bool = False,
     ) -> Iterator[LiveBytes]:  # fmt: skip
         """The moments of a pass in order; ``all_ends``: also of units that cannot be the peak."""
         units: Sequence[RunMemory] = self.stages.chunks[stage].runs
@@ -95,10 +98,10 @@ class PeakFinder:
             units = [unit._replace(noted=True) for unit in units]
         first, lag = first and not self.reductions.lasting, self.lag_bytes(before)
         if kind == "F":
-            return self._forward(units, first=first, lagging=lag)
+            return self._forward(units, first=first, held=held, lagging=lag)
         if kind == "W":
             return self._weights(units, first=first, last=last, lagging=lag)
-        return self._backward(units, first=first, last=last, split=kind == "B", lagging=lag)
+        return self._backward(units, first=first, last=last, split=kind == "B", held=held, lagging=lag)
 
     def _split(self, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
         return self.counts.split(unit.part, unit.run.name, born, together=self.reductions.each)
@@ -124,11 +127,14 @@ class PeakFinder:
             top = max(top, whole + part.travel)
         return top
 
-    def _forward(self, units: Sequence[RunMemory], *, first: bool, lagging: int) -> Iterator[LiveBytes]:
+    def _forward(
+        self, units: Sequence[RunMemory], *, first: bool, held: bool, lagging: int
+    ) -> Iterator[LiveBytes]:  # fmt: skip
         kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
+        whole += held_bytes(units) if held else 0
         for place, unit in enumerate(units):
             run, profile, state = unit.run, unit.later, unit.state
-            gathered = 0 if self.policy.weights_stay else state.whole
+            gathered = 0 if self.policy.weights_stay or (held and run.name != "embed") else state.whole
             stale = first or bool(gathered)
             entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
             for before in _ends(unit):
@@ -138,30 +144,31 @@ class PeakFinder:
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
                     following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
-                    coming = self._coming(following.parts[0]) if following else 0
+                    coming = self._coming(following.parts[0]) if following and not held else 0
+                mine = gathered * (1 + before if self.keeps and not held else 1)
                 yield LiveBytes(
-                    (place, end, "forward"), lagging, earlier, whole + gathered + coming,
+                    (place, end, "forward"), lagging, earlier, whole + mine + coming,
                     profile.forward_peak_bytes + self.own_tokens, unit.logits,
                 )  # fmt: skip
             whole += gathered if self._stays(run) else 0
+            whole += run.times * gathered if self.keeps and run.name not in ("embed", "head") else 0
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
     def _backward(
-        self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool, lagging: int
+        self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool, held: bool, lagging: int
     ) -> Iterator[LiveBytes]:  # fmt: skip
-        """``lagging``: bytes of sums that are reduced but not yet freed."""
+        """``held``: weights are gathered; ``lagging``: bytes of sums that are reduced but not yet freed."""
         sums, kept, gathers = self.reductions, self._kept_before(units), not self.policy.weights_stay
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
+        whole += held_bytes(units, but="head") if held else 0
         grown = after = 0  # gradients; kept for W
-        for place in reversed(range(len(units))):
-            unit = units[place]
+        for place, unit in reversed([*enumerate(units)]):
             run, state = unit.run, unit.state
             off = self._split(unit).late_bytes if split else 0  # kept for W
             born = NO_SUMS if off and sums.each else sums.born(unit, first=first)  # else W allocates them
-            regathered = state.whole if gathers and run.name not in ("embed", "head") else 0
-            let_go = state.whole if gathers and self._stays(run) else 0
-            if sums.adds and gathers:
-                let_go = {"head": let_go + sums.table.whole, "embed": 0}.get(str(run.name), let_go)
+            block = gathers and run.name not in ("embed", "head")
+            stays, regathered = block and held, state.whole if block and not held else 0
+            let_go = self._let_go(unit, stays=stays)
             reduces = sums.reduces(unit, last=last) and not off
             change = self._change(unit, first=first, reduces=reduces, off=off)
             lag = sums.lag_bytes(unit) if reduces else 0
@@ -178,23 +185,37 @@ class PeakFinder:
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + self._fetched(unit), self.stream,
                     )  # fmt: skip
-                coming = self._coming_back(unit, unit if done < run.times - 1 else units[place - 1] if place else None)
+                before = unit if done < run.times - 1 else units[place - 1] if place else None
+                coming = 0 if held else self._coming_back(unit, before)
+                here = whole - (done * state.whole if stays else 0)
                 if coming and unit.born.experts:  # gathered before the dense weights, waited for after
                     yield LiveBytes(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
-                        whole + regathered + unit.parts[-1].travel + coming, self.stream,
+                        here + regathered + unit.parts[-1].travel + coming, self.stream,
                     )  # fmt: skip
                 yield LiveBytes(
                     (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
-                    whole + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
+                    here + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
-                if reduces:  # beside the last gradient made: of the stream, or of the table
-                    rest = state.sums * sums.of_sums[0] // sums.of_sums[1] if run.name == "embed" else self.stream
-                    beginning = gradients + change.reducing - gone
-                    yield LiveBytes((place, end, "reduce"), beginning, earlier, whole - let_go, rest)
+                if reduces:
+                    beginning, rest = gradients + change.reducing - gone, self._made_last(unit)
+                    yield LiveBytes((place, end, "reduce"), beginning, earlier, here - let_go, rest)
             grown += run.times * change.lasting + change.waits
-            whole, after = whole - let_go, after + run.times * off
+            whole, after = whole - let_go * (run.times if stays else 1), after + run.times * off
             lagging = lag if reduces else lagging
+
+    def _let_go(self, unit: RunMemory, *, stays: bool) -> int:
+        """Bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
+        sums, run = self.reductions, unit.run
+        own = unit.state.whole if not self.policy.weights_stay and (stays or self._stays(run)) else 0
+        if not sums.adds or self.policy.weights_stay:
+            return own
+        return {"head": own + sums.table.whole, "embed": 0}.get(str(run.name), own)
+
+    def _made_last(self, unit: RunMemory) -> int:
+        """Bytes that live when the last gradient of a unit is made: of the stream, or of the table."""
+        narrow, wide = self.reductions.of_sums
+        return unit.state.sums * narrow // wide if unit.run.name == "embed" else self.stream
 
     def _with_table(
         self, unit: RunMemory, born: Sums, *, first: bool, reduces: bool, split: bool
@@ -293,14 +314,6 @@ class PeakFinder:
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
         return run.name == "head" or (run.name == "embed" and self.reductions.tied)
-
-
-def describe(cause: Cause, chunk: Chunk | None = None) -> str:
-    """A cause as text, e.g. ``block 3 backward mlp.act``."""
-    if len(cause) == 1 or chunk is None:
-        return str(cause[0])
-    place, last, *words = cause
-    return " ".join((chunk.runs[place].run.called(last=last), *words)).strip()
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.buffers import inputs_bytes, spare_gradients_bytes
 from fivefold.plan.count.memory.in_flight import LivePass, in_order, live_passes
-from fivefold.plan.count.memory.peak_moments import PeakFinder, describe
-from fivefold.plan.count.memory.stage import Chunk, stages_of
+from fivefold.plan.count.memory.peak_moments import PeakFinder
+from fivefold.plan.count.memory.stage import Chunk, describe, held_bytes, stages_of
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.update import scratch_bytes
 from fivefold.record import Mistake
@@ -88,7 +88,7 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
     row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        row = in_order(table, rank, ranks.reductions.when)
+        row = in_order(table, rank, ranks.reductions.when, keeps=ranks.finder.keeps)
     return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
@@ -120,7 +120,9 @@ class _Ranks:
         self.policy, self.stream = self.finder.policy, self.finder.stream
         self.reductions = self.finder.reductions
         when = self.reductions.when
-        self.live_passes = live_passes(layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when)
+        self.live_passes = live_passes(
+            layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps
+        )
         self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
         self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
@@ -150,7 +152,7 @@ class _Ranks:
         passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
         for number, live_pass in enumerate(self.live_passes.rows[rank]):
             key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
-            size = self.finder.fullest(*live_pass[:5])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
+            size = self.finder.fullest(*live_pass[:6])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
             passes[key] = max(passes.get(key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
@@ -171,17 +173,17 @@ class _Ranks:
         """The moments of a pass, including what lives beside it."""
         held, beside = len(self.held[rank]), live_pass.counts * self.weights[rank]
         others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
-        base, messages = self._base(rank), int(beside[-1])
+        base, gathered, messages = self._base(rank), int(beside[5 * held : 6 * held].sum()), int(beside[-1])
         if self.reductions.lasting:
             sums = self._gradients(self.totals[rank])
             base -= sums
-        for at in self.finder.moments(*live_pass[:5], all_ends=True):
+        for at in self.finder.moments(*live_pass[:6], all_ends=True):
             logits = min(at.logits, at.rest)
             parts = (
                 sums + at.gradients,
                 base,
                 others + at.activations,
-                at.gathers,
+                gathered + at.gathers,
                 logits,
                 at.rest - logits + messages,
             )
@@ -229,7 +231,8 @@ class _Ranks:
             table, whole = reductions.table, 0 if reductions.lasting else reductions.table.sums
             sums[0], sums[-1] = sums[0] - (self._during(table) if whole else 0), sums[-1] + whole
             gone[0] += self._during(table) - whole if whole else 0
-        return [*kept, *late, *sums, *made, *gone, 0, self.stream]
+        gathered = [held_bytes(chunk.runs) if finder.keeps else 0 for chunk in chunks]
+        return [*kept, *late, *sums, *made, *gone, *gathered, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:
         """Bytes that the micro-batch itself keeps after its pass."""

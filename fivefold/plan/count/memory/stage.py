@@ -5,6 +5,7 @@ Computed once; ranks, schedules and mesh orders share them. ``peak_moments.py`` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 from fivefold.layout.spec import Layout
@@ -54,6 +55,11 @@ class Stages(NamedTuple):
     late: dict[tuple[int, bool], int]
 
 
+def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
+    """Bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and ``but``."""
+    return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
+
+
 def stages_of(counts: Counts, layout: Layout) -> Stages:
     """The stages of a layout, cached in ``counts``."""
     key = part_of(layout), counts.stage_key(layout), counts.states_key(layout)
@@ -67,6 +73,14 @@ def stages_of(counts: Counts, layout: Layout) -> Stages:
             chunks.append(_chunk(counts, layout, runs, alike) if alike == at else _same_units(chunks[alike], runs))
         found = counts.chunks[key] = Stages(tuple(chunks), {}, {})
     return cast(Stages, found)
+
+
+def describe(cause: tuple[Any, ...], chunk: Chunk | None = None) -> str:
+    """A cause as text, e.g. ``block 3 backward mlp.act``."""
+    if len(cause) == 1 or chunk is None:
+        return str(cause[0])
+    place, last, *words = cause
+    return " ".join((chunk.runs[place].run.called(last=last), *words)).strip()
 
 
 def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) -> Chunk:
