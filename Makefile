@@ -44,6 +44,7 @@ bench: $(BIN)/fivefold
 parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/measurements/003-parity.md
 	$(BIN)/python -m tests.agree.parity.drawn --count 300
+	$(BIN)/python -m tests.agree.parity.families
 	$(BIN)/python -m tests.agree.rehearsal.drawn --count 300
 
 endure: $(BIN)/fivefold

@@ -94,8 +94,8 @@ def _check_model(layout: Layout, model: Model) -> None:
         raise Mistake(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
-    if model.qk_norm == "full" and layout.tp > 1:
-        raise Mistake(f"model {model.name!r}: its norms over all heads cannot be cut by tp={layout.tp}; try tp1")
+    if model.qk_norm == "full" and model.norm == "layernorm" and layout.tp > 1:
+        raise Mistake(f"model {model.name!r}: its LayerNorms over all heads cannot be cut by tp={layout.tp}; try tp1")
 
 
 def idle_window(model: Model, job: Job) -> str | None:

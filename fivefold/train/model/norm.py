@@ -7,19 +7,23 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels.eager import EAGER, Kernels
+from fivefold.train.model.kernels.norms import Sums, spread_rms_norm
 
 
 class RmsNorm(nn.Module):
-    """RMSNorm over the last dim [..., D]; parameter ``weight`` [D]."""
+    """RMSNorm over the last dim [..., D]; parameter ``weight`` [D]. ``sums``: if a rank has a part of D, set by tp."""
 
     def __init__(self, width: int, *, epsilon: float, plus_one: bool = False) -> None:
         super().__init__()
         self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(width))
         self.epsilon, self.plus_one = epsilon, plus_one
+        self.sums: Sums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] → [..., D], computed in fp32."""
+        if self.sums is not None:
+            return spread_rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums)
         return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
 
 

@@ -65,7 +65,8 @@ class Placement:
                 attach(self.module.embed, found[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(whole[1 + layer], backwards[stage])
-                attach(self.module.blocks[layer], block, keep=self.job.stack.reshard == "backward")
+                stays, post = self.job.stack.reshard == "backward", self.model.block == "post"
+                attach(self.module.blocks[layer], block, keep=stays, by_entry=post)
                 found += block
             if stage == last:
                 head = self._zero_units(whole[-1], backwards[stage])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels.eager import EAGER, Kernels
+from fivefold.train.model.kernels.norms import Sums
 from fivefold.train.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.train.model.logits import PLAIN, LogitShape
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
@@ -144,6 +145,19 @@ class VocabParallel:
         return (lse - meeting.wait()).sum()
 
 
+class NormSums(Sums):
+    """Sums of the norm over all heads; of a key head that several ranks hold each adds its share."""
+
+    def __init__(self, axis: Axis, *, width: int, holders: int) -> None:
+        self.axis, self.width, self.holders = axis, width, holders
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, rows: Tensor) -> Tensor:
+        """All-reduce ``rows`` [R, 1]."""
+        whole = all_reduce(rows, self.axis).wait()
+        return whole if self.holders == 1 else whole.div_(self.holders)
+
+
 def _own_rows(axis: Axis, rows: Tensor) -> Tensor:
     """This rank's of equally many ``rows`` per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
@@ -183,6 +197,9 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
 }  # fmt: skip
 
 
+HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
+
+
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
@@ -193,6 +210,10 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
                 part.hooks = style(axis, sp=sp)
         if hasattr(part, "core"):
             part.core.heads = part.core.heads._replace(part=axis.rank)
+        if model.qk_norm == "full" and name.endswith(HEAD_NORMS):
+            heads = model.heads if name.endswith("q_norm") else model.kv_heads
+            holders = max(1, axis.size // heads)
+            part.sums = NormSums(axis, width=heads * model.head_dim, holders=holders)
         if hasattr(part, "share"):
             part.share = GatherRows(axis, sp=sp)
         if hasattr(part, "lookup"):

@@ -9,6 +9,7 @@ FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from fivefold.layout.sharding import Policy
 from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.parallel.collectives import Pending, all_gather
+from fivefold.train.parallel.entry import entered
 from fivefold.train.parallel.fp8_gather import Payload
 from fivefold.train.parallel.gradients import Gradients, resize
 from fivefold.train.parallel.mesh import Axis
@@ -40,6 +42,7 @@ class ZeroUnit:
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
         self.follows = False
+        self.by_entry = False  # the input's gradient ends the backward
         self.payload: Payload | None = None  # set if the all_gather sends fp8
         self._gathered_is_current = False
         self._gathering: Pending | None = None
@@ -155,7 +158,8 @@ class ZeroUnit:
     def _grad_hook(self, index: int) -> Callable[[Tensor], None]:
         @torch.no_grad()
         def collect(gradient: Tensor) -> None:
-            if index == 0 and not self.follows:  # used first in the forward, so last in the backward: the unit is done
+            # used first in the forward, so last in the backward: the unit is done
+            if index == 0 and not self.follows and not self.by_entry:
                 for unit in (self, *self.mates):
                     unit.release()
             if self.late is not None and self.late.deferring:  # of a norm: it waits for the matrices' gradients
@@ -179,17 +183,21 @@ def _collected(weight: nn.Parameter) -> None:
 
 def attach(
     module: nn.Module, units: Sequence[ZeroUnit], *, keep: bool = False, shared: bool = False, backward: bool = True,
-    onward: str = "forward",
+    onward: str = "forward", by_entry: bool = False,
 ) -> None:  # fmt: skip
     """Gather ``units`` before ``module``'s forward, release after it unless ``keep``, gather before its ``backward``.
 
     ``shared``: with another module, so that they are kept without a backward too. ``onward``: the key in
-    ``neighbours`` of the unit to prefetch in the forward; "": none.
+    ``neighbours`` of the unit to prefetch in the forward; "": none. ``by_entry``: the backward ends with the gradient
+    of the input, not with that of the first weight.
     """
+    for unit in units:
+        unit.by_entry = by_entry and not unit.policy.weights_stay
 
-    def before(_module: nn.Module, _inputs: object) -> None:
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         for unit in units:
             unit.gather(onward)
+        return entered(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
 
     def after(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):

@@ -75,7 +75,7 @@ OWN: Mapping[str, Model] = {
         tied_embeddings=True,
         kv_heads=8,
     ),
-    "olmo": TINY.replace(block="post"),
+    "olmo": TINY.replace(block="post", qk_norm="full"),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }
 

@@ -65,6 +65,14 @@ CASES = (
     Case("llama3.2-1b", 4, "dp2 zero3 mbs1", 768, 4, "bf16-grad16", loss="chunked"),
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 4096, 4, loss="chunked"),
     Case("biased", 3, "dp2 tp2 pp2 gpipe zero1 mbs4", 1024, 16, loss="chunked"),
+    # families
+    Case("gemma2-9b", 4, "dp2 pp2 zero1 mbs1 ac=norm+act", 768, 8, loss="chunked"),
+    Case("gemma3-4b", 6, "dp2 cp2 zero3 mbs1 ac=full", 1536, 8),
+    Case("phi3-mini", 3, "dp2 cp2 zero2 mbs1 ac=selective", 1536, 4),
+    Case("olmo2-7b", 4, "dp2 pp2 zb1p zero3 mbs1 ac=full", 768, 8),
+    Case("olmo2-7b", 3, "dp2 tp2 zero1 mbs2 ac=norm+qkv", 768, 8, "fp32"),
+    Case("gpt-neox-20b", 4, "tp2 pp2 zb2p mbs1 ac=mlp", 768, 8),
+    Case("nemotron4-15b", 4, "dp2 tp2 pp2 dualpipev zero1 mbs1", 768, 16),
     # kinds of block
     Case("neox", 3, "dp2 tp2 zero1 mbs2", 192, 8),
     Case("neox", 4, "dp2 pp2 zb1p zero3 mbs1 ac=full", 192, 8, "fp32"),

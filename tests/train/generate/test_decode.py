@@ -39,6 +39,10 @@ MODELS = [
         moe=EXPERTS.replace(shared_experts=2, dense_layers=1, score="sigmoid", balance="free", groups=4, topk_groups=2,
                             scaling=2.5), **LATENT,
     ),
+    Model(name="learned", layers=2, position="learned", norm="layernorm", mlp="plain", activation="gelu_tanh",
+          block="parallel", mlp_bias=True, **PLAIN),
+    Model(name="sandwich", layers=2, block="sandwich", norm_plus_one=True, activation="gelu_tanh", embedding_scale=7.0,
+          logit_softcap=3.0, residual_scale=0.7, **PLAIN),
     Model(
         name="windows", layers=4, window=5, window_pattern=(True, False, True), attention_sinks=True,
         attention_scale=0.2, rope_pattern=(True, True, True, False), rope_theta_sliding=30.0, **PLAIN,

@@ -56,9 +56,12 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         if model.qk_norm != "none":
             dim = out if model.qk_norm == "full" else model.head_dim
             groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
-            ops.append(
-                norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=local.norm)
+            normed = norm(
+                f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=local.norm
             )
+            if local.part.tp > 1 and model.qk_norm == "full":  # sums over the heads of all ranks
+                normed = normed._replace(message=Message("tp", "all_reduce", "all_reduce", 4 * rows))
+            ops.append(normed)
     if model.qk_norm != "none":
         q, k = "qn", "kn"
     if model.rotates(layer):

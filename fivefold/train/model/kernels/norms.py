@@ -50,6 +50,45 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = Fals
     return out
 
 
+class Sums:
+    """Sums over the ranks that hold parts of the rows [R, 1] of a norm, ``width`` wide in all."""
+
+    width: int
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """This rank's sums → those over all ranks; ``rows`` may be overwritten."""
+        raise NotImplementedError
+
+
+class _SpreadRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool, sums: Sums) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        rstd = sums(norm.square_()).div_(sums.width).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.plus_one, ctx.sums = plus_one, sums
+        return _times_(torch.mul(x, rstd).to(x.dtype), weight, plus_one)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        normal = x * rstd
+        product = grad * normal
+        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        inner = ctx.sums(_times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)).div_(ctx.sums.width)
+        del product
+        wide = grad * weight.float()
+        if ctx.plus_one:
+            wide.add_(grad)
+        return wide.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
+
+
+def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: Sums) -> Tensor:
+    """``rms_norm`` of rows whose columns lie on several ranks: of each ``x`` [R, D of it] and ``weight`` [D of it]."""
+    out: Tensor = _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
+    return out
+
+
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -1,0 +1,71 @@
+"""Every family of Hugging Face, as its small config, under a layout of each axis against one process.
+
+    python -m tests.agree.parity.families [FAMILY …]
+
+Axis code knows no family, so ``make test`` has a few pairs; here every family takes every layout. Exits 1 unless all
+are equal, in messages and FLOPs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.tables import DENSE
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.train.supported import check_supported
+from tests.agree.drawn import VOCAB, Drawn
+from tests.agree.parity.cases import job_for
+from tests.agree.parity.drawn import run
+from tests.model.mutations import FAMILIES
+
+LAYOUTS = (
+    "tp2 mbs2", "cp2 zero1 mbs2", "pp2 zb1p mbs1", "dp2 zero3 mbs1 ac=full", "tp2 mbs1 nosp ac=norm+act",
+    "cp2 mbs1 cp=ulysses ac=selective", "pp2 v2 zbv mbs1 ac=full", "tp2 pp2 dualpipev mbs1",
+    "dp2 cp2 zero2 mbs1 ac=qkv+mlp",
+    "tp2 cp2 zero3 mbs1 ac=core+rope+out", "dp2 pp2 interleaved v2 zero3 mbs1",
+)  # fmt: skip
+
+
+def model_of(family: str, layout: Layout) -> Model:
+    """The family's small model with as many layers as the layout has stages, and the vocabulary of the text."""
+    model = from_config({"model_type": family, **FAMILIES[family]}, name=family)
+    window = None if model.window is None else 7
+    return model.replace(layers=max(4, layout.pp * layout.v), vocab=VOCAB, window=window, positions=64)
+
+
+def case(family: str, text: str) -> Drawn:
+    """``Mistake`` if the two do not go together."""
+    layout = Layout.parse(text)
+    model, job = model_of(family, layout), job_for(layout)
+    refuse(layout, model=model, job=job)
+    check_supported(layout, job, model=model)
+    return Drawn(0, model, layout, job)
+
+
+def main() -> int:
+    """One line per case; 1 if any differs from one process or says other messages than planned."""
+    parser = argparse.ArgumentParser(description="families under a layout of each axis against one process")
+    parser.add_argument("families", nargs="*", default=list(DENSE))
+    wrong = done = 0
+    for family in parser.parse_args().families:
+        for text in LAYOUTS:
+            try:
+                drawn = case(family, text)
+            except Mistake as refusal:
+                print(f"{family} {text}: {refusal}", flush=True)
+                continue
+            verdict = run(drawn)
+            good = verdict.equal and not verdict.said and verdict.flops[0] == verdict.flops[1]
+            done, wrong = done + 1, wrong + (not good)
+            print(f"{family} {text}: {verdict.gradient_error:.1e} {'' if good else verdict}", flush=True)
+    print(f"{done - wrong} of {done} equal one process")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Some families, each under the layout whose turn it is; ``families.py`` runs every one of them under all layouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.agree.parity.drawn import run
+from tests.agree.parity.families import LAYOUTS, case
+
+QUICK = (
+    ("gpt2", "tp2 cp2 zero3 mbs1 ac=core+rope+out"), ("olmo2", "dp2 zero3 mbs1 ac=full"), ("olmo2", "tp2 mbs2"),
+    ("gemma3_text", "pp2 zb1p mbs1"), ("cohere2", "cp2 zero1 mbs2"), ("falcon", "tp2 mbs1 nosp ac=norm+act"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "layout"), QUICK, ids=[f"{family} {layout}" for family, layout in QUICK])
+def test_a_family_on_an_axis_equals_one_process(family: str, layout: str) -> None:
+    assert layout in LAYOUTS
+    verdict = run(case(family, layout))
+    assert verdict.equal, verdict
+    assert verdict.said == ()
+    assert verdict.flops[0] == verdict.flops[1]
