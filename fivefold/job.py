@@ -54,6 +54,9 @@ class Recipe(Record):
     scaling: Scaling = "tensorwise"  # of the operands of fp8 and fp4 matmuls
     wide_gradients: bool = False  # weights' gradients are products of operands that were not cast
     gathers: Literal["weights", "fp8"] = "weights"  # what ZeRO sends of the matrices of blocks
+    half: Literal["bf16", "fp16"] = (
+        "bf16"  # format of masters, sums and moments of two bytes; moments of fp16 have scales
+    )
     dispatches: Literal["rows", "fp8"] = "rows"  # what is sent to experts, and to them of gradients, in tiles
 
     @model_validator(mode="after")
@@ -71,6 +74,32 @@ class Recipe(Record):
                 "'fp8-tiles-wire', or dispatches='rows'"
             )
         return self
+
+    @property
+    def holds_casts(self) -> bool:
+        """Whether matrices of blocks are held as the matmuls' casts, with their scales; other weights in 16 bits."""
+        return self.weights_bytes == 1 and self.gathers == "fp8"
+
+    @property
+    def wide_bytes(self) -> int:
+        """Width of weights that no matmul casts, and of their gradients: embedding, head, norms, routers, biases."""
+        return 2 if self.holds_casts else self.weights_bytes
+
+    @property
+    def sends_masters(self) -> bool:
+        """Whether ZeRO can gather from the copy that is updated as it lies: weights have its format."""
+        return self.updated_bytes == self.wide_bytes and not (self.holds_casts and self.half == "fp16")
+
+    @property
+    def table_gradients_bytes(self) -> int:
+        """Width of the gradients of weights whose matmul is not in fp8; of one byte are those of fp8 products alone."""
+        return max(2, self.gradients_bytes)
+
+    @property
+    def scaled_moments(self) -> tuple[bool, bool]:
+        """Whether AdamW's moments have an fp32 scale for each block of a row."""
+        first, second = (size == 1 or (size == 2 and self.half == "fp16") for size in self.moments_bytes)
+        return first, second
 
     @property
     def narrow(self) -> bool:
@@ -165,6 +194,7 @@ RECIPES: dict[str, Recipe] = {
             master_bytes=4,
             accumulated_bytes=4,
             moments_bytes=(2, 2),
+            gathers="fp8",
             dispatches="fp8",
         ),
         Recipe(
@@ -175,6 +205,7 @@ RECIPES: dict[str, Recipe] = {
             master_bytes=2,
             accumulated_bytes=4,
             moments_bytes=(1, 1),
+            gathers="fp8",
         ),
         Recipe(
             name="fp8-lm",
@@ -184,6 +215,9 @@ RECIPES: dict[str, Recipe] = {
             master_bytes=2,
             accumulated_bytes=2,
             moments_bytes=(1, 2),
+            half="fp16",
+            loss_scaling=True,
+            gathers="fp8",
         ),
     )
 }

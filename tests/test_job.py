@@ -33,8 +33,8 @@ def test_recipes_add_up_to_the_published_totals() -> None:
     assert {name: recipe.total_bytes for name, recipe in RECIPES.items()} == TOTALS
 
 
-def test_only_fp16_scales_its_loss() -> None:
-    assert [name for name, recipe in RECIPES.items() if recipe.loss_scaling] == ["fp16"]
+def test_only_sums_in_fp16_scale_their_loss() -> None:
+    assert [name for name, recipe in RECIPES.items() if recipe.loss_scaling] == ["fp16", "fp8-lm"]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )
     check_trainable(job.precision)
+    _check_moments(job)
     _check_model(layout, model)
 
 
@@ -72,6 +73,16 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     for field in ("attention_softcap", "attention_sinks"):
         if getattr(model, field):
             raise Mistake(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
+
+
+def _check_moments(job: Job) -> None:
+    """Raise a ``Mistake`` for an optimizer that keeps its states in fp32 under a recipe with narrower moments."""
+    sizes = job.precision.moments_bytes
+    if sizes != (4, 4) and job.optimizer.kind in ("muon", "sgd"):
+        raise Mistake(
+            f"precision {job.precision.name!r}: its moments of {sizes[0]} + {sizes[1]} bytes are AdamW's, and "
+            f"{job.optimizer.kind} keeps fp32; take optimizer adamw, or another recipe"
+        )
 
 
 def _check_model(layout: Layout, model: Model) -> None:

@@ -24,6 +24,7 @@ from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.kernels import in_one_kernel
 from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, head, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
+from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Local, Part
 from fivefold.plan.count.operations.recompute import Unit
 
@@ -83,7 +84,10 @@ class Counts:
                 unit = Unit(tuple(embedding(local) if name == "embed" else head(local)))
             else:
                 unit = block_unit(local, layer=self.example[name])
-            self._units[key] = unit._replace(ops=tuple(in_one_kernel(op, local) for op in unit.ops))
+            ops = [in_one_kernel(op, local) for op in unit.ops]
+            if self.job.precision.gradients_bytes == 1:
+                ops = [_with_wide_gradients(op) for op in ops]
+            self._units[key] = unit._replace(ops=tuple(ops))
         return self._units[key]
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
@@ -217,6 +221,15 @@ class Counts:
             else:
                 runs.append(Run(kind, layer, 1, again))
         return (*runs, Run("head", self.model.layers, 1)) if last else tuple(runs)
+
+
+def _with_wide_gradients(op: Op) -> Op:
+    """``op`` where gradients of fp8 products have one byte: all others have two, so twice as many elements of one."""
+    narrow = sums_itself(op) and op.name != "head.out"
+    first = 1 if narrow or op.name == "moe.arrive" else 2
+    biases = 1 if op.name == "moe.arrive" else 2
+    widths = tuple(size * (biases if at else first) for at, size in enumerate(op.gradient_widths))
+    return op._replace(gradient_widths=widths)
 
 
 def apart(layout: Layout) -> bool:

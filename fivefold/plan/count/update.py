@@ -207,7 +207,7 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
     """Peak bytes that the update holds beside states and gradients."""
     job = counts.job
     kind, narrow = job.optimizer.kind, job.precision.updated_bytes < 4
-    if kind in ("adamw", "sgd"):
+    if kind == "sgd" or (kind == "adamw" and job.precision.moments_bytes == (4, 4)):
         return 0
     found = sharded_weights(counts, layout, chunks=chunks)
     if kind == "muon":
@@ -222,11 +222,13 @@ def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> i
         return 4 * sums + 4 * max(
             cut.columns * ((2 if narrow else 1) * cut.rows + min(cut.rows, cut.each)) for cut in found
         )
+    scaled = kind == "adamw8bit" or any(job.precision.scaled_moments)
     sizes = [
         cut.columns * min(cut.rows, max(1, WIDENED // cut.columns)) for cut in found
-        if quantised(cut.weight.numel, vector=cut.weight.is_vector)
+        if not scaled or quantised(cut.weight.numel, vector=cut.weight.is_vector)
     ]  # fmt: skip
-    return (16 if narrow else 12) * max(sizes, default=0)
+    wide = 16 if narrow else 8  # both moments and, if narrow, weight and gradient
+    return max(wide, 12 if kind == "adamw8bit" else 0) * max(sizes, default=0)
 
 
 def _muon_scratch(each: list[ShardedWeight]) -> int:

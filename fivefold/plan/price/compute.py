@@ -96,7 +96,7 @@ class Prices:
         if not self.ours or not op.parameters or op.kind == "loss":
             return time
         # a table's gradient is as large as the table
-        made = op.parameters * self.job.precision.gradients_bytes if op.kind == "embedding" else 0
+        made = op.parameters * self.job.precision.table_gradients_bytes if op.kind == "embedding" else 0
         backward = time.backward + self.moving(made) + self._summing(op.parameters)
         return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
 
@@ -175,7 +175,7 @@ class Prices:
         if self.measured is None:
             seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
             recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
-            products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.gradients_bytes)
+            products += (1 - HIDDEN_SUMS) * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
             products += (self._rounds(chunk, vocab) - 1) * roofline.KERNEL_SECONDS
             seconds += self._summing(vocab * width)
         launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))

@@ -32,9 +32,12 @@ MATMULS = {
     aten.addmm.out: 1, aten.baddbmm.default: 1, torch.ops.fivefold.tf32_mm.default: 0,
 }  # fmt: skip
 # product of casts → index of the argument that is the size of the dim summed over
-CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6}
+CAST_MATMULS = {torch.ops.fivefold.scaled_mm.default: 6, torch.ops.fivefold.scaled_mm_cast.default: 6}
 # grouped GEMM → True: rows of each group by the group's matrix; False: sums over each group's rows (wgrad)
-GROUPED = {torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False}
+GROUPED = {
+    torch.ops.fivefold.scaled_by_group.default: True, torch.ops.fivefold.scaled_sums.default: False,
+    torch.ops.fivefold.scaled_sums_cast.default: False,
+}  # fmt: skip
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
 # of ours, the index of the first argument after tensors: scale, offset, window, softcap
@@ -159,6 +162,8 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 def operation_flops(func: Any, args: Any, out: Any) -> int:
     """FLOPs of one operation; 0 for all but GEMMs and attention."""
+    if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED):
+        out = out[0]  # a cast
     if func in MATMULS:
         return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
     if func in CAST_MATMULS:

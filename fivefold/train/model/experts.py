@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.linear import WgradStore, Work, accumulate_grad
 
 ALIGNED_BYTES = 16  # grouped_mm takes rows and offsets that are multiples of so many bytes
@@ -55,7 +56,7 @@ class GroupedGemms:
         """Prepare rows ``x`` [n, in] for ``wgrad``: here as they are."""
         return x
 
-    def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
         return summed_by_group(gradient, columns, offsets, ends)
 
@@ -130,7 +131,9 @@ def _accumulate_wgrad(experts: Experts, name: str, x: Tensor, gradient: Tensor, 
     """Compute dW [E, out, in] of the weight ``name`` and accumulate it."""
     gemms = experts.gemms
     summed = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
-    accumulate_grad(experts.get_parameter(name), summed.div_(experts.copies) if experts.copies > 1 else summed)
+    if experts.copies > 1:
+        (summed.scale if isinstance(summed, Cast) else summed).div_(experts.copies)
+    accumulate_grad(experts.get_parameter(name), summed)
 
 
 class _AddBias(torch.autograd.Function):

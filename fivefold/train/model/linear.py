@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.train.model.float8.cast import Cast, widen
+
 Work = Callable[[], None]
 Wait = Callable[[], Tensor]
 Exchange = Callable[[Tensor], Tensor]
@@ -89,7 +91,7 @@ class LinearGemms:
         """Prepare rows ``x`` [R, in] for ``wgrad``: here as they are."""
         return x
 
-    def wgrad(self, gradient: Tensor, columns: Any) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Any) -> Tensor | Cast:
         """``gᵀ x`` [out, in]."""
         found: Tensor = gradient.t() @ columns
         return found
@@ -153,12 +155,14 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     return found
 
 
-def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
+def accumulate_grad(weight: Tensor, gradient: Tensor | Cast) -> None:
     """Pass ``gradient`` to ``weight.collect`` (a ZeRO bucket) if it has one, else add it to ``weight.grad``."""
     collect = getattr(weight, "collect", None)
     if collect is not None:
         collect(gradient)
-    elif weight.grad is None:
+        return
+    gradient = widen(gradient, weight.dtype) if isinstance(gradient, Cast) else gradient
+    if weight.grad is None:
         weight.grad = gradient
     else:
         weight.grad += gradient

@@ -12,12 +12,14 @@ from fivefold.train.model.tf32 import has_units
 TRAINABLE = (
     "fp32", "tf32", "bf16", "bf16-grad16", "bf16-pure", "fp16", "fp8", "fp8-wire", "fp8-rowwise",
     "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire", "mxfp8", "nvfp4",
+    "fp8-deepseek", "fp8-nanotron", "fp8-lm",
 )  # fmt: skip
 # compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are operands of GEMMs alone
 COMPUTE = {
     "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
     "fp8": torch.bfloat16, "fp4": torch.bfloat16,
 }  # fmt: skip
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
 FIRST_FP8 = (8, 9)  # lowest compute capability with fp8 matmul units: Ada; Hopper has 9.0
 
@@ -30,9 +32,11 @@ class Dtypes:
         low = COMPUTE[recipe.compute]
 
         def of(size: int) -> torch.dtype:
-            return torch.float32 if size == 4 else low
+            return torch.float32 if size == 4 else half
 
-        self.weights = of(recipe.weights_bytes)
+        half = HALVES[recipe.half] if recipe.holds_casts else low
+        self.weights = low if recipe.holds_casts else of(recipe.weights_bytes)
+        self.matrices = torch.float8_e4m3fn if recipe.holds_casts else self.weights  # of blocks
         self.updated = of(recipe.updated_bytes)  # copy that the optimizer updates (master weights)
         self.summed = of(recipe.summed_bytes)  # gradients as summed over micro-batches and reduced over ranks
 
@@ -45,6 +49,8 @@ def check_trainable(recipe: Recipe) -> None:
         )
     if recipe.name not in TRAINABLE:
         raise Mistake(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
+    if recipe.weights_bytes == 1 and not recipe.holds_casts:
+        raise Mistake(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
     ours = RECIPES[recipe.name]
     fields = [field for field in type(ours).model_fields if getattr(recipe, field) != getattr(ours, field)]
     for field in fields:

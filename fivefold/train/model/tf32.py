@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fivefold.job import Job
 from fivefold.train.model.experts import Ends, Experts, GroupedGemms
+from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.linear import Linear, LinearGemms
 
 FIRST_TF32 = (8, 0)  # lowest compute capability with tf32 units: Ampere
@@ -84,7 +85,7 @@ class Tf32GroupedGemms(GroupedGemms):
         """Rows [n, in], rounded."""
         return rounded(x)
 
-    def wgrad(self, gradient: Tensor, columns: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
+    def wgrad(self, gradient: Tensor, columns: Tensor, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """[n, out]ᵀ times [n, in] of each group → [E, out, in]."""
         return super().wgrad(rounded(gradient), columns, offsets, ends)
 

@@ -17,9 +17,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
 from fivefold.train.optimizers import fp32_update
 from fivefold.train.optimizers.adafactor import Adafactor
-from fivefold.train.optimizers.eight_bit import AdamW8bit
+from fivefold.train.optimizers.eight_bit import Codes
 from fivefold.train.optimizers.gather_matrices import sharded_weights
 from fivefold.train.optimizers.muon import Muon
+from fivefold.train.optimizers.narrow_moments import Format, NarrowAdamW, Scaled, Unscaled
 from fivefold.train.parallel.collectives import all_reduce
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.shard import Shard
@@ -33,9 +34,12 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
     found = list(sharded_weights(units, ranks))
     shards = [cut.shard for cut in found]
     rates = {shard.name: settings.rates(weight_group(shard.local_weight.weight)) for shard in shards}
-    if settings.kind == "adamw8bit":
-        groups = _groups(shards, rates, rate)
-        return AdamW8bit(groups, found, lr=rate, betas=settings.betas, eps=settings.epsilon)
+    if (formats := _formats(job, ranks)) is not None:
+        name = "adamw8bit" if settings.kind == "adamw8bit" else f"precision {job.precision.name!r}"
+        return NarrowAdamW(
+            _groups(shards, rates, rate), found, lr=rate, betas=settings.betas, eps=settings.epsilon, formats=formats,
+            name=name,
+        )  # fmt: skip
     if settings.kind == "sgd":
         return fp32_update.Sgd(_groups(shards, rates, rate), lr=rate, momentum=settings.momentum)
     if settings.kind == "adafactor":
@@ -48,6 +52,22 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
         hidden = [cut for cut in found if cut.hidden]
         return Muon(hidden, adamw, lr=rate, momentum=settings.momentum, rates=rates)
     return _adamw(shards, rates, job)
+
+
+def _formats(job: Job, ranks: Ranks) -> tuple[Format, Format] | None:
+    """The formats of AdamW's moments if they are narrower than fp32: 8-bit codes, or what the recipe says."""
+    if job.optimizer.kind == "adamw8bit":
+        return Codes.of(signed=True, device=ranks.device), Codes.of(signed=False, device=ranks.device)
+    sizes, half = job.precision.moments_bytes, job.precision.half
+    if job.optimizer.kind != "adamw" or sizes == (4, 4):
+        return None
+    found: list[Format] = []
+    for size, eight, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
+        if size == 1:
+            found.append(Scaled(eight, signed))
+        else:
+            found.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
+    return found[0], found[1]
 
 
 def _adamw(shards: list[Shard], rates: dict[str, Rates], job: Job) -> torch.optim.Optimizer:
@@ -130,13 +150,13 @@ def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) 
 
 def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
     """Raise a ``Mistake`` if moments of layout ``then`` cannot be loaded here: their 8-bit blocks do not align."""
-    if isinstance(optimizer, AdamW8bit):
+    if isinstance(optimizer, NarrowAdamW):
         optimizer.check_reshardable(then)
 
 
 def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
     """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
-    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor | AdamW8bit) else {}
+    parts = optimizer.parts.get(shard.weight, {}) if isinstance(optimizer, Adafactor | NarrowAdamW) else {}
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from fivefold.layout.sharding import multiplies
@@ -113,12 +113,20 @@ class Payload:
             slot[: flat.numel()].copy_(flat)
         return sent
 
-    def unpack(self, received: Tensor, parts: Sequence[Tensor]) -> None:
-        """Write all ranks' messages, uint8 [ranks · bytes], into the gathered weights, [ranks, rows · columns] each."""
+    def unpack(self, received: Tensor, parts: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> None:
+        """Write all ranks' messages, uint8 [ranks · bytes], into the gathered weights, [ranks, rows · columns] each.
+
+        Matrices that are held in fp8 are not widened; their ``parameters`` get the scale as an attribute.
+        """
         columns = received.view(self.scales.axis.size, -1).split(self.sizes, dim=1)
-        for shard, place, column, part in zip(self.shards, self.places, columns, parts, strict=True):
-            if place is None:
+        for shard, place, column, part, parameter in zip(
+            self.shards, self.places, columns, parts, parameters, strict=True
+        ):
+            if place is None or part.dtype == E4M3:
                 part.view(torch.uint8).copy_(column)
+                if place is not None:
+                    scale = self.scales.of(place)
+                    parameter.scale = scale if len(shard.shape) == 3 else scale[0]  # type: ignore[attr-defined]
                 continue
             part.copy_(column.view(E4M3))
             whole = part.view(-1)[: shard.shape.numel()].view(-1, *shard.shape[-2:])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fivefold.train.model.float8.cast import Cast, add_cast_
 from fivefold.train.parallel.collectives import Pending, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.shard import Shard
@@ -99,7 +100,7 @@ class Gradients:
         for shard in self.shards:
             shard.weight.grad = None
 
-    def add(self, index: int, gradient: Tensor) -> None:
+    def add(self, index: int, gradient: Tensor | Cast) -> None:
         """Add a gradient of one weight; the last of those expected begins the reduction."""
         self._add(index, gradient)
         self._received[index] += 1
@@ -107,7 +108,7 @@ class Gradients:
             self._received = [0] * len(self.shards)
             self._reduce()
 
-    def _add(self, index: int, gradient: Tensor) -> None:
+    def _add(self, index: int, gradient: Tensor | Cast) -> None:
         """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
         count = self.shard.size
         if self._reducing is not None and self.underway is not None:
@@ -116,6 +117,9 @@ class Gradients:
             self._sums = torch.empty(count, self.numel, dtype=self.dtype, device=self.device)
             self._columns = self._sums.split(self.sizes, dim=1)
         columns = self._columns[index]
+        if isinstance(gradient, Cast):
+            add_cast_(columns, gradient, fresh=not self._received[index])
+            return
         even = gradient.numel() == columns.numel()
         rows = [columns] if even else columns.unbind()
         chunks = [gradient.reshape(count, -1)] if even else gradient.reshape(-1).split(self.sizes[index])

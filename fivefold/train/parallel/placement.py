@@ -161,7 +161,9 @@ def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:
     block = SCALED_ELEMENTS.get(recipe.scaling, 0)
     found: dict[str, Scales] = {}
     for unit in units:
-        if unit.shard.size > 1 and any(multiplies(shard.local_weight.weight) for shard in unit.shards):
+        if (unit.shard.size > 1 or recipe.holds_casts) and any(
+            multiplies(shard.local_weight.weight) for shard in unit.shards
+        ):
             new = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
             unit.payload = Payload(unit.shards, found.setdefault(unit.shard.name, new))
 

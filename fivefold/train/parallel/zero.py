@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fivefold.layout.sharding import Policy
+from fivefold.layout.sharding import Policy, multiplies
+from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.parallel.collectives import Pending, all_gather
@@ -39,6 +40,7 @@ class ZeroUnit:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
         self.device, self.ahead, self.late = device, ahead, late
         self.sizes, self.numel = gradients.sizes, gradients.numel
+        self.matrices = tuple(multiplies(each.local_weight.weight) for each in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
         self.follows = False
@@ -50,9 +52,8 @@ class ZeroUnit:
 
     def _allocate(self, module: nn.Module) -> None:
         """Allocate weights and shards; a shard is a view of the gathered buffer if dtype and policy allow."""
-        count = self.shard.size
-        self.gathered = torch.zeros(self.numel * count, dtype=self.dtypes.weights, device=self.device)
-        self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
+        self._allocate_gathered()
+        self.parameters: list[nn.Parameter] = []
         for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=True)):
             view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
             # .data: a new all_gather must not count as an in-place change for autograd
@@ -62,7 +63,9 @@ class ZeroUnit:
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, parameter)
-        self.apart = self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
+            self.parameters.append(parameter)
+        cast = self.gathered.dtype == torch.uint8
+        self.apart = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
         if self.apart:
             self.own = torch.zeros(self.numel, dtype=self.dtypes.updated, device=self.device)
             chunks = list(self.own.split(self.sizes))
@@ -71,6 +74,22 @@ class ZeroUnit:
         self._chunks = chunks
         for shard, chunk in zip(self.shards, chunks, strict=True):
             shard.weight.data = shard.local(chunk)
+
+    def _allocate_gathered(self) -> None:
+        """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard]; bytes if matrices have
+        a dtype of their own, which come last, as two bytes must begin at an even one.
+        """
+        count, wide, narrow = self.shard.size, self.dtypes.weights, self.dtypes.matrices
+        if wide == narrow or not any(self.matrices):
+            self.gathered = torch.zeros(self.numel * count, dtype=wide, device=self.device)
+            self._parts = [part.view(count, -1) for part in self.gathered.split([size * count for size in self.sizes])]
+            return
+        dtypes = [narrow if matrix else wide for matrix in self.matrices]
+        order = sorted(range(len(dtypes)), key=lambda index: self.matrices[index])
+        sizes = [self.sizes[index] * count * dtypes[index].itemsize for index in order]
+        self.gathered = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+        slots = dict(zip(order, self.gathered.split(sizes), strict=True))
+        self._parts = [slots[index].view(dtype).view(count, -1) for index, dtype in enumerate(dtypes)]
 
     # Weights: shards → gathered
 
@@ -81,11 +100,14 @@ class ZeroUnit:
         if self.gathered.untyped_storage().size() == 0:
             resize(self.gathered, self.gathered.numel())
         if self.shard.size == 1:
-            if self.apart:
+            if self.payload is not None:
+                self.payload.unpack(self.payload.pack(), self._parts, self.parameters)
+            elif self.apart:
                 self.gathered.copy_(self.own)
             self._gathered_is_current = True
             return
-        self._sent_copied = not self.apart or self.dtypes.updated != self.dtypes.weights
+        cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
+        self._sent_copied = cast or not self.apart
         send = self.own if not self._sent_copied else self._narrowed()
         self._gathering, self._sent = all_gather(send, self.shard), send
 
@@ -104,7 +126,7 @@ class ZeroUnit:
             received = self._gathering.wait()
             self._gathering = None
             if self.payload is not None:
-                self.payload.unpack(received, self._parts)
+                self.payload.unpack(received, self._parts, self.parameters)
             else:
                 torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.sizes, dim=1, out=self._parts)
             resize(received, 0)
@@ -155,9 +177,9 @@ class ZeroUnit:
         self.mates.append(mate)
         mate.follows = True
 
-    def _grad_hook(self, index: int) -> Callable[[Tensor], None]:
+    def _grad_hook(self, index: int) -> Callable[[Tensor | Cast], None]:
         @torch.no_grad()
-        def collect(gradient: Tensor) -> None:
+        def collect(gradient: Tensor | Cast) -> None:
             # used first in the forward, so last in the backward: the unit is done
             if index == 0 and not self.follows and not self.by_entry:
                 for unit in (self, *self.mates):
@@ -168,7 +190,7 @@ class ZeroUnit:
                 add(gradient)
 
         @torch.no_grad()
-        def add(gradient: Tensor) -> None:
+        def add(gradient: Tensor | Cast) -> None:
             self.gradients.add(index, gradient)
 
         return collect

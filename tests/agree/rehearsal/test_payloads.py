@@ -19,6 +19,10 @@ CASES = (
     Case("qwen3-30b-a3b", 2, "dp4 ep2 zero3 mbs1", 768, 4, "fp8-wire"),
     Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8, "fp8-tiles-wire"),
     Case("mixtral-8x7b", 2, "dp2 tp2 ep2 etp2 zero1 mbs1 ac=full", 768, 4, "fp8-tiles-wire"),
+    Case("llama3-8b", 2, "dp2 tp2 zero1 mbs1", 768, 4, "fp8-nanotron"),
+    Case("grouped", 4, "dp2 zero3 mbs1", 192, 4, "fp8-lm"),
+    Case("odd", 4, "dp3 pp2 zero2 mbs1 zb1p", 192, 12, "fp8-lm"),
+    Case("mixtral-8x7b", 2, "dp2 ep2 zero1 mbs1", 768, 4, "fp8-deepseek"),
     Case("deepseek-v2-lite", 3, "dp2 pp2 ep2 zero1 mbs1 ac=moe+norm", 768, 6, "fp8-tiles-wire"),
 )
 
@@ -28,7 +32,7 @@ def test_the_planner_counts_what_is_sent_in_fp8(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert abs(verdict.worst_stage) <= WORST, verdict.stages
-    wide = RECIPES[case.precision].replace(gathers="weights", dispatches="rows")
+    wide = RECIPES[case.precision].replace(gathers="weights", dispatches="rows", weights_bytes=2)
     more, less = (
         planned(Counts(case.model, job), case.layout, stages=(0,))
         for job in (case.job.replace(precision=wide), case.job)

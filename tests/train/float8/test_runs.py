@@ -14,7 +14,7 @@ from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Told, play
 
-NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8")
+NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "fp8-nanotron")
 STEPS = 3
 
 
@@ -34,6 +34,9 @@ def run(model: str, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
         ("dense", "dp2 zero3 mbs1", "mxfp8", 2e-6),
         ("moe", "dp2 tp2 zero1 mbs1", "tf32", 1e-5),
         ("moe", "dp2 zero1 mbs1", "nvfp4", 2e-6),
+        ("dense", "dp2 zero3 mbs1", "fp8-nanotron", 2e-6),
+        ("dense", "pp2 zb1p mbs1", "fp8-lm", 0.0),
+        ("moe", "dp2 zero1 mbs1", "fp8-deepseek", 2e-6),
         # Inputs of row layers are cut, and with them what shares a scale; so are the rows that an expert gets.
         ("dense", "dp2 tp2 zero1 mbs1", "fp8", 2e-3),
         ("mla", "tp2 mbs1 ac=full", "fp8-rowwise-gw", 2e-3),

@@ -13,7 +13,8 @@ from fivefold.train.model.precision import TRAINABLE, Dtypes
 def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
     for name in TRAINABLE:
         bytes_, dtypes = recipe(name), Dtypes(recipe(name))
-        assert dtypes.weights.itemsize == bytes_.weights_bytes
+        assert dtypes.matrices.itemsize == bytes_.weights_bytes
+        assert dtypes.weights.itemsize == bytes_.wide_bytes
         assert dtypes.updated.itemsize == bytes_.updated_bytes
         assert dtypes.summed.itemsize == bytes_.summed_bytes
     assert Dtypes(recipe("fp16")).weights == torch.float16

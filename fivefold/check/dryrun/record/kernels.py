@@ -39,6 +39,8 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         inner = int(args[MATMULS[func]].shape[-1])
         *batch, rows, columns = out.shape
         return "matmul", (rows, columns, inner, batch[0] if batch else 1)
+    if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED_FLOAT8):
+        out = out[0]  # a cast
     if func in CAST_MATMULS:
         return "matmul", (*out.shape, args[CAST_MATMULS[func]], 1)
     if func in GROUPED_WIDE:

@@ -58,12 +58,12 @@ class Recording(NamedTuple):
     handles: int
     y: Made
     dx: Made
-    gradients: tuple[tuple[str, Shape], ...]  # weight's name and gradient's shape, in order of delivery
+    gradients: tuple[tuple[str, tuple[Shape, ...]], ...]  # weight's name, its gradient's tensors, in order of delivery
 
 
 def recording_of(
     tape: Tape, spans: list[tuple[int, int]], *, ids: dict[int, int], y: Made, dx: Made,
-    gradients: tuple[tuple[str, Shape], ...],
+    gradients: tuple[tuple[str, tuple[Shape, ...]], ...],
 ) -> Recording:  # fmt: skip
     """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)

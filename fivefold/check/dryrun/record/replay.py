@@ -37,6 +37,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.plan.count.operations.layer import kind_of
 from fivefold.train.build import Built
+from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.linear import WgradStore, Work
 from fivefold.train.model.transformer import Head
 from fivefold.train.parallel.pipeline import exit_of, run_backward
@@ -75,7 +76,7 @@ class Player:
         if isinstance(block, Head):
             self.weights["out"] = block.out.matrix  # may be the embedding's weight, if tied
         self._cached_steps: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
-        self._dummies: dict[str, Tensor] = {}
+        self._dummies: dict[str, Tensor | Cast] = {}
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Record the block if its kind is new; then replay it, or run it if it is not replayable."""
@@ -133,16 +134,17 @@ class Player:
         return spans, {x_id: X, g_id: G}, made, found["dx"]
 
     @contextmanager
-    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, Shape]]]:
+    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[Shape, ...]]]]:
         """Discard weight gradients, but mark on ``tape`` where they are made or deferred; yields names and shapes."""
-        gradients: list[tuple[str, Shape]] = []
+        gradients: list[tuple[str, tuple[Shape, ...]]] = []
         former = {name: weight.collect for name, weight in self.weights.items()}
         put_off = count()
 
-        def spy(name: str, gradient: Tensor) -> None:
+        def spy(name: str, gradient: Tensor | Cast) -> None:
             self.recorder.place()
             tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
-            gradients.append((name, Shape.of(gradient)))
+            parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)
+            gradients.append((name, tuple(Shape.of(part) for part in parts)))
             if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
                 do(partial(_let_go, gradient))  # it lives until W
 
@@ -173,9 +175,9 @@ class Player:
                 continue
             kind, argument, path = step
             if kind == DELIVER:
-                name, shape = played.recording.gradients[argument]
+                name, shapes = played.recording.gradients[argument]
                 with self.recorder.places.inside(path):
-                    self.weights[name].collect(self._dummy(name, shape))
+                    self.weights[name].collect(self._dummy(name, shapes))
             elif kind == PUT_OFF:
                 self.wgrad_store.run_or_defer(partial(self.play, played, 3 + argument))
             elif kind == ALLOC:
@@ -188,10 +190,11 @@ class Player:
                 self.recorder.free_early(played.g)
                 played.g = None
 
-    def _dummy(self, name: str, shape: Shape) -> Tensor:
+    def _dummy(self, name: str, shapes: tuple[Shape, ...]) -> Tensor | Cast:
         if name not in self._dummies:
             with self.recorder.hiding():
-                self._dummies[name] = shape.empty()
+                made = [shape.empty() for shape in shapes]
+                self._dummies[name] = made[0] if len(made) == 1 else Cast(*made)
         return self._dummies[name]
 
     def _steps(self, recording: Recording, part: int) -> list[Any]:
@@ -204,7 +207,7 @@ class Player:
         return laid[1]
 
 
-def _let_go(_gradient: Tensor) -> None:
+def _let_go(_gradient: Tensor | Cast) -> None:
     """The work of a gradient that only waits: it is freed with this call."""
 
 

@@ -48,8 +48,8 @@ class Reductions:
         self.table = counts.states(layout, "embed") if self.tied else UnitStates()
         self.table_waits = self.adds and not counts.reduces_each(layout, "embed")  # in the sums, until the last pass
         recipe = job.precision
-        self.of_sums = recipe.gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
-        waiting = model.vocab * model.width * recipe.gradients_bytes // layout.tp
+        self.of_sums = recipe.table_gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
+        waiting = model.vocab * model.width * recipe.table_gradients_bytes // layout.tp
         self.waiting = waiting if self.tied and not self.adds else 0
 
     @property

@@ -64,25 +64,27 @@ def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job:
 
 
 def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
-    """States of one part; ``narrow``: names of the weights whose moments adamw8bit keeps in 8 bits."""
+    """States of one part; ``narrow``: names of the weights whose moments may have scales."""
     recipe, keeps = job.precision, policy(layout)
     padded = padded_numel(unit, shards=shards)
-    own = padded // shards
+    own, whole = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays = shards == 1 and not keeps.weights_stay  # experts without replicas are never freed
-    apart = recipe.updated_bytes != recipe.weights_bytes or not (keeps.weights_stay or stays)
-    sent_is_copy = not (apart and recipe.updated_bytes == recipe.weights_bytes)
-    travel = 0 if shards == 1 else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
-    if job.optimizer.kind == "adamw8bit":
-        moments = _adamw8bit(unit, shards, narrow)
-    else:
-        moments = MOMENTS[job.optimizer.kind](unit, shards, job)
+    casts = recipe.gathers == "fp8" and any(map(multiplies, unit.weights))
+    apart = casts or not recipe.sends_masters or not (keeps.weights_stay or stays)
+    sent_is_copy = casts or not (apart and recipe.sends_masters)
+    travel = (
+        0
+        if shards == 1 and not recipe.holds_casts
+        else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
+    )
+    moments = MOMENTS[job.optimizer.kind](unit, shards, narrow, job)
     offloaded = "optimizer" in job.offload
     here = recipe.updated_bytes if apart else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
-        here = 0 if keeps.weights_stay or stays else recipe.weights_bytes
+        here = 0 if keeps.weights_stay or stays else recipe.wide_bytes
     return UnitStates(
-        whole=0 if stays else padded * recipe.weights_bytes,
-        apart=own * here + (padded * recipe.weights_bytes if stays else 0),
+        whole=0 if stays else whole,
+        apart=own * here + (whole if stays else 0),
         sums=padded * recipe.summed_bytes,
         reduced=0 if keeps.gradients_stay else own * recipe.summed_bytes,
         moments=0 if offloaded else moments,
@@ -91,9 +93,16 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
     )
 
 
+def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
+    """Bytes of a unit's gathered weights as they are held, padding included."""
+    if recipe.holds_casts:
+        return gathered_bytes(unit, shards=shards, recipe=recipe)
+    return padded_numel(unit, shards=shards) * recipe.weights_bytes
+
+
 def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
     """Bytes of the all-gather of a unit's weights: ``shards`` equal shards, padding included."""
-    wide = recipe.weights_bytes
+    wide = recipe.wide_bytes
     widths = [1 if recipe.gathers == "fp8" and multiplies(weight) else wide for weight in unit.weights]
     sizes = (shard_numel(weight, shards=shards) for weight in unit.weights)
     return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
@@ -104,10 +113,11 @@ def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     are copied to the input, while there is no output yet.
     """
     whole = gathered_bytes(unit, shards=shards, recipe=recipe)
-    if recipe.gathers != "fp8":
-        return whole + (whole // shards if copied else 0)
-    sizes = (shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight))
-    return whole // shards + max(whole, max(sizes, default=0) * (recipe.weights_bytes + 1))
+    if recipe.gathers != "fp8" or not any(map(multiplies, unit.weights)):
+        return 0 if shards == 1 else whole + (whole // shards if copied else 0)
+    sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight)]
+    received = whole if shards > 1 else 0
+    return whole // shards + max(received, max(sizes, default=0) * (recipe.wide_bytes + 1))
 
 
 def _own(weight: Weight, shards: int) -> int:
@@ -115,30 +125,36 @@ def _own(weight: Weight, shards: int) -> int:
     return min(shard_numel(weight, shards=shards), weight.numel)
 
 
-def _adamw(unit: Unit, shards: int, job: Job) -> int:
-    """Bytes of AdamW's states: two moments, and a step count per weight."""
-    local = sum(_own(weight, shards) for weight in unit.weights)
-    return local * sum(job.precision.moments_bytes) + 4 * len(unit.weights)
+def _adamw(unit: Unit, shards: int, narrow: frozenset[str], job: Job) -> int:
+    """Bytes of AdamW's states: two moments, and a step count per weight. Moments with scales have an fp32 one per block
+    of a row, and are fp32 in weights that are not ``narrow`` (arXiv:2110.02861).
+    """
+    recipe = job.precision
+    formats = list(zip(recipe.moments_bytes, recipe.scaled_moments, strict=True))
+    return _moments(unit, shards, narrow, [(1, True)] * 2 if job.optimizer.kind == "adamw8bit" else formats)
 
 
-def _adamw8bit(unit: Unit, shards: int, narrow: frozenset[str]) -> int:
-    """Two moments of a byte per element, an fp32 scale per block of a row (arXiv:2110.02861); fp32 if not narrow."""
+def _moments(unit: Unit, shards: int, narrow: frozenset[str], formats: list[tuple[int, bool]]) -> int:
+    """Bytes of the moments and step counts; ``formats``: bytes per element of each moment, and whether it is scaled."""
     total = 4 * len(unit.weights)
     for weight in unit.weights:
         numel, columns = _own(weight, shards), weight.shape[-1]
         scales = numel // columns * ceil_div(columns, QUANTISED_BLOCK)
-        total += 2 * numel + 8 * scales if weight.name in narrow else 8 * numel
+        for size, scaled in formats:
+            wide = scaled and weight.name not in narrow
+            total += 4 * numel if wide else size * numel + 4 * scales * scaled
     return total
 
 
-def _muon(unit: Unit, shards: int, job: Job) -> int:
+def _muon(unit: Unit, shards: int, narrow: frozenset[str], job: Job) -> int:
     """One moment for matrices, AdamW for the rest (Muon is for hidden matrices: arXiv:2502.16982)."""
     hidden = [weight for weight in unit.weights if weight.is_hidden]
     rest = unit._replace(weights=tuple(weight for weight in unit.weights if weight not in hidden))
-    return sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0] + _adamw(rest, shards, job)
+    kept = sum(_own(weight, shards) for weight in hidden) * job.precision.moments_bytes[0]
+    return kept + _adamw(rest, shards, narrow, job)
 
 
-def _adafactor(unit: Unit, shards: int, _: Job) -> int:
+def _adafactor(unit: Unit, shards: int, _narrow: frozenset[str], _: Job) -> int:
     """fp32 row and column means instead of a second moment, no first one (arXiv:1804.04235), and a step count.
 
     Means of each row are sharded like the rows; means of each column, per expert, are on every rank of the shard group.
@@ -154,14 +170,15 @@ def _adafactor(unit: Unit, shards: int, _: Job) -> int:
     return total + 4 * len(unit.weights)
 
 
-def _sgd(unit: Unit, shards: int, job: Job) -> int:
+def _sgd(unit: Unit, shards: int, _narrow: frozenset[str], job: Job) -> int:
     """SGD's momentum, if there is any."""
     local = sum(_own(weight, shards) for weight in unit.weights)
     return local * job.precision.moments_bytes[0] if job.optimizer.momentum else 0
 
 
-MOMENTS: dict[str, Callable[[Unit, int, Job], int]] = {
+MOMENTS: dict[str, Callable[[Unit, int, frozenset[str], Job], int]] = {
     "adamw": _adamw,
+    "adamw8bit": _adamw,
     "muon": _muon,
     "adafactor": _adafactor,
     "sgd": _sgd,

@@ -113,13 +113,16 @@ def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_
     x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
     weight = cast_bytes(local, outof, into, matrices=per, weight="forward")
     transposed = cast_bytes(local, into, outof, matrices=per, weight="backward")
+    if recipe.holds_casts:  # the weight is its cast; dx reads a transposed copy
+        weight, transposed = 0, per * into * outof
     columns, late = (
         0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
     )
     found = Casts(first * x, weight, g, transposed, rows * into * local.width, first * columns, late)
     of_x, of_w, of_g = (local.width * size for size in (rows * into, per * into * outof, rows * outof))
+    of_w = transposed if recipe.holds_casts else of_w
     moved = (
-        first * (of_x + x) * (cast_rows or rows) // rows + of_w + weight,
+        first * (of_x + x) * (cast_rows or rows) // rows + (of_w + weight) * (not recipe.holds_casts),
         of_g + g + of_w + transposed,
         (first * (of_x + columns) + of_g + late) * (not recipe.wide_gradients),
     )

@@ -73,6 +73,13 @@ def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
     return found
 
 
+def add_cast_(total: Tensor, cast: Cast, *, fresh: bool) -> None:
+    """Add the matrices of ``cast`` to ``total`` [ranks, numel of a shard] in place, padded at the end; ``fresh``: write
+    over it.
+    """
+    _add_cast_(total, cast.data, cast.scale, fresh)
+
+
 def scale_(x: Tensor, scale: Tensor) -> None:
     """Multiply ``x`` [..., R, C] in place by a scale of the shapes that a ``Cast`` has."""
     _scale_(x, scale)
@@ -128,6 +135,19 @@ def _scale_(x: Tensor, scale: Tensor) -> None:
 
 @_scale_.register_fake
 def _(x: Tensor, scale: Tensor) -> None:
+    pass
+
+
+@torch.library.custom_op("fivefold::add_cast_", mutates_args=("total",))
+def _add_cast_(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
+    """``add_cast_`` as one custom op."""
+    wide = widen(Cast(data, scale), torch.float32).view(-1)
+    padded = F.pad(wide, (0, total.numel() - wide.numel())).view(total.shape)
+    total.copy_(padded) if fresh else total.add_(padded)
+
+
+@_add_cast_.register_fake
+def _(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
     pass
 
 

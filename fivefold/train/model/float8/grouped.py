@@ -16,8 +16,8 @@ from torch import Tensor
 from fivefold.job import SCALED_ELEMENTS, Recipe
 from fivefold.train.model.experts import Ends, GroupedGemms, summed_by_group
 from fivefold.train.model.float8 import blocks
-from fivefold.train.model.float8.cast import TILES_OF_POWERS, Cast, by_row, by_tile
-from fivefold.train.model.float8.matmul import Caster, casts_of, emulated
+from fivefold.train.model.float8.cast import TILES_OF_POWERS, Cast, by_matrix, by_row, by_tile
+from fivefold.train.model.float8.matmul import Caster, casts_of, emulated, held_cast, width_of
 from fivefold.units import ceil_div
 
 
@@ -27,6 +27,7 @@ class Float8GroupedGemms(GroupedGemms):
     def __init__(self, recipe: Recipe) -> None:
         self.casts, self.wide, self.scaling = casts_of(recipe), recipe.wide_gradients, recipe.scaling
         self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # of a row that share a scale; 0: all
+        self.narrow_gradients = recipe.gradients_bytes == 1
         self.powers = recipe.dispatches == "fp8"  # rows come in fp8: casting them again must lose nothing more
         if self.powers:
             self.casts = self.casts._replace(x=TILES_OF_POWERS, gradient=TILES_OF_POWERS)
@@ -37,28 +38,32 @@ class Float8GroupedGemms(GroupedGemms):
 
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        held = self.casts.weight(weights)
-        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], weights.dtype)
+        held = held_cast(weights) or self.casts.weight(weights)
+        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], width_of(weights))
         return found
 
     def dgrad(
         self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None
     ) -> Tensor:  # fmt: skip
         """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        turned = self.casts.weight_back(weights.mT)
+        turned = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
         left = self.casts.gradient(gradient)
-        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], weights.dtype)
+        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], width_of(weights))
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
         """Rows [n, in] for ``wgrad``: cast along each group, or as they are if the recipe has wide weight gradients."""
         return x if self.wide else self._along_groups(self.casts.x, x, offsets)
 
-    def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor:
-        """``gradient`` [n, out]ᵀ times rows [n, in], summed by group → [E, out, in]."""
+    def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor | Cast:
+        """``gradient`` [n, out]ᵀ times rows [n, in], summed by group → [E, out, in], in fp8 with one scale per expert
+        if the recipe has such gradients.
+        """
         if not isinstance(columns, Cast):
             return summed_by_group(gradient, columns, offsets, ends)
         left = self._along_groups(self.casts.gradient, gradient, offsets)
+        if self.narrow_gradients:
+            return Cast(*scaled_sums_cast(*left, *columns, offsets, gradient.shape[0], self.each))
         found: Tensor = scaled_sums(*left, *columns, offsets, gradient.shape[0], self.each, gradient.dtype)
         return found
 
@@ -149,6 +154,26 @@ def _(
     offsets: Tensor, inner: int, each: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+
+
+@torch.library.custom_op("fivefold::scaled_sums_cast", mutates_args=())
+def scaled_sums_cast(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
+    offsets: Tensor, inner: int, each: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
+    made = by_matrix(scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, each, torch.float32))
+    return made.data, made.scale
+
+
+@scaled_sums_cast.register_fake
+def _(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None,
+    offsets: Tensor, inner: int, each: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    shape = offsets.shape[0], a.shape[0], b.shape[0]
+    data = torch.empty(shape, dtype=torch.float8_e4m3fn, device=a.device)
+    return data, torch.empty(shape[0], 1, 1, device=a.device)
 
 
 def _empty_cast(x: Tensor, offsets: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,6 +61,7 @@ class Float8Gemms(LinearGemms):
     def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
         self.casts, self.kernel, self.wide = casts_of(recipe), kernel, recipe.wide_gradients
         self.common = recipe.scaling in COMMON
+        self.narrow_gradients = recipe.gradients_bytes == 1
 
     travels = True
 
@@ -86,28 +87,44 @@ class Float8Gemms(LinearGemms):
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` [R, out]."""
-        inner = weight.shape[1]
-        y = product(operand, self.casts.weight(weight), inner=inner, dtype=weight.dtype, kernel=self.kernel, fast=True)
+        held, inner, dtype = held_cast(weight) or self.casts.weight(weight), weight.shape[1], width_of(weight)
+        y = product(operand, held, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
         """``g W`` [R, in], added to ``total`` in place if given."""
+        turned = held_cast(weight, turned=True) or self.casts.weight_back(weight.t())
         made = product(
-            self.casts.gradient(gradient), self.casts.weight_back(weight.t()), inner=weight.shape[0],
-            dtype=weight.dtype, kernel=self.kernel,
-        )  # fmt: skip
+            self.casts.gradient(gradient), turned, inner=weight.shape[0], dtype=width_of(weight), kernel=self.kernel
+        )
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor) -> Tensor | Cast:
         """``x`` [R, in] for ``wgrad``: cast along its columns, or as it is if the recipe has wide weight gradients."""
         return x if self.wide else self.casts.x(x.t())
 
-    def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor:
-        """``gᵀ x`` [out, in]."""
+    def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor | Cast:
+        """``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
         left, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
+        if self.narrow_gradients:
+            return Cast(*scaled_mm_cast(*left, *columns, inner))
         return product(left, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
+
+
+def held_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
+    """The cast that a weight is held as, of the weight or ``turned``; None: it is held in 16 bits or more."""
+    scale: Tensor | None = getattr(weight, "scale", None)
+    if weight.itemsize > 1 or scale is None:
+        return None
+    data = weight.detach()
+    return Cast(data.mT.contiguous(), scale.mT) if turned else Cast(data, scale)
+
+
+def width_of(weight: Tensor) -> torch.dtype:
+    """The dtype of products with ``weight``: its own, or bf16 if it is held as a cast."""
+    return weight.dtype if weight.itemsize > 1 else torch.bfloat16
 
 
 def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, fast: bool = False) -> Tensor:
@@ -138,6 +155,23 @@ def _(
     dtype: torch.dtype, kernel: bool, fast: bool,
 ) -> Tensor:  # fmt: skip
     return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+
+
+@torch.library.custom_op("fivefold::scaled_mm_cast", mutates_args=())
+def scaled_mm_cast(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``product`` cast to e4m3 with one scale [1, 1] as one custom op: what it is cast from is not counted."""
+    made = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
+    return made.data, made.scale
+
+
+@scaled_mm_cast.register_fake
+def _(
+    a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    data = torch.empty(a.shape[0], b.shape[0], dtype=torch.float8_e4m3fn, device=a.device)
+    return data, torch.empty(1, 1, device=a.device)
 
 
 def emulated(a: Cast, b: Cast) -> Tensor:
