@@ -89,6 +89,9 @@ def search(
     measure: Annotated[
         int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
     ] = 0,
+    two: Annotated[
+        bool, typer.Option("--2d", help="Also tensor parallelism in two dimensions, which is not run.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """The best of all legal layouts that fit, and why the others lost."""
@@ -105,7 +108,7 @@ def search(
         found = run(
             model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
             within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
-            recipes=[recipe(name) for name in also or []], reduces=others(job),
+            recipes=[recipe(name) for name in also or []], reduces=others(job), two_dimensional=two,
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
     if measure and found.best:

@@ -128,6 +128,31 @@ def takes_tp(model: Model, tp: int) -> bool:
     return not (model.heads % tp or model.ffn % tp or _shared_ffn(model) % tp or large % small)
 
 
+def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
+    """Why 2D tensor parallelism of this layout is not counted, in one line; None: it is, or tp has one dimension."""
+    if layout.tp_inner == 1:
+        return None
+    x, y, plain = layout.tp // layout.tp_inner, layout.tp_inner, layout.replace(tp_inner=1)
+    for lacks, what in (
+        (model.moe is not None, "experts"),
+        (model.mla is not None, "latent attention"),
+        (not layout.sp, "nosp"),
+        (model.qk_norm == "full", "norms over all heads"),
+        (job.stack.linears != "fanned", f"the stack {job.stack.name}"),
+        (job.stack.loss == "chunked", "a loss in chunks"),
+        (job.optimizer.kind not in ("adamw", "sgd"), f"optimizer {job.optimizer.kind}"),
+    ):
+        if lacks:
+            return f"2D tensor parallelism is not counted with {what}; try {str(plain)!r}"
+    if model.width % y:
+        return f"width={model.width} is not divisible by the inner {y} of tp{x}x{y}; try {str(plain)!r}"
+    if model.kv_heads % layout.tp and model.kv_heads != x:
+        return f"kv_heads={model.kv_heads} are neither a multiple of tp={layout.tp} nor {x}, its outer degree; try " + (
+            f"tp{model.kv_heads}x{layout.tp // model.kv_heads}" if layout.tp % model.kv_heads == 0 else str(plain)
+        )
+    return None
+
+
 def _shared_ffn(model: Model) -> int:
     moe = model.moe
     return moe.shared_experts * (moe.shared_ffn or moe.ffn) if moe else 0

@@ -35,7 +35,8 @@ def group(layout: Layout, axis: str) -> Group:
 
     Beside the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; they have no single stride if
     pp is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
-    ``expert_shard`` and ``expert_replica`` (ZeRO's groups for experts, over the rest of dp·cp·tp after ep and etp).
+    ``tp_inner`` and ``tp_outer`` (of 2D tensor parallelism), ``expert_shard`` and ``expert_replica`` (ZeRO's groups for
+    experts, over the rest of dp·cp·tp after ep and etp).
     """
     if axis == "world":
         return Group(layout.world, 1)
@@ -45,6 +46,9 @@ def group(layout: Layout, axis: str) -> Group:
         reach *= int(getattr(layout, name))
     if axis in strides:
         return Group(int(getattr(layout, axis)), strides[axis])
+    if axis in ("tp_inner", "tp_outer"):  # the y and the x of tp = x·y
+        y = layout.tp_inner
+        return Group(y, strides["tp"]) if axis == "tp_inner" else Group(layout.tp // y, strides["tp"] * y)
     if axis == "stage":
         return Group(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
 

@@ -75,6 +75,8 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     ffn dim over etp · norms, router, latent down-projections and the biases of row layers: replicated
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
+    if layout.tp_inner > 1:
+        return weight._replace(shape=_in_two(weight, layout, vocab=vocab, heads=model.kv_heads))
     if weight.kind.startswith("expert"):
         held = ceil_div(shape[0], layout.ep)
         if weight.kind == "expert_column":
@@ -93,6 +95,27 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     return weight
 
 
+def _in_two(weight: Weight, layout: Layout, *, vocab: int, heads: int) -> tuple[int, ...]:
+    """The shape of a dense weight under tp = x·y: what column layers make and row layers read over x, the width of the
+    stream over y (2D weight-stationary: arXiv:2211.05102 §3.2.2). ``heads``: of keys.
+    """
+    x, y, (first, *rest) = layout.tp // layout.tp_inner, layout.tp_inner, weight.shape
+    if weight.name.startswith(("embed.tokens", "head.out.weight")):
+        return (vocab // x, rest[0] // y)
+    if weight.name.startswith("head.out"):
+        return (vocab // layout.tp,)
+    if weight.kind == "row":
+        return (first // y, rest[0] // x)
+    if weight.name.endswith(HEAD_NORMS):
+        return weight.shape
+    if weight.kind == "column" and rest:
+        return (first // x, rest[0] // y)
+    if weight.kind == "norm" or any(part in weight.name for part in WHOLE):
+        return (*weight.shape[:-1], weight.shape[-1] // y)
+    copied = layout.tp > heads and weight.name.endswith(KEYS)  # the inner ranks have one key head together
+    return (first // (x if copied else layout.tp),)
+
+
 WHOLE = (
     "q_down",
     "kv_down",
@@ -102,7 +125,7 @@ WHOLE = (
 )  # biases of row layers are added once
 
 
-def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv"]:
+def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv", "tp_outer"]:
     """The axis over which gradients of a replicated weight must be all_reduced beside data parallelism; "": none.
 
     tp: every tp rank holds the weight, but sees only its own rows (under sp) or, for norms of single heads, its own
@@ -110,6 +133,10 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
     """
     if layout.tp == 1 or weight.kind.startswith("expert"):
         return ""
+    if layout.tp_inner > 1:
+        if weight.name.endswith(HEAD_NORMS):
+            return "tp"
+        return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
     full = model.qk_norm == "full"
     key = weight.name.endswith(KEYS) or (full and "attention.k_norm" in weight.name)
     if model.mla is None and key and layout.tp > model.kv_heads:

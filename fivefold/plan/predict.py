@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import refuse, uncounted
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -143,14 +143,13 @@ class Planner:
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: Planner | None = None) -> Step:
-    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted (2D tp).
+    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted.
 
     ``using``: a planner of this model, machine and job.
     """
     refuse(layout, model=model, job=job, machine=machine)
-    if layout.tp_inner > 1:
-        plain = layout.replace(tp_inner=1)
-        raise Mistake(f"layout {str(layout)!r}: 2D tensor parallelism is not counted; try {str(plain)!r}")
+    if (reason := uncounted(layout, model=model, job=job)) is not None:
+        raise Mistake(f"layout {str(layout)!r}: {reason}")
     return (using or planner(model, machine, job)).step(layout)
 
 

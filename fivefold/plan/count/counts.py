@@ -166,7 +166,7 @@ class Counts:
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """The values of a layout on which states depend."""
-        return (layout.tp, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
+        return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
                 layout.dp * layout.cp, self.model.tied_embeddings and apart(layout))  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:

@@ -80,7 +80,8 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     (``sharding.extra_reduce_axis``), and under DualPipe of all weights with the other rank that holds the same stages.
     """
     width, model = counts.job.precision.summed_bytes, counts.model
-    groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads}
+    outer = layout.tp // layout.tp_inner
+    groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
     for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
         sizes = dict.fromkeys(groups, 0)
         for weight in unit.weights:
@@ -88,7 +89,8 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
                 sizes[kind] += shard_numel(weight, shards=shards)
         for among, ranks in groups.items():
             if sizes[among]:
-                yield Message("tp", "all_reduce", 1, sizes[among] * width, ranks, "tp")
+                place = "tp" if among == "kv" else among
+                yield Message("tp", "all_reduce", 1, sizes[among] * width, ranks, place)
         if layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
@@ -179,22 +181,20 @@ def _scales_of(weight: Weight, recipe: Recipe) -> int:
 
 def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
     """Messages of one operation: forward, backward, and repeated ones (gathered again for dW, or recomputed)."""
-    ranks = group(layout, message.axis).ranks
+    ranks, axis = group(layout, message.axis).ranks, message.axis.partition("_")[0]  # both of 2D tp count as tp
     times *= message.times
     if op.recomputed:
         message = message.uncast
     if message.forward:
-        yield Message(
-            message.axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis
-        )
+        yield Message(axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis)
     for collective, payload in message.scales:
-        yield Message(message.axis, collective, times, payload, ranks, message.axis)
+        yield Message(axis, collective, times, payload, ranks, message.axis)
     if message.regather and not op.recomputed:
-        yield Message(message.axis, message.regather, times, message.uncast.payload, ranks, message.axis)
+        yield Message(axis, message.regather, times, message.uncast.payload, ranks, message.axis)
     if message.backward:
         payload, parts = message.payload, message.backward_parts
         payload = payload if message.backward_payload is None else message.backward_payload // parts
-        yield Message(message.axis, message.backward, times * parts, payload, ranks, message.axis)
+        yield Message(axis, message.backward, times * parts, payload, ranks, message.axis)
 
 
 def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:

@@ -53,8 +53,9 @@ class DataParallel:
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
         each = self.counts.reduces_each(layout, name)
-        key = (name, layout.tp, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards, layout.dp, layout.cp,
-               layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout), each)  # fmt: skip
+        key = (name, layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
+               layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
+               each)  # fmt: skip
         found = self._gather_reduces.get(key)
         if found is None:
             gather = reduce = copies = gather_busy = reduce_busy = 0.0

@@ -145,7 +145,8 @@ class _UnitTimer:
         ahead = self._compute_beside(index)
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        if message.axis == "tp" and message.regather and not op.recomputed and self.beside:
+        axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
+        if axis == "tp" and message.regather and not op.recomputed and self.beside:
             gather, reduce = self._beside_products(index, again, backward)
             again = again._replace(seconds=again.seconds - gather)
             back -= reduce
@@ -153,8 +154,8 @@ class _UnitTimer:
         back += self._exposed(index, again, side=1, beside=ahead.forward)
         if message.axis == "ep":
             self.awaited[index] = exposed
-        self.forward_exposed[message.axis] += exposed
-        self.backward_exposed[message.axis] += back
+        self.forward_exposed[axis] += exposed
+        self.backward_exposed[axis] += back
 
     def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
         """Hidden seconds of the gather of a column-parallel layer's input for dW, and of the sum of its dx over ranks.
@@ -194,12 +195,12 @@ class _UnitTimer:
             return 0.0
         message, seconds = self.ops[index].message, sent.travelling
         assert message is not None
-        axis, times = message.axis, max(1, message.times)
+        axis, times = message.axis.partition("_")[0], max(1, message.times)
         ring = axis == "cp" and message.forward == "p2p"
         if not (self.beside and axis in self.job.stack.overlap) and not (ring and not self.nccl):
             return sent.seconds  # with gloo, too, the hops of a ring run beside attention
         if axis == "tp":
-            parts = group(self.layout, "tp").ranks
+            parts = group(self.layout, message.axis).ranks
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
         elif ring:
             # in our backward gradients go round behind keys and values, and the last hop brings them home

@@ -81,7 +81,16 @@ class Estimates:
         bytes, and elements of the last.
         """
         s = self.partials.take(candidates.partial)
-        columns = [s.tp, s.ep, s.etp, candidates.zero, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns = [
+            s.tp,
+            s.inner,
+            s.ep,
+            s.etp,
+            candidates.zero,
+            candidates.shards,
+            s.dp * s.cp,
+            self._apart[candidates.shape],
+        ]
         columns += [self.each(candidates).astype(np.int64)]
 
         def make(layout: Layout) -> Floats:
@@ -133,7 +142,7 @@ class Estimates:
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """[n, (gather, reduce), units] seconds of a unit's all-gather and of its reduction."""
         s = self.partials.take(candidates.partial)
-        columns = [s.tp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
         columns += [self.each(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
 
@@ -159,7 +168,7 @@ class Estimates:
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """The columns on which ``part_of`` depends."""
         s = self.partials.take(candidates.partial)
-        return [s.mbs, s.cp, s.kind, s.tp, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
+        return [s.mbs, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
     def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""

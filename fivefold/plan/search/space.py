@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import neighbours, playable, takes_tp
+from fivefold.layout.legal import neighbours, playable, takes_tp, uncounted
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
@@ -36,7 +36,9 @@ class Shape(NamedTuple):
 
 
 class PartialLayouts(NamedTuple):
-    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``."""
+    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``;
+    ``inner`` is the y of tp = x·y.
+    """
 
     dp: Ints
     tp: Ints
@@ -48,6 +50,7 @@ class PartialLayouts(NamedTuple):
     kind: Ints
     sp: Ints
     ac: Ints
+    inner: Ints
 
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Some of the rows."""
@@ -86,12 +89,14 @@ class Space:
         shard_groups: bool = True,
         where: Where = ANY,
         reduces_often: bool = False,
+        two_dimensional: bool = False,
     ) -> None:
         """``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 of several
         micro-batches.
         """
         stack = job.stack.runs
         self.model, self.job, self.world, self.stack = model, job, world, stack
+        self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
         self.axes = tuple(axis for axis in axes if axis in stack.axes)
         self.where = where
@@ -113,7 +118,7 @@ class Space:
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = divisors(world)
-        rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0]])
+        rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1]])
         tps = [tp for tp in sizes if takes_tp(model, tp)]
         rows = split(rows, 1, tps if "tp" in self.axes else [1])
         rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
@@ -129,6 +134,8 @@ class Space:
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
+        if self.two_dimensional:
+            rows = cross(rows, 10, sorted({y for tp in tps for y in divisors(tp)}), self._cuts)
         rows = cross(rows, 9, range(len(self.recomputations)))
         rows = rows[self._admitted(rows)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
@@ -152,6 +159,19 @@ class Space:
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
         whole = (cp > 1) & (self.model.heads // tp % cp == 0) & ("ulysses" in kinds)
         return np.asarray(ring | (ulysses & whole))
+
+    def _cuts(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether the planner counts tp = x·y of each row, with x and y above 1, or y = 1."""
+        tp, sp, inner = rows[:, 1], rows[:, 8], rows[:, 10]
+
+        def counted(key: int) -> int:
+            x, y, rest = key >> 32, key >> 1 & 0x7FFFFFFF, key & 1
+            if y == 1:
+                return 1
+            layout = Layout(tp=x, tp_inner=y, sp=bool(rest)) if x % y == 0 and y < x else None
+            return layout is not None and uncounted(layout, model=self.model, job=self.job) is None
+
+        return np.asarray(mapped(tp << 32 | inner << 1 | sp, counted) == 1)
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
         """Micro-batches per pipeline of each partial layout, in the first step."""
@@ -295,10 +315,11 @@ class Space:
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
         """The candidate in row ``at``, as a ``Layout``."""
-        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac = (int(column[candidates.partial[at]]) for column in partials)
+        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)
         shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
         return Layout(
-            dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule, zero=zero,
+            dp=dp, tp=tp, tp_inner=inner, cp=cp, pp=pp, ep=ep, etp=etp, mbs=mbs, v=shape.v, schedule=shape.schedule,
+            zero=zero,
             shard_group=None if zero == 0 or shards == dp * cp else shards, cp_kind="ulysses" if kind else "ring",
             sp=bool(sp), ac=self.recomputations[ac], order=self.orders[int(candidates.order[at])],
         )  # fmt: skip

@@ -111,7 +111,7 @@ def test_rows_of_what_cannot_be() -> None:
     ((setting, texts),) = plan_of(layouts=["dp* pp1 zb1p"])
     (row,) = Predictor().rows(setting, texts[0])
     assert "zb1p v1 needs a pipeline" in row.why
-    ((setting, texts),) = plan_of(layouts=["dp4 tp2x1", "dp* tp2x2"][1:])
+    ((setting, texts),) = plan_of(layouts=["dp4 tp2x1", "dp* tp2x2 nosp"][1:])
     (row,) = Predictor().rows(setting, texts[0])
     assert "2D tensor parallelism is not counted" in row.why
 

@@ -147,7 +147,7 @@ def test_where_nothing_fits_it_says_what_would() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("dp2 tp2x2 mbs1", "2D tensor parallelism is not counted; try 'dp2 tp4"),
+        ("dp2 tp2x2 mbs1 nosp", "2D tensor parallelism is not counted with nosp; try 'dp2 tp4"),
         ("dp16 mbs1", "needs 16 ranks"),
         ("dp8 mbs16", "gbs 128"),
     ],

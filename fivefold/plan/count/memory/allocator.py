@@ -90,7 +90,9 @@ def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable
 def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
     """Bytes of a unit's inputs to tp's reduce-scatters in the forward."""
     messages = [op.message for op in ops if op.message]
-    return sum(each.payload for each in messages if each.axis == "tp" and each.forward == "reduce_scatter")
+    return sum(
+        each.payload for each in messages if each.axis in ("tp", "tp_outer") and each.forward == "reduce_scatter"
+    )
 
 
 def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run]) -> list[int]:

@@ -44,13 +44,21 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     """Grouped-query attention."""
     model, rows, width = local.model, local.rows, local.width
     wide, narrow = local.heads * model.head_dim, local.kv_heads * model.head_dim
-    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows)
+    shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism have one key head together
     ops, sizes = [*entry.ops], {"q": wide, "k": narrow, "v": narrow}
     if local.job.stack.joint:
         ops.append(entry.column("attention.qkv", "qkv", outof=wide + 2 * narrow, bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:
-        ops += [entry.column(f"attention.{name}", name, outof=out, bias=model.qkv_bias) for name, out in sizes.items()]
+        ops += [
+            entry.column(
+                f"attention.{name}", name, outof=out // local.part.tp_inner if shared and name != "q" else out,
+                bias=model.qkv_bias, shared=shared and name != "q",
+            )
+            for name, out in sizes.items()
+        ]  # fmt: skip
+    ops += entry.sums
     q, k = "q", "k"
     for name, out in (("q", wide), ("k", narrow)):
         if model.qk_norm != "none":

@@ -36,12 +36,13 @@ def _group_size(ops: Sequence[Op]) -> int:
     end = start + 1
     while end < len(ops) and fuses(ops[end], ops[start]):
         end += 1
-    after = end < len(ops) and _is_tp_message(ops[end]) and ops[end].name == f"{ops[start].name}.reduce"
-    return end + after
+    after = ops[end].message if end < len(ops) and ops[end].name == f"{ops[start].name}.reduce" else None
+    # the sums over the inner ranks of 2D tensor parallelism are a message for each output
+    return end + (after is not None and after.axis != "tp_inner")
 
 
 def _is_tp_message(op: Op) -> bool:
-    return op.message is not None and op.kind == "message" and op.message.axis == "tp"
+    return op.message is not None and op.kind == "message" and op.message.axis in ("tp", "tp_outer", "tp_inner")
 
 
 def _fused(ops: Sequence[Op], *, width: int) -> Op:
@@ -64,9 +65,9 @@ def _fused(ops: Sequence[Op], *, width: int) -> Op:
             forward = size
     if leave is not None:  # the partial output, and its gathered gradient
         (partial,), (size,) = last.writes.values(), leave.writes.values()
-        writes = leave.writes
+        writes = leave.writes | {name: each for name, each in writes.items() if name not in last.writes}
         if size < partial:  # a reduce-scatter: its result is another tensor
-            forward, backward, product = partial, backward + partial, partial
+            forward, backward, product = forward + partial, backward + partial, partial
     forward += _casts_forward(linears, cut=leave is not None and size < partial)
     keeps = tuple(dict.fromkeys((*keeps, *(entry.keeps if entry else ()), *(leave.keeps if leave else ()))))
     return first._replace(

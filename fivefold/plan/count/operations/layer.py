@@ -13,7 +13,7 @@ from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
 from fivefold.model.spec import Model
 from fivefold.plan.count.operations.attention import attention
 from fivefold.plan.count.operations.feedforward import experts, mlp
-from fivefold.plan.count.operations.linear import Source, settled
+from fivefold.plan.count.operations.linear import Source, over, over_columns, settled
 from fivefold.plan.count.operations.op import Message, Op, dropout, elementwise, exchange, norm
 from fivefold.plan.count.operations.part import Local
 from fivefold.plan.count.operations.recompute import Unit, recompute
@@ -21,15 +21,15 @@ from fivefold.plan.count.operations.recompute import Unit, recompute
 
 def embedding(local: Local) -> list[Op]:
     """Token ids → x, plus learned positions if the model has them. tp shards the table by vocabulary rows."""
-    model, part, width = local.model, local.part, local.model.width
+    model, part, width = local.model, local.part, local.stream_width
     size = local.rows * width * local.width
-    table = local.vocab * width
+    table = local.vocab * model.width
     whole = "x" if part.tp == 1 else "x.partial"
     tokens = elementwise("embed.tokens", "embedding", ("ids",), whole, size=size, keeps=("ids",))
     ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
     if part.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message("tp", *kinds, payload=size)
+        message = Message(over(part), *kinds, payload=size)
         ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
     if model.embedding_scale != 1:
         ops.append(elementwise("embed.scale", "activation", ("x",), "xs", size=local.stream_bytes))
@@ -57,12 +57,13 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops: list[Op] = []
 
     def normed(name: str, source: str) -> str:
-        ops.append(norm(name, source, f"{name}.out", rows=rows, dim=model.width, width=width, kind=local.norm))
+        made = norm(name, source, f"{name}.out", rows=rows, dim=local.stream_width, width=width, kind=local.norm)
+        ops.append(over_columns(local, made))
         return f"{name}.out"
 
     def residual(name: str, branch: str, onto: str, out: str) -> None:
         if model.dropout:
-            ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=rows * model.width))
+            ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=rows * local.stream_width))
             branch = f"{branch}.drop"
         add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
         if model.residual_scale != 1:  # the same kernel scales; so the branch gets a gradient of its own
@@ -115,7 +116,7 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
     logits = rows * vocab * width
-    entry = Source(_in_16_bits(local), "h", into=model.width, rows=local.stream_rows)
+    entry = Source(_in_16_bits(local), "h", into=local.stream_width, rows=local.stream_rows)
     project = entry.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     small = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
@@ -144,10 +145,11 @@ def head(local: Local) -> list[Op]:
             # widen, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
-    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=model.width, width=width, kind=local.norm)
+    normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
+    normed = over_columns(local, normed)
     if job.stack.loss == "chunked":
         return [normed, *_chunked_loss(local)]
-    return [normed, *entry.ops, project, loss]
+    return [normed, *entry.ops, project, *entry.sums, loss]
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.plan.count.operations.op import Casts, Message, Op, exchange, matmul
-from fivefold.plan.count.operations.part import Local
+from fivefold.plan.count.operations.part import Local, Part
 from fivefold.units import ceil_div
 
 
@@ -26,6 +26,7 @@ class Source:
         """``tensor`` is [rows, into]; ``gathered``: its readers need the rows of all tp ranks."""
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
+        self.sums: list[Op] = []  # of 2D tensor parallelism, after all readers: their outputs, summed over tp_inner
         self.first = True  # the next reader is the first
         size = rows * into * local.width
         if keeps_casts(local):
@@ -39,27 +40,37 @@ class Source:
             return
         self.read = f"{tensor}.whole"
         if part.sp:
-            self.rows, self.regathered = local.rows, size * part.tp
+            self.rows, self.regathered = local.rows, size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
             wide = local.rows * into * local.width
-            message = Message("tp", "all_gather", "reduce_scatter", size * part.tp, 1, "all_gather", wide)
+            message = Message(over(part), "all_gather", "reduce_scatter", size * local.outer, 1, "all_gather", wide)
             if local.job.precision.narrow and not keeps_casts(local):
                 self.cast_rows = rows
                 payload, *scales = travelling(local, into)
-                message = message._replace(payload=payload[1], wide_payload=size * part.tp, scales=tuple(scales))
+                message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
             self.ops.append(
-                exchange(f"{tensor}.gather", self.kept, self.read, size=size * part.tp, message=message,
+                exchange(f"{tensor}.gather", self.kept, self.read, size=size * local.outer, message=message,
                          gradient_bytes=wide)
             )  # fmt: skip
         else:
             message = Message("tp", "", "all_reduce", rows * into * local.width)
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
-    def column(self, name: str, out: str, *, outof: int, bias: bool = False) -> Op:
-        """Column-parallel matmul to ``out`` [rows, outof]; ``outof`` is the size on this rank."""
+    def column(self, name: str, out: str, *, outof: int, bias: bool = False, shared: bool = False) -> Op:
+        """Column-parallel matmul to ``out`` [rows, outof]; ``outof`` is the size on this rank, in 2D a y-th of what is
+        summed over the inner ranks, or of what all of them need (``shared``: a key head of several).
+        """
+        local, inner = self.local, self.local.part.tp_inner
+        partial = out if inner == 1 else f"{out}.partial"
         op = matmul(
-            name, self.read, out, rows=self.rows, into=self.into, outof=outof, width=self.local.width, bias=bias
+            name, self.read, partial, rows=self.rows, into=self.into, outof=outof * inner, width=local.width, bias=bias
         )
+        if inner > 1:
+            size, kinds = self.rows * outof * local.width, ("reduce_scatter", "all_gather")
+            message = Message("tp_inner", *kinds, payload=inner * size)
+            if shared:  # each of the ranks needs all of them
+                size, message = inner * size, Message("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
+            self.sums.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
         op = casting(op, self.local, first=self.first, cast_rows=self.cast_rows)
         self.first = False
         return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
@@ -73,15 +84,49 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
         read = f"{source}.cast"
         ops.append(cast(local, source, read, numel=local.rows * into))
     partial = out if part.tp == 1 else f"{out}.partial"
+    inner, outof = part.tp_inner, outof // part.tp_inner
+    if inner > 1:
+        ops.append(_gathered_columns(local, source, into=into))
+        read = f"{source}.whole"
+    into *= inner
     product = matmul(name, read, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
-    ops.append(casting(product, local))
+    product = casting(product, local)
+    if inner > 1:
+        again = local.rows * into * local.width
+        product = product._replace(keeps=(source,), backward_scratch=again, regathered=again)
+    ops.append(product)
     if part.tp > 1:
         size = local.rows * outof * local.width
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message("tp", *kinds, payload=size)
+        message = Message(over(part), *kinds, payload=size)
         size = local.stream_rows * outof * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
+
+
+def over(part: Part) -> str:
+    """The group over which rows of the stream are cut: of 2D tensor parallelism the outer one."""
+    return "tp" if part.tp_inner == 1 else "tp_outer"
+
+
+def over_columns(local: Local, op: Op) -> Op:
+    """A norm of the stream; where 2D tensor parallelism cuts its columns, fp32 sums of each row go over tp_inner."""
+    if local.part.tp_inner == 1:
+        return op
+    sums = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
+    return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums * local.stream_rows))
+
+
+def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
+    """All-gather over tp_inner of a row-parallel layer's input [rows, ``into``] under 2D tensor parallelism, or of its
+    cast.
+    """
+    wide = local.rows * into * local.width * local.part.tp_inner
+    message = Message("tp_inner", "all_gather", "reduce_scatter", wide, 1, "all_gather", wide)
+    if local.job.precision.narrow:
+        payload, *scales = travelling(local, into * local.part.tp_inner)
+        message = message._replace(payload=payload[1], wide_payload=wide, scales=tuple(scales))
+    return exchange(f"{source}.gather", source, f"{source}.whole", size=wide, message=message, gradient_bytes=wide)
 
 
 def settled(op: Op, job: Job) -> Op:

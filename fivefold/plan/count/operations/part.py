@@ -1,7 +1,8 @@
 """The share of a micro-batch on one rank: sequences, tokens, heads, weights and experts.
 
 rows         = B · T/cp             tokens of attention and matmuls
-stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and residual additions
+stream_rows  = rows/tp under sp     tokens of the residual stream, its norms and residual additions; under 2D tensor
+               parallelism rows/x, and D/y of the width
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Part(NamedTuple):
     cp: int = 1
     ulysses: bool = False
     tp: int = 1
+    tp_inner: int = 1  # the y of tp = x·y
     sp: bool = False
     ep: int = 1
     etp: int = 1
@@ -36,6 +38,7 @@ def part_of(layout: Layout) -> Part:
         cp=layout.cp,
         ulysses=layout.cp_kind == "ulysses",
         tp=layout.tp,
+        tp_inner=layout.tp_inner,
         sp=layout.sp and layout.tp > 1,
         ep=layout.ep,
         etp=layout.etp,
@@ -54,8 +57,10 @@ class Local:
             plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's own, one after another
         )  # fmt: skip
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
-        self.stream_rows = ceil_div(self.rows, part.tp) if part.sp else self.rows
-        self.stream_bytes = self.stream_rows * model.width * self.width
+        self.outer = part.tp // part.tp_inner  # over which rows of the stream are cut; its columns over tp_inner
+        self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
+        self.stream_width = model.width // part.tp_inner
+        self.stream_bytes = self.stream_rows * self.stream_width * self.width
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         narrow = job.precision.dispatches == "fp8"
         self.row_bytes = model.width * (1 if narrow else self.width)
