@@ -7,6 +7,7 @@ import torch
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
+from fivefold.train.model.float8.units import missing
 from fivefold.train.model.tf32 import has_units
 
 TRAINABLE = (
@@ -21,7 +22,6 @@ COMPUTE = {
 }  # fmt: skip
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PAYLOADS = ("gathers", "dispatches")  # fields that may differ from the recipe of that name: what messages carry
-FIRST_FP8 = (8, 9)  # lowest compute capability with fp8 matmul units: Ada; Hopper has 9.0
 
 
 class Dtypes:
@@ -66,17 +66,9 @@ def check_chip(job: Job, *, model: Model) -> None:
     recipe = job.precision
     if not recipe.narrow or job.emulate:
         return
-    if not torch.cuda.is_available():
-        lack = "a CPU has no fp8 units"
-    elif torch.version.hip is None and (found := torch.cuda.get_device_capability()) < FIRST_FP8:
-        lack = f"{torch.cuda.get_device_name()} has no fp8 units (compute capability {found[0]}.{found[1]}, not 8.9)"
-    elif recipe.scaling in ("tiles", "blocks", "blocks16"):
-        lack = "the engine has no kernel for " + ("tiles" if recipe.scaling == "tiles" else "blocks")
-    elif model.moe:
-        lack = "the engine has no kernel for experts"
-    else:
-        return
-    raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")
+    lack = missing(recipe, experts=model.moe is not None)
+    if lack:
+        raise Mistake(f"precision {recipe.name!r}: {lack}; set job.emulate = true (as exact, slower), or take bf16")
 
 
 def computed_otherwise(job: Job) -> str:

@@ -19,7 +19,10 @@ def attach(blocks: nn.Module, job: Job) -> None:
     """Give every ``Linear`` and ``Experts`` in ``blocks`` fp8 GEMMs, if the job's recipe has fp8."""
     if not job.precision.narrow:
         return
-    dense, grouped = Float8Gemms(job.precision, kernel=not job.emulate), Float8GroupedGemms(job.precision)
+    dense, grouped = (
+        Float8Gemms(job.precision, kernel=not job.emulate),
+        Float8GroupedGemms(job.precision, kernel=not job.emulate),
+    )
     for part in blocks.modules():
         if isinstance(part, Linear):
             part.gemms = dense

@@ -2,8 +2,8 @@
 
     y = x W_eᵀ · dx = g W_e · dW_e = gᵀ x of its rows       dW sums over a group's rows, so it is scaled along them
 
-Tensorwise scales: one per expert for weights, one for all rows on this rank. No grouped fp8 kernel is used yet: the
-GEMMs are emulated on every chip.
+Tensorwise scales: one per expert for weights, one for all rows on this rank. On the chip's own units are y and dx by
+rows (``units.py``); else the GEMMs are emulated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fivefold.job import SCALED_ELEMENTS, Recipe
 from fivefold.train.model.experts import Ends, GroupedGemms, summed_by_group
-from fivefold.train.model.float8 import blocks
+from fivefold.train.model.float8 import blocks, units
 from fivefold.train.model.float8.cast import TILES_OF_POWERS, Cast, by_matrix, by_row, by_tile
 from fivefold.train.model.float8.matmul import Caster, casts_of, emulated, held_cast, width_of
 from fivefold.units import ceil_div
@@ -24,7 +24,9 @@ from fivefold.units import ceil_div
 class Float8GroupedGemms(GroupedGemms):
     """fp8 grouped GEMMs with the casts of ``recipe``; groups of rows end at ``offsets`` [E]."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, kernel: bool = False) -> None:
+        """``kernel``: on the chip's fp8 units, else emulated."""
+        self.kernel = kernel
         self.casts, self.wide, self.scaling = casts_of(recipe), recipe.wide_gradients, recipe.scaling
         self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # of a row that share a scale; 0: all
         self.narrow_gradients = recipe.gradients_bytes == 1
@@ -39,7 +41,7 @@ class Float8GroupedGemms(GroupedGemms):
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Rows [n, in] times their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         held = held_cast(weights) or self.casts.weight(weights)
-        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], width_of(weights))
+        found: Tensor = scaled_by_group(*operand, *held, offsets, weights.shape[2], width_of(weights), self.kernel)
         return found
 
     def dgrad(
@@ -48,7 +50,7 @@ class Float8GroupedGemms(GroupedGemms):
         """Rows [n, out] times their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
         turned = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
         left = self.casts.gradient(gradient)
-        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], width_of(weights))
+        made: Tensor = scaled_by_group(*left, *turned, offsets, weights.shape[1], width_of(weights), self.kernel)
         return made if total is None else total.add_(made)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
@@ -78,9 +80,12 @@ class Float8GroupedGemms(GroupedGemms):
 @torch.library.custom_op("fivefold::scaled_by_group", mutates_args=())
 def scaled_by_group(
     x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
-    offsets: Tensor, inner: int, dtype: torch.dtype,
+    offsets: Tensor, inner: int, dtype: torch.dtype, kernel: bool,
 ) -> Tensor:  # fmt: skip
     """fp8 rows [n, K = ``inner``] times their group's fp8 ``weights`` [E, N, K], transposed → [n, N] in ``dtype``."""
+    whole = Cast(x, x_scale, x_outer), Cast(weights, scales, outers)
+    if kernel and x.is_cuda and units.takes(*whole):
+        return units.multiply_by_group(*whole, offsets, dtype=dtype)
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
     for expert, rows in enumerate(_row_slices(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale, x_outer)
@@ -92,7 +97,7 @@ def scaled_by_group(
 @scaled_by_group.register_fake
 def _(
     x: Tensor, x_scale: Tensor, x_outer: Tensor | None, weights: Tensor, scales: Tensor, outers: Tensor | None,
-    offsets: Tensor, inner: int, dtype: torch.dtype,
+    offsets: Tensor, inner: int, dtype: torch.dtype, kernel: bool,
 ) -> Tensor:  # fmt: skip
     return torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fivefold.job import Recipe, Scaling
+from fivefold.train.model.float8 import units
 from fivefold.train.model.float8.blocks import by_16, by_32, in_blocks, product_of_blocks
 from fivefold.train.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
 from fivefold.train.model.linear import Exchange, Gather, LinearGemms
 
-ALIGNED = 16  # elements of a row: torch._scaled_mm takes only multiples
 Caster = Callable[..., Cast]  # of a tensor; with a scale of the whole also ``amax``, if that is known
 
 
@@ -141,12 +141,10 @@ def scaled_mm(
     dtype: torch.dtype, kernel: bool, fast: bool,
 ) -> Tensor:  # fmt: skip
     """``product`` as one custom op, so that the dry run and the meter can count it."""
-    if kernel and a.is_cuda and a.numel() and (a.shape[-1] | b.shape[0]) % ALIGNED == 0:
-        rows = max(a_scale.numel(), b_scale.numel()) > 1
-        left = a_scale.expand(a.shape[0], 1).contiguous() if rows else a_scale.view(())
-        right = b_scale.expand(b.shape[0], 1).contiguous().t() if rows else b_scale.view(())
-        return torch._scaled_mm(a, b.t(), scale_a=left, scale_b=right, out_dtype=dtype, use_fast_accum=fast)
-    return emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)).to(dtype)
+    left, right = Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)
+    if kernel and a.is_cuda and units.takes(left, right):
+        return units.multiply(left, right, dtype=dtype, fast=fast)
+    return emulated(left, right).to(dtype)
 
 
 @scaled_mm.register_fake
