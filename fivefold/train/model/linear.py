@@ -34,6 +34,10 @@ class LinearHooks:
 
     partial = False
 
+    def rows(self, number: int) -> int:
+        """Rows that the layer returns for ``number`` of its input on this rank."""
+        return number
+
     def enter(self, x: Tensor) -> Tensor:
         """Input rows → rows for the GEMM: gathered over ranks under sp."""
         return x
@@ -124,6 +128,8 @@ class Linear(nn.Module):
         self.hooks = LinearHooks()
         self.gemms = LinearGemms()
         self.wgrad_store = WgradStore()
+        self.token: Tensor | None = None
+        self.in_graph: InGraph | None = None  # how compiled code calls it; None: a compiled block breaks here
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
@@ -141,16 +147,26 @@ class Linear(nn.Module):
         assert self.weight is not None
         return self.weight
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """[R, in] → [R, out]."""
         out: Tensor = fused_linears(x, self)[0]
         return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+InGraph = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
+
+
 def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     """Outputs [R, out] of all ``linears`` on rows ``x`` [R, in]; hooks, GEMMs and store are those of the first."""
+    in_graph = linears[0].in_graph
+    if in_graph is not None and torch.compiler.is_compiling():
+        return in_graph(x, linears)
+    outs: tuple[Tensor, ...] = _out_of_graph(x, linears)
+    return outs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     found: tuple[Tensor, ...] = _FusedLinears.apply(x, linears[0].matrix, linears)  # type: ignore[no-untyped-call]
     return found
 
@@ -187,40 +203,50 @@ class _FusedLinears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, _weight: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
         ctx.linears, ctx.entered = linears, _recomputing.get()
-        hooks = linears[0].hooks
-        gemms, outs = linears[0].gemms, []
-        kept = hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
+        kept = linears[0].hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
         ctx.save_for_backward(kept)
-        operand = gemms.operand(kept) if ctx.entered else hooks.operand(x, gemms)
-        for linear in linears:
-            early = None if hooks.partial else linear.bias
-            y = hooks.leave(gemms.fprop(operand, linear.matrix, early))
-            outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
-        return tuple(outs)
+        return outputs(kept, linears, entered=ctx.entered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        linears: tuple[Linear, ...] = ctx.linears
-        hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
         (kept,) = ctx.saved_tensors
-        if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
-            kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
-        if ctx.entered:
-            again: Wait = lambda: kept  # noqa: E731
-        elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows
-            again = lambda: hooks.enter(kept)  # noqa: E731
-        else:
-            again = hooks.begin_reenter(kept)
-        left = [hooks.leave_backward(gradient) for gradient in gradients]
-        total: Tensor | None = None
-        for linear, gradient in zip(linears, left, strict=True):
-            total = gemms.dgrad(gradient, linear.matrix, total)
-        assert total is not None
-        entered = hooks.begin_enter_backward(total)
-        del total
-        outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
-        wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer))
-        return entered(), None, None
+        return input_gradient(kept, gradients, ctx.linears, entered=ctx.entered), None, None
+
+
+def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) -> tuple[Tensor, ...]:
+    """Outputs of ``linears`` on this rank's rows ``x``, or (``entered``) on those of all ranks."""
+    hooks, gemms, outs = linears[0].hooks, linears[0].gemms, []
+    operand = gemms.operand(x) if entered else hooks.operand(x, gemms)
+    for linear in linears:
+        early = None if hooks.partial else linear.bias
+        y = hooks.leave(gemms.fprop(operand, linear.matrix, early))
+        outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
+    return tuple(outs)
+
+
+def input_gradient(
+    kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False
+) -> Tensor:  # fmt: skip
+    """Gradient of the input ``kept``, of all ranks if ``entered``; those of weights and biases are accumulated."""
+    hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
+    if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
+        kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
+    if entered:
+        again: Wait = lambda: kept  # noqa: E731
+    elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows
+        again = lambda: hooks.enter(kept)  # noqa: E731
+    else:
+        again = hooks.begin_reenter(kept)
+    left = [hooks.leave_backward(gradient) for gradient in gradients]
+    total: Tensor | None = None
+    for linear, gradient in zip(linears, left, strict=True):
+        total = gemms.dgrad(gradient, linear.matrix, total)
+    assert total is not None
+    back = hooks.begin_enter_backward(total)
+    del total
+    outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
+    wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer))
+    return back()
 
 
 @torch.no_grad()

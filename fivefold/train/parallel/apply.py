@@ -6,6 +6,7 @@ recomputation and torch.compile, last the sharding of weights.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
     recompute.attach(
-        dict(enumerate(module.blocks)), layout=layout, compiled=torch.compile if job.stack.compiles else None
+        dict(enumerate(module.blocks)), layout=layout, compiled=_compiler(table) if job.stack.compiles else None
     )
     underway = Underway()
     placement = Placement(
@@ -75,3 +76,9 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         underway=underway,
     )  # fmt: skip
     return Applied(placement.units(), wgrad_store, underway)
+
+
+def _compiler(table: Table) -> recompute.Compile:
+    """torch.compile. Where W is put off, the compiler must not write over what it is made of."""
+    splits = any(str(action).startswith("W") for row in table.rows for action in row)
+    return partial(torch.compile, options={"allow_buffer_reuse": False, "inplace_buffers": False} if splits else None)

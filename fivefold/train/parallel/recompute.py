@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fivefold.layout.spec import CHEAP, Layout
+from fivefold.train.model import linear_op
 from fivefold.train.model.linear import Linear, fused_linears, recomputing
 from fivefold.train.model.operation import direct
 from fivefold.train.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
@@ -30,7 +31,9 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
     """Make ``blocks``, keyed by layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
 
     Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled whole if all or
-    nothing of it is recomputed, else operation by operation. Call the block as a module: the recomputation calls the
+    nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is recomputed
+    (which layers gather depends on when they run), or has no norm first, whose gradient, autograd's, ends its backward
+    and lets ZeRO free its weights. Call the block as a module: the recomputation calls the
     inner forward, so hooks on the module fire once.
     """
     if compiled is not None:
@@ -38,6 +41,8 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
     for layer, block in blocks.items():
         wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
         if compiled is not None and wanted <= {"layer"}:
+            if not wanted and next(name for name, _ in block.named_parameters()).startswith("norm1"):
+                linear_op.attach(block.modules())
             block.forward = compiled(block.forward)
             torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # likewise
         if not wanted:

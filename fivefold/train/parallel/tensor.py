@@ -46,6 +46,10 @@ class _TensorParallelHooks(LinearHooks):
 class ColumnParallel(_TensorParallelHooks):
     """Column-parallel linear: each rank computes some outputs, for all rows."""
 
+    def rows(self, number: int) -> int:
+        """All rows of the ranks with sp."""
+        return number * self.axis.size if self.sp else number
+
     def enter(self, x: Tensor) -> Tensor:
         """All-gather the input: own rows → all rows (with sp)."""
         return self.gathered(x)()
@@ -76,6 +80,10 @@ class RowParallel(_TensorParallelHooks):
     """Row-parallel linear: each rank has some inputs; the products are summed over ranks."""
 
     partial = True
+
+    def rows(self, number: int) -> int:
+        """This rank's rows with sp."""
+        return number // self.axis.size if self.sp else number
 
     def leave(self, y: Tensor) -> Tensor:
         """Sum the output over ranks: partial sums of all rows → own rows (with sp)."""
