@@ -77,6 +77,7 @@ CASES = (
     Case("neox", 3, "dp2 tp2 zero1 mbs2", 192, 8),
     Case("neox", 4, "dp2 pp2 zb1p zero3 mbs1 ac=full", 192, 8, "fp32"),
     Case("command", 3, "dp2 tp4 zero2 mbs1 ac=norm+act", 192, 8),
+    Case("command", 3, "dp2 tp2 zero3 mbs1 ac=full", 192, 8),
     Case("command", 4, "dp1 pp2 cp2 zbv zero1 mbs1", 192, 8, "fp32", "gloo"),
     Case("gemma", 3, "dp2 tp2 zero3 mbs2 ac=full", 192, 8),
     Case("gemma", 4, "dp2 pp2 tp2 zb2p mbs1 ac=mlp nosp", 192, 8, loss="chunked"),

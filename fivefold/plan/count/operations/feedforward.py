@@ -223,7 +223,8 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     """A tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
     model, inner = local.model, ffn // local.part.tp
     m = f"{name}.m"
-    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows)
+    again = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
+    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=again)
     ops = [*entry.ops, *_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]

@@ -22,15 +22,18 @@ from fivefold.units import ceil_div
 class Source:
     """The input of column-parallel linears, cast and gathered once for all of them; ``ops`` do that."""
 
-    def __init__(self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True) -> None:
-        """``tensor`` is [rows, into]; ``gathered``: its readers need the rows of all tp ranks."""
+    def __init__(
+        self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True, reader: str = ""
+    ) -> None:  # fmt: skip
+        """``tensor`` is [rows, into]; ``gathered``: its readers need the rows of all tp ranks. ``reader``: ends the
+        names of what is made here, where another ``Source`` of the same tensor makes it too."""
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
         self.sums: list[Op] = []  # of 2D tensor parallelism, after all readers: their outputs, summed over tp_inner
         self.first = True  # the next reader is the first
         size = rows * into * local.width
         if keeps_casts(local):
-            self.kept = f"{tensor}.cast"
+            self.kept = f"{tensor}.cast{reader}"
             size = narrow_bytes(local, rows * into)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
         self.read, self.rows = self.kept, rows
@@ -38,7 +41,7 @@ class Source:
         part = local.part
         if not gathered or part.tp == 1:
             return
-        self.read = f"{tensor}.whole"
+        self.read = f"{tensor}.whole{reader}"
         if part.sp:
             self.rows, self.regathered = local.rows, size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
