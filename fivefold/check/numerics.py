@@ -26,6 +26,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.numerics import Compared, Kind, Numerics
 from fivefold.model.spec import Model
+from fivefold.model.weights import block_name
 from fivefold.record import Fault
 from fivefold.train.build import Built, build
 from fivefold.train.checkpoint.full_weights import gather_full
@@ -188,7 +189,7 @@ def _run(
         moe.scale = engine.scale
     with probing(built.module, probe):
         total = engine.backward(tokens[None])
-    probe.loss = float(total) / engine.scale / tokens[:, 1:].numel()
+    probe.loss = float(total.view(-1)[0]) / engine.scale / (len(tokens) * job.sequence)
     if probe.reference is None and not math.isfinite(probe.loss):
         raise Fault(f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint")
     rows = [_gradient(shard.weight) for shard in built.shards]
@@ -209,7 +210,7 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
     for layer, moe in built.routed.items():
-        moe.bias.copy_(weights[f"blocks.{layer}.moe.bias"])
+        moe.bias.copy_(weights[f"{block_name(built.module.model, layer)}.moe.bias"])
     for unit in built.units:
         unit.updated()
 

@@ -48,7 +48,7 @@ def numerics(
     source = _source(settings, weights, model=model)
     _prepare(settings, model)
     shards = settings.shards(model)
-    loader = Loader(shards, sequence=job.sequence, seed=job.seed)
+    loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
     tokens = loader.batch(0, global_batch=sequences, rank=0, ranks=1, micro_batches=1, mbs=sequences)[0]
     process = Process()
     device = process.start()

@@ -72,7 +72,8 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     """The shape of a weight on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
 
     column and vocabulary: rows over tp (fewer kv heads than tp: copies) · row: columns over tp · experts over ep, their
-    ffn dim over etp · norms, router, latent down-projections and the biases of row layers: replicated
+    ffn dim over etp · norms, router, latent down-projections, the projection of multi-token prediction and the biases
+    of row layers: replicated
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
     if layout.tp_inner > 1:
@@ -122,6 +123,7 @@ WHOLE = (
     "attention.out.bias",
     "down.bias",
     "embed.positions",
+    "project",
 )  # biases of row layers are added once
 
 

@@ -129,6 +129,11 @@ def _yarn(factor: float, *, mscale: float, beta_fast: float = 32.0) -> dict[str,
     }
 
 
+def _deepseek_v3(*, predicted: int) -> dict[str, Any]:
+    shape = _shape("deepseek_v3", layers=61, width=7168, heads=128, ffn=18_432, vocab=129_280, positions=163_840)
+    return shape | _yarn(40.0, mscale=1.0) | {"num_nextn_predict_layers": predicted}
+
+
 _TIED = {"tie_word_embeddings": True}
 
 CATALOG: dict[str, Entry] = {
@@ -232,15 +237,13 @@ CATALOG: dict[str, Entry] = {
         | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
         | _yarn(40.0, mscale=0.707),
     ),
-    "deepseek-v3": Entry(
-        "deepseek-ai/DeepSeek-V3",
-        _shape("deepseek_v3", layers=61, width=7168, heads=128, ffn=18_432, vocab=129_280, positions=163_840)
-        | _yarn(40.0, mscale=1.0),
-    ),
+    "deepseek-v3": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without its multi-token prediction
+    "deepseek-v3-mtp": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=1)),
     "kimi-k2": Entry(
         "moonshotai/Kimi-K2-Instruct",
         _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)
         | {"num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "aux_loss_alpha": 0.001}
+        | {"num_nextn_predict_layers": 0}
         | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
         | _yarn(32.0, mscale=1.0, beta_fast=1.0),
     ),

@@ -71,6 +71,16 @@ class MoE(Record):
         return self
 
 
+class MTP(Record):
+    """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437 §2.2): ``depth`` modules, each a token further ahead.
+
+    The training loss is that of the next token + ``coefficient`` / ``depth`` · Σ over modules of theirs.
+    """
+
+    depth: Layers = 1
+    coefficient: Positive = 0.3
+
+
 class RopeScaling(Record):
     """Scaling of rotary frequencies for sequences longer than in pre-training."""
 
@@ -130,6 +140,7 @@ class ModelShape(Record):
     window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide if window
     mla: MLA | None = None
     moe: MoE | None = None
+    mtp: MTP | None = None
 
     tied_embeddings: bool = False
     embedding_scale: Scalar = 1.0
@@ -163,12 +174,22 @@ class ModelShape(Record):
         mla, moe = self.mla, self.moe
         heads = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
-        return self.layers * self.width * (heads + 2 * ffn) + self.vocab * self.width
+        return (self.layers + self.predicted) * self.width * (heads + 2 * ffn) + self.vocab * self.width
 
     @property
     def rope_dim(self) -> int:
         """Number of rotated dims per head."""
         return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
+
+    @property
+    def predicted(self) -> int:
+        """Number of tokens predicted from one position beside the next: the depth of multi-token prediction."""
+        return self.mtp.depth if self.mtp else 0
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether the last stage reads the token embedding too: as its output projection, or to predict further."""
+        return self.tied_embeddings or self.mtp is not None
 
     def slides(self, layer: int) -> bool:
         """Whether ``layer`` attends only to the last ``window`` tokens."""

@@ -55,12 +55,35 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
-    """Final norm and, unless tied to the embedding, the head."""
+    """Final norm, unless tied to the embedding the head, and the modules of multi-token prediction."""
     yield from _norm(model, "head.norm", model.width)
     if not model.tied_embeddings:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
         yield Weight("head.out.bias", (model.vocab,), "bias")
+    for place in range(model.predicted):
+        yield from _mtp(model, f"head.mtp.{place}", layer=model.layers + place)
+
+
+def block_name(model: ModelShape, layer: int) -> str:
+    """Name of the module of a block; those of multi-token prediction are numbered on after the last layer."""
+    return f"blocks.{layer}" if layer < model.layers else f"head.mtp.{layer - model.layers}.block"
+
+
+def layer_of(model: ModelShape, name: str) -> int:
+    """The layer of a weight of a block, numbered as in ``block_name``."""
+    words = name.split(".")
+    return int(words[1]) if words[0] == "blocks" else model.layers + int(words[2])
+
+
+def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
+    """A module of multi-token prediction: norms of embedding and hidden state, projection of both, block, norm."""
+    yield from _norm(model, f"{name}.embed_norm", model.width)
+    yield from _norm(model, f"{name}.hidden_norm", model.width)
+    yield from _linear(f"{name}.project", model.width, 2 * model.width, "column", bias=False)
+    for weight in block_weights(model, layer):
+        yield weight._replace(name=f"{name}.block.{weight.name}")
+    yield from _norm(model, f"{name}.norm", model.width)
 
 
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:

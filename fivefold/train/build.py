@@ -15,7 +15,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, weights
+from fivefold.model.weights import Weight, block_name, layer_of, weights
 from fivefold.train.model.kernels.choice import settled
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.moe import Moe
@@ -64,9 +64,10 @@ class Built:
 
     @property
     def routed(self) -> dict[int, Moe]:
-        """Layer → mixture of experts, of this rank's stages."""
-        layers = {int(shard.name.split(".")[1]) for shard in self.shards if ".experts." in shard.name}
-        found = {layer: self.module.blocks[layer].get_submodule("moe") for layer in sorted(layers)}
+        """Layer → mixture of experts, of this rank's stages; in multi-token prediction numbered on."""
+        model = self.module.model
+        layers = {layer_of(model, shard.name) for shard in self.shards if ".experts." in shard.name}
+        found = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in found.items() if isinstance(moe, Moe)}
 
 

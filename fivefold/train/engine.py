@@ -22,6 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.train.build import Built
 from fivefold.train.measure.meter import StepObserver
 from fivefold.train.model.dropout import sequence_keys
+from fivefold.train.model.mtp import Further
 from fivefold.train.model.precision import Dtypes
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     stop: bool
     skipped: bool = False
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
+    further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
 
 
 class Engine:
@@ -56,6 +58,7 @@ class Engine:
         self.end = end if job.documents == "apart" else None
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # in this step, over all ranks
+        self.predicted = model.predicted
         self.scale = 1.0  # factor of each token's loss, so that gradients are those of the mean
         self.tokens = torch.empty(0, dtype=torch.long)
         self.dp, self.number = built.ranks["dp"].rank, 0  # ``number`` of the step, from 0 on
@@ -75,6 +78,7 @@ class Engine:
             Pipeline, ranks=built.ranks, wgrad_store=built.wgrad_store,
             stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
             shape=(rows // layout.tp if layout.sp else rows, model.width), dtype=Dtypes(job.precision).weights,
+            losses=(1 + model.predicted,) if model.mtp else (),
         )  # fmt: skip
         self.pipeline = self._pipeline(built.table)
         self.pipeline.on_pass = self._pass_ended
@@ -82,7 +86,8 @@ class Engine:
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
     ) -> StepResult:  # fmt: skip
-        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it.
+        """One optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
+        multi-token prediction a sequence has as many tokens more as there are modules.
 
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can mend.
@@ -96,7 +101,7 @@ class Engine:
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
-        norm, (loss, stop_votes) = self.sum_norm(total / self.layout.tp, float(stop))
+        norm, (loss, *further, stop_votes) = self.sum_norm(*(total / self.layout.tp).view(-1), float(stop))
         finite = True
         if scaler is not None:
             norm = norm / scale
@@ -112,7 +117,11 @@ class Engine:
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
         self.number += 1
-        return StepResult(loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale)
+        weight = scale * self.built.module.head.weight
+        return StepResult(
+            loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale,
+            further=tuple(each.item() / weight for each in further),
+        )  # fmt: skip
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
         """Gradient norm, and sums of ``numbers`` over all ranks."""
@@ -209,15 +218,19 @@ class Engine:
     def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         """Forward of a stage on one micro-batch; ``entry`` [R, D]: from the previous stage. Output [R, D], or loss."""
         module, tokens = self.built.module, self.tokens[micro_batch]
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        predicted = self.predicted if torch.is_grad_enabled() else 0
+        length = tokens.shape[1] - 1 - predicted
+        ahead = predicted if stage == self.pipeline.last else 0
+        inputs, targets, *further = (tokens[:, at : at + length] for at in range(2 + ahead))
         documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
         if module.positions is not None:
-            inputs, targets = inputs[:, module.positions], targets[:, module.positions]
+            inputs, targets, *further = (each[:, module.positions] for each in (inputs, targets, *further))
         self._begin_forward(entry)
         keys = self.keys[micro_batch] if self.drops else None
         out = module.stage(
             inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,
             scale=self.scale,
+            further=Further((targets, *further[:-1]), tuple(further)) if further else None,
         )  # fmt: skip
         if self._metered is not None:
             self._metered.phase = "backward"

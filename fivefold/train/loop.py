@@ -80,7 +80,7 @@ class Loop:
         self.ideal_seconds = ideal_seconds  # of a step of the whole batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
         self.shards = shards
-        self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed)
+        self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed, ahead=model.predicted)
         self.loader.check(global_batch=self.job.global_batch)
         self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
         self.signal = ""  # name of the last one that this process was sent

@@ -96,7 +96,8 @@ class Run(Record):
     def shards(self, model: Model) -> Shards:
         """Open the prepared corpus; a ``Mistake`` if a split is too small or ``model`` has a smaller vocabulary."""
         shards, job = Shards.open(self.folder / "data"), self.job
-        Loader(shards, sequence=job.sequence, seed=job.seed).check(global_batch=job.global_batch)
+        train = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
+        train.check(global_batch=job.global_batch)
         Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # raises if it holds no sequence
         if (needed := shards.tokenizer.vocab) > model.vocab:
             raise Mistake(

@@ -23,7 +23,7 @@ FREE = frozenset({
     "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
-    "attention_sinks", "window", "window_pattern", "mla", "moe",
+    "attention_sinks", "window", "window_pattern", "mla", "moe", "mtp",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout",
 })  # fmt: skip

@@ -18,7 +18,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.spec import FEWEST_ROUNDS, RECOMPUTABLE, Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.train.supported import check_supported
@@ -81,6 +81,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _model(chance, frame)
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
+        model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim

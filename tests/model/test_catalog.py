@@ -70,6 +70,18 @@ def test_rounded_counts(name: str) -> None:
     assert named(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
 
 
+def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
+    """671B, and 11.5B of the module; 685B with its copies of embedding and head, 0.9B each (the README_WEIGHTS.md and
+    the model card of deepseek-ai/DeepSeek-V3). Active per token: 2.4B more, of which the output projection is shared.
+    """
+    plain, whole = named("deepseek-v3"), named("deepseek-v3-mtp")
+    more = whole.parameters - plain.parameters
+    assert more / 1e9 == pytest.approx(11.5, abs=0.15)
+    assert (whole.parameters + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(685, abs=0.6)
+    active = whole.active_parameters - plain.active_parameters
+    assert (active + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(2.4, abs=0.15)
+
+
 def test_every_name_builds_with_its_source() -> None:
     assert len(names()) >= 28
     for name in names():

@@ -20,7 +20,7 @@ from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model import catalog as models
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.space import divisors
 from fivefold.record import Mistake
@@ -218,6 +218,7 @@ def model(some: random.Random) -> Model:
         mla=mla if some.random() < 0.2 else None, tied_embeddings=some.random() < 0.4,
         moe=moe.replace(topk=some.choice(divisors(moe.experts))) if some.random() < 0.4 else None,
         head_bias=some.random() < 0.2, dropout=some.choice((0.0, 0.1)),
+        mtp=some.choice((None, None, None, MTP(), MTP(depth=2))),
     )  # fmt: skip
 
 

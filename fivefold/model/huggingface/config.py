@@ -99,6 +99,7 @@ class Config(Record):
     topk_group: Experts | None = None
     topk_method: str | None = None
     scoring_func: str | None = None
+    num_nextn_predict_layers: Layer = 0
     q_lora_rank: Latent | None = None
     kv_lora_rank: Latent = 1
     qk_nope_head_dim: HeadDim = 1

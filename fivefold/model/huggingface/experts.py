@@ -40,6 +40,11 @@ def qwen3_moe(config: Config) -> Model:
     return model(config, **rope(config), **windows(config), **attention_bias(config), qk_norm="head", moe=moe)
 
 
+def _mtp(config: Config) -> dict[str, Any] | None:
+    """Multi-token prediction: transformers builds it for generation only, and its classes take 1 for a missing key."""
+    return {"depth": config.num_nextn_predict_layers} if config.num_nextn_predict_layers else None
+
+
 def _deepseek(config: Config, *, score: str, method: tuple[str, ...], moe: dict[str, Any]) -> Model:
     if config.scoring_func not in (None, score):
         raise config.mistake(f"scoring_func={config.scoring_func!r} is not supported in this family; only {score!r}")
@@ -76,6 +81,7 @@ def _deepseek(config: Config, *, score: str, method: tuple[str, ...], moe: dict[
         attention_scale=sharper**2 / qk_dim**0.5,
         mla=mla,
         moe=experts | moe,
+        mtp=_mtp(config),
     )
 
 
@@ -96,7 +102,7 @@ def deepseek_v2(config: Config) -> Model:
 def deepseek_v3(config: Config) -> Model:
     """DeepSeek-V3: latent attention; sigmoid routing with a balancing bias, limited to groups of experts."""
     # The balancing bias e_score_correction_bias is not a weight: transformers 5.23 has it as a buffer, updated from the
-    # load without gradients. It is not counted, nor is the multi-token-prediction module, which the reference omits.
+    # load without gradients. It is not counted.
     # Rotary pairs are interleaved in the file and half-split here: a permutation of rows, not another operation.
     if config.head_dim not in (None, config.qk_rope_head_dim):
         raise config.mistake(

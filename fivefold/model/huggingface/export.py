@@ -11,11 +11,12 @@ from typing import Any
 from fivefold.model.huggingface.families import FAMILIES, from_config
 from fivefold.model.huggingface.tables import DENSE
 from fivefold.model.huggingface.write import candidates, keys, scaling
-from fivefold.model.shape import ModelShape, MoE
+from fivefold.model.shape import MTP, ModelShape, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, difference
 
 ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields of rotary layers alone
+FURTHER = ("deepseek_v3", "glm4_moe")  # families with multi-token prediction
 
 
 def to_config(model: Model) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def _config(model: Model, *, family: str) -> dict[str, Any]:
         **({"mlp_bias": model.mlp_bias} if family == "deepseek_v2" else {}),
         **(_experts(model.moe, family=family) if model.moe else {}),
         **(_latent(model) if model.mla else {}),
+        **({"num_nextn_predict_layers": model.predicted} if family in FURTHER else {}),
     }
 
 
@@ -90,7 +92,7 @@ def _normalized(model: Model) -> Model:
         model = model.replace(position="none" if model.position == "rope" else model.position, **still)
     return model.replace(
         name="", source="", dropout=0.0, moe=moe, norm_bias=model.norm == "layernorm" and model.norm_bias,
-        positions=model.positions if model.position == "learned" else 1,
+        positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
         rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
         window=model.window if any(slides) else None,
         window_pattern=() if all(slides) or not any(slides) else tuple(slides),

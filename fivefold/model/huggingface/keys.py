@@ -44,7 +44,8 @@ _DEEPSEEK = _DECODER | _same(
     "moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor n_group topk_group "
     "topk_method scoring_func norm_topk_prob aux_loss_alpha rope_interleave"
 )
-_DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
+_MTP = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "num_nextn_predict_layers")
+_DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"} | _MTP
 
 _LAYER_NORMED = {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
 _COMMAND = _LAYER_NORMED | {"layer_norm_eps": "norm_epsilon"} | _same("attention_bias logit_scale")
@@ -151,8 +152,8 @@ REFUSED: dict[str, dict[str, Only]] = {
 }
 
 # Keys of published files that change no logits: metadata, other software, tokens, generation, classification heads,
-# initial weights (ours have their own rule), storage, modules that are not built (multi-token prediction), and
-# duplicates of other keys.
+# initial weights (ours have their own rule), storage, modules that a family does not build (multi-token prediction),
+# and duplicates of other keys.
 HARMLESS = _same(
     "architectures model_type transformers_version auto_map tokenizer_class name torch_dtype dtype torchscript "
     "use_bfloat16 quantization_config attn_implementation cache_implementation use_cache gradient_checkpointing "

@@ -8,13 +8,14 @@ Source: modelling code and ``conversion_mapping.py`` of transformers 5.23.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 from fivefold.model.huggingface.tables import DECODER, DENSE, INTERLEAVED, VARIANTS, Fused, Names
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, weights
+from fivefold.model.weights import Weight, block_name, layer_of, weights
 from fivefold.record import nearest
 
 
@@ -99,6 +100,7 @@ GPT_OSS = DECODER | {
     "moe.experts.down": Fused("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
     "moe.experts.down_bias": "mlp.experts.down_proj_bias",
 }
+COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
 STACKED_SIGN = ".mlp.experts.gate_up_proj"
 
 NAMES: dict[str, Names] = {
@@ -112,11 +114,14 @@ NAMES: dict[str, Names] = {
 }
 
 
-def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool = True) -> Iterator[Part]:
+def parts(
+    model: Model, *, family: str, stacked: bool = False, interleaved: bool = True, copies: bool = False
+) -> Iterator[Part]:
     """The tensors of a folder of ``family``, in module order, with the routing biases of experts.
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
-    in every published file (``rope_interleave``). Raises ``Mistake`` for a family whose names are unknown.
+    in every published file (``rope_interleave``). ``copies``: also those of embedding and head in modules of
+    multi-token prediction, which share them. Raises ``Mistake`` for a family whose names are unknown.
     """
     if family not in NAMES:
         raise nearest(family, list(NAMES), kind="family of weights")
@@ -126,15 +131,19 @@ def parts(model: Model, *, family: str, stacked: bool = False, interleaved: bool
     turned = interleaved if model.mla else family in INTERLEAVED
     for weight in every.values():
         yield from _parts_of(weight, model, names, every, interleaved=turned)
+    for layer in range(model.layers, model.layers + model.predicted) if copies else ():
+        for inner, ours in COPIES.items():
+            weight = every.get(ours, every["embed.tokens.weight"])
+            yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and "moe.bias" in names:
-        for layer in range(model.moe.dense_layers, model.layers):
+        for layer in range(model.moe.dense_layers, model.layers + model.predicted):
             theirs = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
-            yield Part(theirs, (model.moe.experts,), bias_name(layer))
+            yield Part(theirs, (model.moe.experts,), bias_name(model, layer))
 
 
-def bias_name(layer: int) -> str:
-    """Our name of the routing bias of ``layer``, a buffer that is not listed as a weight."""
-    return f"blocks.{layer}.moe.bias"
+def bias_name(model: Model, layer: int) -> str:
+    """Our name of the routing bias of ``layer`` (numbered on in multi-token prediction), which is no listed weight."""
+    return f"{block_name(model, layer)}.moe.bias"
 
 
 def _parts_of(
@@ -142,10 +151,12 @@ def _parts_of(
 ) -> Iterator[Part]:
     """The tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner = "", "", weight.name
-    if inner.startswith("blocks."):
-        _, layer, inner = inner.split(".", 2)
-        block = f"blocks.{layer}."
+    if inner.startswith(("blocks.", "head.mtp.")):
+        layer = layer_of(model, inner)
+        block = f"{block_name(model, layer)}."
         prefix = f"{str(names['blocks']).format(layer)}."
+        inner = inner.removeprefix(block)
+        inner = re.sub(r"^head\.mtp\.\d+", "mtp", inner)
     stem, leaf = (inner, "") if inner in names else inner.rsplit(".", 1)
     place, leaf = names[stem], f".{leaf}" if leaf else ""
     if isinstance(place, Fused):

@@ -22,10 +22,11 @@ from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, pla
 from fivefold.plan.count.memory.states import UnitStates, unit_states
 from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.kernels import in_one_kernel
-from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, head, kind_of
+from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Local, Part
+from fivefold.plan.count.operations.prediction import head_unit
 from fivefold.plan.count.operations.recompute import Unit
 
 Played = TypeVar("Played")
@@ -81,7 +82,7 @@ class Counts:
         if key not in self._units:
             local = self.local(part)
             if isinstance(name, str):
-                unit = Unit(tuple(embedding(local) if name == "embed" else head(local)))
+                unit = Unit(tuple(embedding(local))) if name == "embed" else head_unit(local)
             else:
                 unit = block_unit(local, layer=self.example[name])
             ops = [in_one_kernel(op, local) for op in unit.ops]
@@ -135,7 +136,12 @@ class Counts:
     def logits(self, part: Part) -> int:
         """Bytes of the logits tensor; 0 where the loss is chunked."""
         if part not in self._logits:
-            self._logits[part] = sum(op.writes.get("logits", 0) for op in self.unit(part, "head").ops)
+            self._logits[part] = sum(
+                size
+                for op in self.unit(part, "head").ops
+                for name, size in op.writes.items()
+                if name.endswith("logits")
+            )
         return self._logits[part]
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
@@ -154,32 +160,32 @@ class Counts:
         return self._states[key]
 
     def adds(self, layout: Layout) -> bool:
-        """Whether the head adds its gradient of a tied table directly to the embedding's sums, on the same rank."""
-        return self.model.tied_embeddings and not apart(layout) and self.job.stack.linears == "fanned"
+        """Whether the head adds its gradient of a shared table directly to the embedding's sums, on the same rank."""
+        return self.model.shares_table and not apart(layout) and self.job.stack.linears == "fanned"
 
     def reduces_each(self, layout: Layout, name: Name = "") -> bool:
         """Whether gradients (of the unit ``name``) are reduced after every backward. A tied table between whose two
         gradients other passes lie, as its ends are two stages of one rank, waits for the last.
         """
-        waits = name == "embed" and layout.pp > 1 and self.model.tied_embeddings and not apart(layout)
+        waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not apart(layout)
         return reduces_each(layout, self.job) and not waits
 
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """The values of a layout on which states depend."""
         return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-                layout.dp * layout.cp, self.model.tied_embeddings and apart(layout))  # fmt: skip
+                layout.dp * layout.cp, self.model.shares_table and apart(layout))  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """The values of a layout on which the units of its stages depend."""
         return layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
-        """The unsharded weights of a unit; if embedding and head are on two ranks, a tied table is in both."""
+        """The unsharded weights of a unit; if embedding and head are on two ranks, a shared table is in both."""
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
-            tied = self.model.tied_embeddings and apart(layout)
-            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if tied else ())]
+            shared = self.model.shares_table and apart(layout)
+            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if shared else ())]
         assert isinstance(name, Kind)
         return list(block_weights(self.model, self.example[name]))
 
@@ -205,7 +211,7 @@ class Counts:
                 tally = Counter(zip((self.kinds[layer] for layer in layers), again, strict=True))
                 work = [(Run(kind, self.example[kind], 1, each), times) for (kind, each), times in tally.items()]
                 ends = [(Run("embed", 0, 1), 1)] if index == 0 else []
-                work = [*ends, *work, *([(Run("head", 0, 1), 1)] if index == len(stages) - 1 else [])]
+                work = [*ends, *work, *([(self.head(layout), 1)] if index == len(stages) - 1 else [])]
                 found.append(tuple(work))
             self._work[key] = tuple(found)
         return self._work[key]
@@ -220,7 +226,17 @@ class Counts:
                 runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
             else:
                 runs.append(Run(kind, layer, 1, again))
-        return (*runs, Run("head", self.model.layers, 1)) if last else tuple(runs)
+        return (*runs, self.head(layout)._replace(first=self.model.layers)) if last else tuple(runs)
+
+    def head(self, layout: Layout) -> Run:
+        """The run of the head; its blocks of multi-token prediction are recomputed wherever any is."""
+        return Run("head", 0, 1, bool(layout.recomputed) and self.model.mtp is not None)
+
+    def routed(self, name: Name) -> int:
+        """Number of mixtures of experts in a unit."""
+        if name == "head":
+            return self.model.predicted if self.model.is_moe(self.model.layers) else 0
+        return int(isinstance(name, Kind) and name.moe)
 
 
 def _with_wide_gradients(op: Op) -> Op:

@@ -3,7 +3,8 @@
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward (not in the
 backward of the embedding, which needs no weights, nor of the head, which is still gathered) · tp, cp, ep as in the
-operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop)
+operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop),
+and 4 per further predicted token
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from fivefold.model.weights import Weight
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
 from fivefold.plan.count.memory.states import gathered_bytes, local_parts
 from fivefold.plan.count.message import Message
-from fivefold.plan.count.operations.layer import Kind
 from fivefold.plan.count.operations.op import Message as Exchange
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import part_of
@@ -42,8 +42,8 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             for op in ops:
                 if op.message is not None:
                     found += _op_messages(op, op.message, layout, times=times * micro_batches)
-            if isinstance(run.name, Kind) and run.name.moe:
-                found += routing_messages(counts, layout, run, times=times * micro_batches)
+            if routed := counts.routed(run.name):
+                found += routing_messages(counts, layout, run, times=times * micro_batches * routed)
         found += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return found
 
@@ -134,14 +134,14 @@ def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) ->
 
 
 def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """Messages sent once a step: norm and loss, a tied table's gradient between the pipeline's two ends (none if one
+    """Messages sent once a step: norm and loss, a shared table's gradient between the pipeline's two ends (none if one
     rank holds both), scales, and counts per expert for loss-free balancing.
     """
     stages = counts.stage_work(layout)
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
-        yield Message("world", "all_reduce", 1, 12, layout.world, "world")
-    if layout.pp > 1 and counts.model.tied_embeddings and len(ends) == 1:
+        yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.predicted, layout.world, "world")
+    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1:
         weights = counts.weights(layout, "embed")[:1]
         ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
         payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
@@ -149,8 +149,8 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
-        kinds = ((run.name, times) for chunk in chunks for run, times in stages[chunk])
-        payload = 8 * moe.experts * sum(times for name, times in kinds if isinstance(name, Kind) and name.moe)
+        runs = (each for chunk in chunks for each in stages[chunk])
+        payload = 8 * moe.experts * sum(times * counts.routed(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.schedule == "dualpipe":

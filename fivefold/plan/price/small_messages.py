@@ -9,7 +9,6 @@ from __future__ import annotations
 from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.operations.layer import Kind
 from fivefold.plan.count.traffic import passes, routing_messages, step_messages
 from fivefold.plan.price.network import Network
 
@@ -22,8 +21,8 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
     sent = list(step_messages(counts, layout, chunks=chunks))
     for chunk in chunks:
         for run, times in counts.stage_work(layout)[chunk]:
-            if isinstance(run.name, Kind) and run.name.moe:
-                sent += routing_messages(counts, layout, run, times=times * passes(layout, counts.job))
+            if routed := counts.routed(run.name):
+                sent += routing_messages(counts, layout, run, times=times * routed * passes(layout, counts.job))
     for message in sent:
         place = group_of(layout, message.group, message.ranks)
         seconds = message.times * network.seconds(message.collective, message.payload, place)

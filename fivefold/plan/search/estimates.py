@@ -32,7 +32,7 @@ class Estimates:
         self.planner, self.space, self.counts = planner, space, planner.counts
         self.partials = space.partials
         example = self.counts.example
-        self.runs = [Run("embed", 0, 1), Run("head", 0, 1)]
+        self.runs = [Run("embed", 0, 1), Run("head", 0, 1, self.counts.model.mtp is not None)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import block_name, weights
 from fivefold.train.build import Built
 from fivefold.train.model.moe import Moe
 from fivefold.train.model.transformer import Transformer
@@ -21,7 +21,7 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
     """
     found = gather_full(built, [shard.weight for shard in built.shards], model=model)
-    mine = {f"blocks.{layer}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
+    mine = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
     everyone: list[Any] | None = [None] * built.ranks.world if built.ranks.rank == 0 else None
     dist.gather_object(mine, everyone)
     return found | {name: bias for biases in everyone or () for name, bias in biases.items()}

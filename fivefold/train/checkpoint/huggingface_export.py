@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.model.huggingface.export import to_config
 from fivefold.model.huggingface.names import Part, parts
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import layer_of, weights
 from fivefold.record import Fault, Mistake, Record
 from fivefold.train.checkpoint import checkpoint_folder
 from fivefold.train.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
@@ -75,7 +75,7 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
         report("checks", number, len(manifest.files))
         checkpoint_folder.verify(checkpoint, (file,))
     wanted = dict[str, list[Part]]()
-    for part in parts(manifest.model, family=config["model_type"]):
+    for part in parts(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
     files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
     total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values())
@@ -151,20 +151,29 @@ def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dty
     shapes = {weight.name: weight.shape for weight in weights(model)}
     targets: dict[str, Tensor] = {}
     found: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by its name there and ours
-    for ours, group in groupby((part for fused in file for part in fused), key=lambda part: part.ours):
-        several = list(group)
+    copies: dict[tuple[str, str], Tensor] = {}  # of a weight that lies in several tensors
+    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_ours), key=_ours):
+        several, others = list(group), list[Part]()
+        if several[0].expert is None:
+            several, others = several[:1], several[1:]
         shape = shapes.get(ours, several[0].shape)
         shape = shape if several[0].expert is None else shape[1:]
         rows = torch.empty((len(several) * shape[0], *shape[1:]), dtype=_dtype(several[0], dtype))
         found |= zip(((part.name, ours) for part in several), rows.chunk(len(several)), strict=True)
+        copies |= {(part.name, ours): rows for part in others}
         if ours.endswith(BIAS):
-            targets[f"bias/{ours.split('.')[1]}"] = rows
+            targets[f"bias/{layer_of(model, ours)}"] = rows
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(several, shape), rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that no process group is initialised
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    found |= {key: rows.clone() for key, rows in copies.items()}
     return {fused[0].name: _together(fused, [found.pop((part.name, part.ours)) for part in fused]) for fused in file}
+
+
+def _ours(part: Part) -> str:
+    return part.ours
 
 
 def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:

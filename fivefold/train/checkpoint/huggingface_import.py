@@ -7,6 +7,7 @@ All names, shapes and dtypes are checked when the folder is opened, before any w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fivefold.model.huggingface.export import differs
 from fivefold.model.huggingface.families import from_config, interleaves, model_type
-from fivefold.model.huggingface.names import NAMES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.huggingface.names import COPIES, NAMES, STACKED_SIGN, Part, bias_name, parts
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_file
 from fivefold.train.build import Built
@@ -47,9 +48,14 @@ class Folder:
         there = from_config(config, name=path.resolve().name, source=str(path))
         if (family := model_type(config, name=str(path))) not in NAMES:
             raise Mistake(f"{path}: weights of {family} are not read; those of {', '.join(NAMES)} are")
-        if model is not None and (found := differs(there, model)):
-            raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
         tensors = _prefixed(dict(_tensors(path)), family=family)
+        if there.mtp and not any(_layer(name) == there.layers for name in tensors):
+            there = there.replace(mtp=None)  # transformers writes the key, and none of the tensors
+        if model is not None:
+            if model.mtp is None or there.mtp is None:  # not taken; or drawn anew
+                model, there = model.replace(mtp=None), there.replace(mtp=None)
+            if found := differs(there, model):
+                raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
         wanted = list(parts(
             there, family=family, stacked=any(STACKED_SIGN in name for name in tensors),
             interleaved=interleaves(config, name=str(path)),
@@ -107,11 +113,11 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = Folder.open(path, model=model)
     for shard in built.shards:
-        for box in shard.boxes():
+        for box in shard.boxes() if shard.name in folder.parts else ():
             found = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
             shard.weight[box.rows].view(box.sizes).copy_(found)
     for layer, moe in built.routed.items():
-        if (name := bias_name(layer)) in folder.parts:
+        if (name := bias_name(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
 
 
@@ -183,8 +189,16 @@ def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Mo
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
-    """Whether a tensor may be unused: a tied head, frequencies and masks (old files), multi-token prediction layers."""
+    """Whether a tensor may be unused: a tied head, frequencies and masks (old files), and of multi-token prediction the
+    copies of embedding and head, or all if the model has none.
+    """
     if name in ("lm_head.weight", "embed_out.weight"):
         return model.tied_embeddings
-    layer = name.removeprefix("model.layers.").partition(".")[0]
-    return name.endswith(BUFFERS) or (layer.isdigit() and int(layer) >= model.layers)
+    further = _layer(name) >= model.layers
+    return name.endswith(BUFFERS) or (further and (model.mtp is None or name.endswith(tuple(COPIES))))
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor, numbered on in multi-token prediction; -1: of none."""
+    found = re.search(r"layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1

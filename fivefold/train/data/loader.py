@@ -47,7 +47,8 @@ def _feistel(
 
 @dataclass(frozen=True)
 class Loader:
-    """One split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
+    """One split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone; ``ahead``: and so
+    many more, for multi-token prediction.
 
     A position counts samples since the start of training; position p is in epoch p // windows, and every epoch reads
     each window once. To resume, continue from the saved position.
@@ -58,6 +59,7 @@ class Loader:
     split: Split = "train"
     sequence: int
     seed: int
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         self.check(global_batch=1)
@@ -65,12 +67,17 @@ class Loader:
     @property
     def windows(self) -> int:
         """Samples in one epoch."""
-        return max(0, self.shards.index.part(self.split).tokens - 1) // self.sequence
+        return max(0, self.shards.index.part(self.split).tokens - 1 - self.ahead) // self.sequence
+
+    @property
+    def length(self) -> int:
+        """Tokens of one sample."""
+        return self.sequence + 1 + self.ahead
 
     def check(self, *, global_batch: int) -> None:
         """Raise a ``Mistake`` unless the split holds one batch of ``global_batch`` sequences."""
         if self.windows < global_batch:
-            tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1
+            tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1 + self.ahead
             cure = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
             raise Mistake(
                 f"{self.shards.directory}: {self.split} holds {tokens} tokens, but {global_batch} sequences of "
@@ -78,21 +85,21 @@ class Loader:
             )
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at ``positions`` [rows] as tokens [rows, sequence + 1]: inputs are [:, :-1], targets [:, 1:]."""
+        """The samples at ``positions`` [rows] as tokens [rows, length]: inputs begin at 0, targets at 1."""
         epochs, places = np.divmod(positions, self.windows)
         windows = np.empty_like(positions)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             windows[here] = permute(places[here], size=self.windows, seed=self.seed, epoch=int(epoch))
-        found = np.empty((len(positions), self.sequence + 1), np.int64)
+        found = np.empty((len(positions), self.length), np.int64)
         for row, window in zip(found, windows, strict=True):
-            row[:] = self.shards.read(self.split, start=int(window) * self.sequence, count=self.sequence + 1)
+            row[:] = self.shards.read(self.split, start=int(window) * self.sequence, count=self.length)
         return found
 
     def batch(
         self, taken: int, *, global_batch: int, rank: int, ranks: int, micro_batches: int, mbs: int
     ) -> NDArray[np.int64]:
-        """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, sequence + 1].
+        """What data-parallel ``rank`` of ``ranks`` reads after ``taken`` samples: [micro_batches, mbs, length].
 
         Sample g of the step, position taken + g, is row j of micro-batch m on rank r with g = (m · ranks + r) · mbs +
         j: so a step holds the same samples under every layout.
@@ -101,7 +108,7 @@ class Loader:
             raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
         self.check(global_batch=global_batch)
         positions = taken + np.arange(global_batch).reshape(micro_batches, ranks, mbs)[:, rank]
-        return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.sequence + 1)
+        return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.length)
 
 
 def heldout_batches(

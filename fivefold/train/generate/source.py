@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.model.huggingface.names import bias_name
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import block_name, weights
 from fivefold.record import Fault, Mistake, read_file
 from fivefold.train.checkpoint import checkpoint_folder
 from fivefold.train.checkpoint.full_weights import decoder
@@ -87,14 +87,14 @@ class Source:
         found = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.experts)
-            for layer in range(self.model.layers)
+            for layer in range(self.model.layers + self.model.predicted)
             if self.model.moe is not None and self.model.is_moe(layer)
         }
         if self.folder is not None:
             _read_folder(self.folder, found, biases)
         else:
             _read_checkpoint(self.path, found, biases)
-        return found | {f"blocks.{layer}.moe.bias": bias for layer, bias in biases.items()}
+        return found | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Ten
         for box in _boxes(tuple(whole.shape), apart=folder.parts[name][0].expert is not None):
             whole[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
-        if (name := bias_name(layer)) in folder.parts:
+        if (name := bias_name(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
 
 

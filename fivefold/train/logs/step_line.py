@@ -21,6 +21,7 @@ def step_line(
     return {
         "step": step,
         "loss": done.loss,
+        **{f"mtp_loss_{place}": loss for place, loss in enumerate(done.further, start=1)},
         "gradient_norm": done.norm,
         "learning_rate": rate,
         "tokens": samples * job.sequence,

@@ -2,7 +2,7 @@
 
 transformer      head with loss, and the whole           embed · block   ids → stream; a layer, by the kind of its block
 attention · flash_attention · band_attention · unfused_attention · score_rule · dropout   attention, what its scores are
-mlp · moe · routing · experts · norm · linear · linear_op   the other layers; linear ones in compiled code
+mlp · moe · routing · experts · norm · linear · linear_op · mtp   the other layers; linear ones in compiled code
 kernels/ · logits · chunked_loss · float8/   what keeps little: norms, rotary, activations, loss; fp8 matmuls
 precision · tf32 · operation   a recipe as dtypes; products in tf32; the seam at which recomputation steps in
 """

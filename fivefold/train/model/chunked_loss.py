@@ -21,12 +21,15 @@ from fivefold.train.model.kernels.loss import Nats
 from fivefold.train.model.linear import Linear, accumulate_grad
 
 
-def chunked_loss(h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats) -> Tensor:
+def chunked_loss(
+    h: Tensor, out: Linear, targets: Tensor, *, scale: float, loss: Nats, into: Tensor | None = None
+) -> Tensor:
     """``scale`` · Σ over rows of −log softmax(out(h))[target] in nats. ``h`` [rows, D], ``targets`` of any shape.
 
     Where ``h`` requires a gradient the scalar is NaN until its backward, which may run once, has filled it in.
+    ``into``: where the scalar lies then, an element of another tensor.
     """
-    found: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss)  # type: ignore[no-untyped-call]
+    found: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss, into)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -35,9 +38,10 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, _weight: Tensor, targets: Tensor, out: Linear, scale: float, loss: Nats
+        ctx: Any, h: Tensor, _weight: Tensor, targets: Tensor, out: Linear, scale: float, loss: Nats,
+        into: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        total = torch.zeros((), dtype=torch.float32, device=h.device)
+        total = torch.zeros((), dtype=torch.float32, device=h.device) if into is None else into.zero_()
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(h, targets)
             ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
@@ -48,7 +52,7 @@ class _Chunked(torch.autograd.Function):
         return total * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, targets = ctx.saved_tensors
         out: Linear = ctx.out
         whole, targets, total, times = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
@@ -70,7 +74,7 @@ class _Chunked(torch.autograd.Function):
             accumulate_grad(out.bias, bias)
         assert weight is not None
         accumulate_grad(out.matrix, weight)
-        return entered(), None, None, None, None, None
+        return entered(), None, None, None, None, None, None
 
 
 def _chunks(rows: Tensor) -> list[slice]:

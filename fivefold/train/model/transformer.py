@@ -20,39 +20,72 @@ from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.kernels.loss import Nats, cross_entropy
 from fivefold.train.model.linear import Linear
 from fivefold.train.model.logits import LogitShape
+from fivefold.train.model.mtp import Further, Prediction, joined, look_up
 from fivefold.train.model.norm import norm
 from fivefold.train.model.operation import Run, direct
 from fivefold.train.model.rotary import Rows, tables_of
 
 
 class Head(nn.Module):
-    """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``."""
+    """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
 
-    def __init__(self, model: Model, *, tied: nn.Embedding | None) -> None:
+    ``mtp``: modules of multi-token prediction, which read ``embed``.
+    """
+
+    def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
         self.run: Run = direct
         self.norm = norm(model, model.width)
-        bias = model.head_bias
-        self.out = Linear(model.width, model.vocab, bias=bias) if tied is None else Linear.tied(tied, bias=bias)
+        bias, tied = model.head_bias, model.tied_embeddings
+        self.out = Linear.tied(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
         self.words, self.shape = model.vocab, LogitShape.of(model)
         self.loss: Nats | None = None  # tensor parallelism's, over a sharded vocabulary
         self.chunked = False
+        self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
+        self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
+        layers = range(model.layers, model.layers + model.predicted)
+        self.mtp = nn.ModuleList(Prediction(model, block=Block(model, layer=layer)) for layer in layers)
 
-    def forward(self, x_RD: Tensor, targets_BT: Tensor | None, scale: float) -> Tensor:
+    def forward(
+        self, x_RD: Tensor, targets_BT: Tensor | None, scale: float, further: Further | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:  # fmt: skip
         """``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
 
-        ``chunked``: where gradients are required the scalar is NaN until its backward has run.
+        With ``further`` a vector: behind it those of the modules of multi-token prediction, by their weight; they get
+        ``rows`` as any block. ``chunked``: where gradients are required it is NaN until its backward has run.
         """
+        h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
+        if targets_BT is None:
+            logits_RV: Tensor = self.run("head.out", self.out, h_RD)
+            return self.shape.shaped(logits_RV)
+        if further is None:
+            return self._lost(h_RD, targets_BT, scale)
+        losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
+        hidden = [h_RD]
+        for module, tokens_BT in zip(self.mtp, further.tokens, strict=True):
+            e_RD = self.run("mtp.embed", look_up, self._embed[0], tokens_BT)
+            hidden.append(module(hidden[-1], e_RD, rows))
+            del e_RD
+        del x_RD, h_RD
+        scales = [scale, *(scale * self.weight for _ in self.mtp)]
+        every = (targets_BT, *further.targets)
+        parts = [
+            self._lost(hidden.pop(0), targets_BT, each, into=into)
+            for targets_BT, each, into in zip(every, scales, losses, strict=True)
+        ]
+        return joined(losses, parts, filled=self.chunked)
+
+    def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
+        """``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
         lost: Tensor
         loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape)
-        h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
-        if targets_BT is not None and self.chunked:
-            lost = self.run("loss", partial(chunked_loss, scale=scale, loss=loss), h_RD, self.out, targets_BT)
+        if self.chunked:
+            how = partial(chunked_loss, scale=scale, loss=loss, into=into)
+            lost = self.run("loss", how, h_RD, self.out, targets_BT)
             return lost
-        logits_RV: Tensor = self.run("head.out", self.out, h_RD)
-        if targets_BT is None:
-            return self.shape.shaped(logits_RV)
+        logits_RV = self.run("head.out", self.out, h_RD)
         whole = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
         lost = self.run("loss", whole, logits_RV, targets_BT.flatten())
         return lost
@@ -71,17 +104,21 @@ class Transformer(nn.Module):
         self.length: int | None = None
         self.embed = Embed(model)
         self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
-        self.head = Head(model, tied=self.embed.tokens if model.tied_embeddings else None)
+        self.head = Head(model, embed=self.embed)
         self.tables: tuple[Tensor, ...] = ()  # of ``tables_of``, made at the first forward
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
-        """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none."""
-        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale)
+    def forward(
+        self, tokens_BT: Tensor, targets_BT: Tensor | None = None, *, scale: float = 1.0,
+        further: Further | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] when there are none. ``further``: ``Head``."""
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=further)
         return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
 
     def stage(
         self, tokens_BT: Tensor, targets_BT: Tensor | None, *, layers: range, entry_RD: Tensor | None = None,
         documents_BT: Tensor | None = None, keys_B: Tensor | None = None, scale: float = 1.0,
+        further: Further | None = None,
     ) -> Tensor:  # fmt: skip
         """A pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last layer's also the head.
 
@@ -95,7 +132,7 @@ class Transformer(nn.Module):
             x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:
             return x_RD
-        out: Tensor = self.head(x_RD, targets_BT, scale)
+        out: Tensor = self.head(x_RD, targets_BT, scale, further, rows)
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:

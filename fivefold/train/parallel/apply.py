@@ -67,9 +67,12 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         )  # fmt: skip
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
-    recompute.attach(
-        dict(enumerate(module.blocks)), layout=layout, compiled=_compiler(table) if job.stack.compiles else None
-    )
+    compiled = _compiler(table) if job.stack.compiles else None
+    recompute.attach(dict(enumerate(module.blocks)), layout=layout, compiled=compiled)
+    for prediction in module.head.mtp:
+        attach_float8(prediction, job)
+        block = prediction.get_submodule("block")
+        recompute.attach({0: block}, layout=layout, compiled=compiled)  # as the first layer of any pattern
     underway = Underway()
     placement = Placement(
         module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,

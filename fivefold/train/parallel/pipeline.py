@@ -31,7 +31,8 @@ class Pipeline:
     """This rank's part of the pipeline. Calls ``on_action`` just before each action and ``on_pass`` after each forward,
     backward or W.
 
-    ``stages``: those that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks. The F and B
+    ``stages``: those that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``:
+    shape of what the last stage returns in training. The F and B
     of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. ``Mistake`` if the table is
     illegal or has nothing to interleave, ``ValueError`` if it does not fit these ranks and stages.
     """
@@ -45,10 +46,11 @@ class Pipeline:
         stages: Mapping[int, Stage],
         shape: tuple[int, int],
         dtype: torch.dtype,
+        losses: tuple[int, ...] = (),
     ) -> None:
         check(table)
         self.table, self.ranks, self.wgrad_store, self.stages = table, ranks, wgrad_store, stages
-        self.shape, self.dtype, self.rank = shape, dtype, ranks["pp"].rank
+        self.shape, self.dtype, self.rank, self.losses = shape, dtype, ranks["pp"].rank, losses
         self.last, self.interleaver = table.stages - 1, ranks.interleaver
         if table.pp != ranks["pp"].size:
             raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
@@ -69,7 +71,7 @@ class Pipeline:
 
     def step(self) -> Tensor:
         """Run all micro-batches forward and backward; return the sum of this rank's losses (0 if none has the head)."""
-        return self._play(self.row)
+        return self._play(self.row, losses=self.losses)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: int) -> Tensor:
@@ -80,9 +82,9 @@ class Pipeline:
             total += self._play(p2p_steps(forward, rank=self.rank), first=first)
         return total
 
-    def _play(self, row: Sequence[P2PStep], *, first: int = 0) -> Tensor:
+    def _play(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
         """Run the actions of ``row``; ``first``: number of the micro-batch that ``row`` calls 0. Return the loss."""
-        self._loss = torch.zeros((), device=self.ranks.device)
+        self._loss = torch.zeros(losses, device=self.ranks.device)
         for action, post_receives, wait_sends in row:
             for part in post_receives:
                 self._receive(part)
@@ -205,8 +207,8 @@ def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
 
 
 def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:
-    """Run the backward of a stage from the scalar in which it ends."""
-    end.backward(gradient)
+    """Run the backward of a stage from the scalar in which it ends, or from several losses that are summed."""
+    end.backward(torch.ones_like(end) if gradient is None and end.dim() else gradient)
 
 
 class _Exit(torch.autograd.Function):

@@ -55,13 +55,15 @@ class Placement:
         for stage in held:
             found = list[ZeroUnit]()
             if stage == 0:
-                shares = self.model.tied_embeddings and both_ends
+                shares = self.model.shares_table and both_ends
                 # other passes lie between the two gradients of a table whose ends are two stages of this rank
                 found += self._zero_units(whole[0], backwards[0], each=not shares or last == 0)
                 if shares:
                     table = found[:1]
                     gradients = table[0].gradients
-                    gradients.expected[0] += 1 if gradients.each else backwards[last]
+                    gradients.expected[0] += self._uses("embed.tokens.weight") * (
+                        1 if gradients.each else backwards[last]
+                    )
                 attach(self.module.embed, found[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(whole[1 + layer], backwards[stage])
@@ -70,9 +72,13 @@ class Placement:
                 found += block
             if stage == last:
                 head = self._zero_units(whole[-1], backwards[stage])
-                if self.model.tied_embeddings and not both_ends:
+                if self.model.shares_table and not both_ends:
                     table = self._zero_units(Unit("embed", whole[0].weights[:1]), backwards[stage])
                     found += table
+                for unit in (head[0], *([] if both_ends else table)):
+                    times = [self._uses(shard.name) for shard in unit.shards]
+                    expected = unit.gradients.expected
+                    expected[:] = [many * each for many, each in zip(times, expected, strict=True)]
                 # onward: else it fetches a block
                 attach(self.module.head, [*head, *table], keep=True, shared=True, onward="")
                 if table:
@@ -89,6 +95,14 @@ class Placement:
         row = self.table.rows[self.ranks["pp"].rank]
         done = [part[1] for action in row for part in parts(action) if part[0] == "B"]
         return [done.count(stage) for stage in range(self.table.stages)]
+
+    def _uses(self, name: str) -> int:
+        """Gradients of a weight in one backward of the head: one per loss of the output projection's, and one per
+        module of multi-token prediction of the table's, whose gradients do not wait for each other."""
+        losses, tied = 1 + self.model.predicted, self.model.tied_embeddings
+        if name == "embed.tokens.weight":
+            return self.model.predicted + tied * losses
+        return losses if name.startswith("head.out.") else 1
 
     def _zero_units(self, unit: Unit, backwards: int, *, each: bool = True) -> list[ZeroUnit]:
         """ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
@@ -148,7 +162,7 @@ class Placement:
     def _table_is_shared(self) -> bool:
         """Whether first and last stage of a tied model lie on two ranks, one of them this one."""
         ends = [rank for rank, held in enumerate(self.table.rank_stages) if {0, self.table.stages - 1} & set(held)]
-        return self.model.tied_embeddings and len(ends) == 2 and self.ranks["pp"].rank in ends
+        return self.model.shares_table and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
 def _late_copies(index: int, sums: list[ExtraReduce]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 
 STEPS, TOKENS, VOCAB = 5, 24, 251
@@ -50,6 +50,8 @@ MODELS: dict[str, Model] = {
             qk_norm="head",
         ),
         DENSE.replace(name="softcap", window=4, window_pattern=(True, False), attention_softcap=0.3),
+        DENSE.replace(name="mtp", mtp=MTP(), tied_embeddings=True),
+        DENSE.replace(name="mtp-moe", mtp=MTP(depth=2), moe=EXPERTS.replace(score="sigmoid", balance="free")),
         DENSE.replace(name="mla", kv_heads=8, mla=LATENT, moe=EXPERTS),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )
@@ -120,13 +122,14 @@ def text() -> Tensor:
     return torch.tensor(tokens)
 
 
-def batch(job: Job, *, step: int) -> Tensor:
-    """Tokens [global batch, T + 1] of a step; inputs are all but the last, targets all but the first."""
+def batch(job: Job, *, step: int, ahead: int = 0) -> Tensor:
+    """Tokens [global batch, T + 1 + ahead] of a step; inputs are the first T, targets begin at the second."""
     whole = text()
     first = torch.arange(step * job.global_batch, (step + 1) * job.global_batch) * job.sequence
-    return whole[(first[:, None] + torch.arange(job.sequence + 1)) % len(whole)]
+    return whole[(first[:, None] + torch.arange(job.sequence + 1 + ahead)) % len(whole)]
 
 
-def rows(job: Job, layout: Layout, *, step: int, dp_rank: int) -> Tensor:
-    """What a data-parallel rank reads, [micro-batches, mbs, T + 1]: row j of m is sample (m · dp + rank) · mbs + j."""
-    return batch(job, step=step).view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, dp_rank]
+def rows(job: Job, layout: Layout, *, step: int, dp_rank: int, ahead: int = 0) -> Tensor:
+    """What a data-parallel rank reads, [micro-batches, mbs, T + 1 + ahead]: row j of m is sample (m · dp + rank) · mbs
+    + j."""
+    return batch(job, step=step, ahead=ahead).view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, dp_rank]

@@ -58,10 +58,10 @@ def play(
     losses, norms, gradients = [], [], {}
     meter = _Watch(built, counted)
     for step in range(steps):
-        mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank)
+        mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank, ahead=model.predicted)
         with meter if step == METERED else nullcontext():
             done = engine.step(mine)
-        losses.append(done.loss)
+        losses += done.loss, *done.further
         norms.append(done.norm)
         if step in (0, steps - 1):
             gradients[step] = _gradients(built)

@@ -23,6 +23,8 @@ CASES = [
     Case("moe", "tp2 etp2 mbs2"),
     Case("moe-biased", "dp2 tp2 ep2 etp2 zero2 mbs1 ac=moe+norm"),
     Case("moe-free", "dp2 cp2 ep4 zero3/2 ac=selective"),
+    Case("mtp-moe", "dp2 tp2 pp2 ep2 zero3 zb1p ac=full"),
+    Case("mtp", "cp2 pp2 zbv"),
     Case("mla", "tp2 pp2 zb2p ep2 ac=qkv+up"),
     Case("mla", "cp2 pp2 dualpipev ac=full cp=ulysses"),
     Case("moe-free", "dp2 tp2 pp2 ep2 etp2 zero2 zb1p stages=1-4"),

@@ -20,7 +20,7 @@ from fivefold.layout.spec import FEWEST_ROUNDS, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
-from fivefold.model.shape import MoE
+from fivefold.model.shape import MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -51,6 +51,9 @@ OWN: Mapping[str, Model] = {
         out_bias=True,
         mlp_bias=True,
         dropout=0.1,
+    ),
+    "further": TINY.replace(
+        mtp=MTP(), moe=MoE(experts=8, topk=2, ffn=96, dense_layers=1, score="sigmoid", balance="free")
     ),
     "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
     "neox": TINY.replace(block="parallel", norm="layernorm", mlp="plain", activation="gelu", mlp_bias=True),

@@ -34,6 +34,8 @@ CASES = (
     Case("llama3.2-1b", 4, "dp2 tp2 pp2 zero1 mbs1", 768, 8),  # a tied table at both ends
     Case("mixtral-8x7b", 2, "dp4 ep4 zero1 mbs1", 768, 8),
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
+    Case("further", 3, "dp2 tp2 cp2 ep2 zero3 mbs2 ac=full", 192, 8, loss="chunked"),
+    Case("further", 4, "dp2 pp2 ep2 zb1p zero1 mbs1", 192, 8),
     Case("clamped", 4, "dp2 tp2 ep2 etp2 zero3 mbs1 ac=moe", 192, 8, "fp32"),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
     Case("windows", 5, "dp2 tp2 zero1 mbs2", 192, 8),

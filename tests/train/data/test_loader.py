@@ -154,3 +154,16 @@ def test_heldout_batches_are_as_many_on_every_rank(shards: Shards) -> None:
     windows = (shards.index.heldout.tokens - 1) // SEQUENCE
     assert count(rows=10**9, mbs=4) == [windows // 8] * 2
     assert count(rows=10**9, mbs=windows) == [1, 1]
+
+
+def test_samples_may_reach_further(loader: Loader, shards: Shards) -> None:
+    """For multi-token prediction: the same windows, with the tokens that follow them."""
+    further = Loader(shards, sequence=SEQUENCE, seed=7, ahead=3)
+    assert further.windows in (loader.windows, loader.windows - 1)
+    tokens = shards.read("train", start=0, count=shards.index.train.tokens).astype(np.int64)
+    windows = {tuple(tokens[start : start + SEQUENCE + 4]) for start in range(0, len(tokens) - SEQUENCE - 3, SEQUENCE)}
+    found = further.rows(np.arange(further.windows))
+    assert found.shape == (further.windows, SEQUENCE + 4)
+    assert {tuple(row) for row in found.tolist()} == windows
+    batch = further.batch(0, global_batch=6, rank=1, ranks=2, micro_batches=1, mbs=3)
+    assert batch.shape == (1, 3, SEQUENCE + 4)

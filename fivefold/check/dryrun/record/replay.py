@@ -46,7 +46,7 @@ from fivefold.train.parallel.pipeline import exit_of, run_backward
 def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
     """Make each block of this rank replay the recording of its kind, which is made when the first of the kind runs.
 
-    The head replays its own recording of the first micro-batch.
+    The head replays its own recording of the first micro-batch, unless it predicts several tokens.
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known: dict[Hashable, dict[bool, Recording] | None] = {}
@@ -56,6 +56,8 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
             block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
         ).forward
     head = built.module.head
+    if model.mtp is not None:  # has blocks of its own, and more inputs
+        return
     head.forward = Player(  # type: ignore[method-assign,assignment]
         head, layer=-1, kind="head", known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
     ).forward

@@ -16,7 +16,7 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     tokens = job.sequence // layout.cp
     if model.position == "rope":
         tables = 2 * model.rope_dim * tokens * (4 if job.precision.compute in ("fp32", "tf32") else 2)
-    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1) + tables
+    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
 
 
 def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:

@@ -86,9 +86,9 @@ def play_split(
     late, weights_peak, closing, experts, every = back.late, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
-        if op.name in back.waiting:
+        if id(op) in back.waiting:
             weights_peak, closing = max(weights_peak, left), left
-            left -= back.waiting[op.name]
+            left -= back.waiting[id(op)]
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.recomputed else op.regathered
@@ -96,7 +96,7 @@ def play_split(
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a weight and its bias the larger
             experts = closing if _is_expert(op) else experts
             every += sum(op.gradient_widths) * width
-            left -= back.held[op.name]
+            left -= back.held[id(op)]
     return SplitProfile(
         back.peak, back.cause, back.kept_then, back.sums_then, late, weights_peak, closing, experts, every
     )
@@ -141,11 +141,11 @@ class _Backward:
         self.reduction = sums.reduced, sums.gone
         closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
         self.closing = next(closing, "")
-        self.held: dict[str, int] = {}  # bytes kept for W, by operation
-        self.claimed: dict[int, str] = {}  # gradient kept for W → the last operation that keeps it
+        self.held: dict[int, int] = {}  # bytes kept for W, by operation
+        self.claimed: dict[int, int] = {}  # gradient kept for W → the last operation that keeps it
         self.alive: list[list[int]] = []
         self.together = together and any(map(is_put_off, unit.ops))
-        self.waiting: dict[str, int] = {}  # bytes of gradients that wait for W, by operation
+        self.waiting: dict[int, int] = {}  # bytes of gradients that wait for W, by operation
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
         self.gradient = sizes | {name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()}
@@ -212,8 +212,8 @@ class _Backward:
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
         self._free_kept(op, targets)
-        if weights and self.together:
-            self.waiting[op.name] = weights
+        if weights and self.together and op.kind != "embedding":  # a table is a unit of its own
+            self.waiting[id(op)] = weights
             self.live += weights
             self.kept += weights
             self.late += weights
@@ -235,7 +235,7 @@ class _Backward:
         gradients = op.product_bytes
         self.live += gradients
         if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # the bias reads those received
-            gradients += sum(self._claim(buffer, op.name) for buffer in received)
+            gradients += sum(self._claim(buffer, op) for buffer in received)
         else:
             self.live -= sum(_drop(buffer) for buffer in received)
         read = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what recomputation keeps
@@ -244,17 +244,17 @@ class _Backward:
         ends = 4 * op.batch if op.name == "moe.experts.down" else 0  # end of each expert's rows
         self.live += ends
         self.kept += gradients + ends
-        self.held[op.name] = gradients + ends + sum(self.sizes[name] for name in new)
-        self.late += self.held[op.name]
+        self.held[id(op)] = gradients + ends + sum(self.sizes[name] for name in new)
+        self.late += self.held[id(op)]
 
-    def _claim(self, buffer: list[int], name: str) -> int:
+    def _claim(self, buffer: list[int], op: Op) -> int:
         """Bytes that a gradient adds to what is kept for W: those of one that another operation keeps go over to this
         one, whose W is later (in parallel blocks attention and feed-forward put out to one sum).
         """
-        former = self.claimed.get(id(buffer), "")
-        self.claimed[id(buffer)] = name
+        former = self.claimed.get(id(buffer))
+        self.claimed[id(buffer)] = id(op)
         self.alive.append(buffer)  # so that its id stays its own
-        if former:
+        if former is not None:
             self.held[former] -= buffer[0]
             self.late -= buffer[0]
             self.kept -= buffer[0]

@@ -188,7 +188,7 @@ class PeakFinder:
                 before = unit if done < run.times - 1 else units[place - 1] if place else None
                 coming = 0 if held else self._coming_back(unit, before)
                 here = whole - (done * state.whole if stays else 0)
-                if coming and unit.born.experts:  # gathered before the dense weights, waited for after
+                if coming and regathered and unit.born.experts:  # gathered before the dense weights, waited for after
                     yield LiveBytes(
                         (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
                         here + regathered + unit.parts[-1].travel + coming, self.stream,
@@ -221,7 +221,7 @@ class PeakFinder:
         self, unit: RunMemory, born: Sums, *, first: bool, reduces: bool, split: bool
     ) -> tuple[Profile | SplitProfile, int]:  # fmt: skip
         """Profile of a unit, and bytes of the reduced gradients of a head's tied table, which live beside it."""
-        table = cut(unit.parts[-1]) if reduces and unit.run.name == "head" and len(unit.parts) > 1 else 0
+        table = sum(map(cut, _table(unit))) if reduces and unit.run.name == "head" else 0
         table = min(table, self.reductions.shards(unit, first=first))
         if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
             return self._played(unit, born._replace(reduced=table), split=split), 0
@@ -314,6 +314,11 @@ class PeakFinder:
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
         return run.name == "head" or (run.name == "embed" and self.reductions.tied)
+
+
+def _table(head: RunMemory) -> tuple[UnitStates, ...]:
+    """The states of the head's copy of the embedding's table, which lies between its other weights and experts."""
+    return head.parts[1:-1] if head.born.experts else head.parts[1:]
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:

@@ -44,7 +44,8 @@ class Reductions:
         # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
         # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
         self.adds = counts.adds(layout)
-        self.tied = self.adds or (model.tied_embeddings and layout.pp == 1)
+        self.tied = self.adds or (model.shares_table and layout.pp == 1)
+        self.is_tied = model.tied_embeddings
         self.table = counts.states(layout, "embed") if self.tied else UnitStates()
         self.table_waits = self.adds and not counts.reduces_each(layout, "embed")  # in the sums, until the last pass
         recipe = job.precision
@@ -65,7 +66,7 @@ class Reductions:
         """Sums that a backward of ``unit`` allocates."""
         if first or not self.each:
             return unit.born if first else NO_SUMS
-        kept = self.table.sums if self.table_waits and unit.run.name == "head" else 0
+        kept = self.table.sums if self.table_waits and self.is_tied and unit.run.name == "head" else 0
         dense = unit.born.dense - kept if self._each(unit) else 0
         return Sums(dense, unit.born.experts if cut(unit.parts[-1]) else 0)
 

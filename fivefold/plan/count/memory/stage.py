@@ -12,7 +12,6 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run, run_part
 from fivefold.plan.count.memory.liveness import Profile, Sums
 from fivefold.plan.count.memory.states import UnitStates
-from fivefold.plan.count.operations.layer import Kind
 from fivefold.plan.count.operations.part import Part, part_of
 
 
@@ -98,9 +97,9 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
         runs=tuple(held),
         states=total,
         experts=sum(each.run.times * each.born.experts for each in held),
-        # and the scalar on which backward is called: the loss, or a stand-in for the stage's output
+        # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
         kept=sum(each.run.times * each.later.kept_bytes for each in held)
-        + (4 if runs[-1].name == "head" else counts.local(part_of(layout)).width),
+        + (4 * (1 + counts.model.predicted) if runs[-1].name == "head" else counts.local(part_of(layout)).width),
         alike=alike,
         shapes=frozenset(shape for run in runs for shape in counts.shapes(part_of(layout), run.name)),
     )
@@ -115,10 +114,13 @@ def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
     """Live bytes and states of one unit of a run."""
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense = counts.parts(layout, run.name), state.sums
-    experts = parts[-1].sums if isinstance(run.name, Kind) and run.name.moe else 0
+    experts = parts[-1].sums if counts.routed(run.name) else 0
     if counts.adds(layout):
         # The head's gradient of a tied table is the first of it, so the head allocates the embedding's sums.
-        dense += {"head": counts.states(layout, "embed").sums, "embed": -dense}.get(str(run.name), 0)
+        table = (
+            counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
+        )  # else the last of the head's
+        dense += {"head": table, "embed": -dense}.get(str(run.name), 0)
     born = Sums(dense - experts, experts)
     profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
     logits = counts.logits(part) if run.name == "head" else 0
