@@ -20,6 +20,8 @@ LATENT = {
     "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
+SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
+SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
 GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64, "tie_word_embeddings": False}
 STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
@@ -45,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
     "olmo2": PLAIN | {"pad_token_id": 0},
+    "glm4_moe": EXPERTS | SHARED,
+    "minimax_m2": ALIKE,
     "gpt_oss": ALIKE | {"sliding_window": 6},
     "granite": PLAIN
     | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
@@ -149,6 +153,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "rope_theta": (300.0,),
     "rope_local_base_freq": (30.0,),
     "rotary_emb_base": (300.0,),
+    "rotary_dim": (4,),
     "partial_rotary_factor": (0.5, 0.25, 1.0),
     "rotary_pct": (0.5, 1.0),
     "rope_scaling": _ROPE,

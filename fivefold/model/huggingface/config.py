@@ -55,6 +55,7 @@ class Config(Record):
     embedding_dropout: Scalar | None = None
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
+    use_qk_norm: bool = False
     embedding_multiplier: Scalar = 1.0
     attention_multiplier: Scalar = 1.0
     residual_multiplier: Scalar = 1.0
@@ -70,6 +71,7 @@ class Config(Record):
     rope_theta: Positive = 10_000.0
     rope_local_base_freq: Positive | None = None
     partial_rotary_factor: Scalar = 1.0
+    rotary_dim: HeadDim | None = None
     unread_rotary_factor: Scalar = 1.0  # partial_rotary_factor in a family that ignores it
     rope_interleave: bool | None = True
     rope_scaling: dict[str, Any] | None = None

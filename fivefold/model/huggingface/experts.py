@@ -119,6 +119,46 @@ def deepseek_v3(config: Config) -> Model:
     return _deepseek(config, score="sigmoid", method=("noaux_tc",), moe=moe)
 
 
+def glm4_moe(config: Config) -> Model:
+    """GLM-4.5: DeepSeek-V3's experts behind grouped attention, of which a part of each head turns."""
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "dense_layers": config.first_k_dense_replace,
+        "score": "sigmoid",
+        "balance": "free",
+        "aux_coefficient": 0.0,
+        "normalized": config.norm_topk_prob,
+        "scaling": config.routed_scaling_factor,
+        "groups": config.n_group or 1,
+        "topk_groups": config.topk_group or 1,
+    }
+    fields = {
+        "qkv_bias": config.attention_bias,
+        "qk_norm": "head" if config.use_qk_norm else "none",
+        "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
+    }
+    return model(config, **rope(config, partly=True), **fields, moe=moe, mtp=_mtp(config))
+
+
+def minimax_m2(config: Config) -> Model:
+    """MiniMax-M2: experts in every layer chosen by sigmoids and a balancing bias; norms over all heads at once."""
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.intermediate_size,
+        "score": "sigmoid",
+        "balance": "free",
+        "aux_coefficient": config.router_aux_loss_coef,
+    }
+    dims = config.head_dim or config.hidden_size // config.num_attention_heads
+    if config.rotary_dim is not None and config.unread_rotary_factor == 1:  # as its published files say it
+        config = config.replace(partial_rotary_factor=config.rotary_dim / dims)
+    return model(config, **rope(config, partly=True), qk_norm="full", moe=moe)
+
+
 def gpt_oss(config: Config) -> Model:
     """gpt-oss: experts with biases, attention sinks, a sliding window in every other layer."""
     moe = {

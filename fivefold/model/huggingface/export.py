@@ -5,6 +5,7 @@ Uses keys that transformers 4 and 5 both read. If no family can represent the mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isclose
 from typing import Any
 
@@ -60,6 +61,7 @@ def _config(model: Model, *, family: str) -> dict[str, Any]:
         **({"mlp_bias": model.mlp_bias} if family == "deepseek_v2" else {}),
         **(_experts(model.moe, family=family) if model.moe else {}),
         **(_latent(model) if model.mla else {}),
+        **(OWN[family](model) if family in OWN else {}),
         **({"num_nextn_predict_layers": model.predicted} if family in FURTHER else {}),
     }
 
@@ -104,12 +106,16 @@ def _family(model: Model) -> str:
     """The family with experts or latent attention whose operations could be the model's."""
     if model.mla is not None:
         return "deepseek_v2" if model.moe and model.moe.score == "softmax" else "deepseek_v3"
+    if model.attention_sinks:
+        return "gpt_oss"
+    if model.moe is not None and model.moe.score == "sigmoid":
+        return "minimax_m2" if model.qk_norm == "full" else "glm4_moe"
     return "qwen3_moe" if model.qk_norm == "head" else "mixtral"
 
 
 def _experts(moe: MoE, *, family: str) -> dict[str, Any]:
     values: dict[str, Any] = {"num_experts_per_tok": moe.topk}
-    if family == "mixtral":
+    if family in ("mixtral", "minimax_m2", "gpt_oss"):
         return values | {"num_local_experts": moe.experts, "router_aux_loss_coef": moe.aux_coefficient}
     values |= {"moe_intermediate_size": moe.ffn, "norm_topk_prob": moe.normalized}
     if family == "qwen3_moe":
@@ -127,6 +133,30 @@ def _experts(moe: MoE, *, family: str) -> dict[str, Any]:
         "topk_method": "noaux_tc" if family == "deepseek_v3" else grouped,
         "aux_loss_alpha": moe.aux_coefficient,
     }
+
+
+def _glm4_moe(model: Model) -> dict[str, Any]:
+    return {
+        "attention_bias": model.qkv_bias, "use_qk_norm": model.qk_norm == "head",
+        "partial_rotary_factor": model.rope_fraction,
+    }  # fmt: skip
+
+
+def _gpt_oss(model: Model) -> dict[str, Any]:
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}  # a missing key means YaRN
+    return {
+        "sliding_window": model.window, "layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)],
+        **({} if model.rope_scaling else plain),
+    }  # fmt: skip
+
+
+# Keys of a family alone.
+OWN: dict[str, Callable[[Model], dict[str, Any]]] = {
+    "glm4_moe": _glm4_moe,
+    "minimax_m2": lambda model: {"rotary_dim": model.rope_dim},
+    "gpt_oss": _gpt_oss,
+}
 
 
 def _latent(model: Model) -> dict[str, Any]:

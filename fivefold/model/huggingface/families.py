@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 from fivefold.model.huggingface import dense
 from fivefold.model.huggingface.config import Config, read_config
-from fivefold.model.huggingface.experts import deepseek_v2, deepseek_v3, gpt_oss, mixtral, qwen3_moe
+from fivefold.model.huggingface.experts import (
+    deepseek_v2,
+    deepseek_v3,
+    glm4_moe,
+    gpt_oss,
+    minimax_m2,
+    mixtral,
+    qwen3_moe,
+)
 from fivefold.model.huggingface.keys import unread
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -117,5 +125,7 @@ FAMILIES = {
     "deepseek_v2": Family("DeepseekV2ForCausalLM", deepseek_v2),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
     "olmo2": Family("Olmo2ForCausalLM", dense.olmo2),
+    "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", minimax_m2),
     "gpt_oss": Family("GptOssForCausalLM", gpt_oss),
 }

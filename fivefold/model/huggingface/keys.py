@@ -111,6 +111,14 @@ KEYS: dict[str, dict[str, str]] = {
         "bias": "attention_bias",
         "layer_norm_epsilon": "norm_epsilon",
     },
+    "glm4_moe": _DECODER
+    | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
+    | _MTP
+    | _same(
+        "partial_rotary_factor attention_bias use_qk_norm num_experts_per_tok moe_intermediate_size n_shared_experts "
+        "first_k_dense_replace routed_scaling_factor n_group topk_group norm_topk_prob"
+    ),
+    "minimax_m2": _DECODER | _EXPERTS | _same("partial_rotary_factor rotary_dim"),
     "gpt_oss": _GROUPED | _EXPERTS | _same("attention_bias sliding_window layer_types"),
 }
 
@@ -132,6 +140,7 @@ REFUSED: dict[str, dict[str, Only]] = {
         "per_layer_config": Only((None, {}), "layers that differ from each other"),
     },
     "mixtral": {"router_jitter_noise": Only((0,), "noise on the router's input")},
+    "minimax_m2": {"router_jitter_noise": Only((0,), "noise on the router's input")},
     "qwen3_moe": {"decoder_sparse_step": _LAYER_FREQUENCY},
     "gemma2": _GEMMA_REFUSED,
     "gemma3_text": _GEMMA_REFUSED,

@@ -72,17 +72,21 @@ MIXTRAL = DECODER | {
     "moe.experts.up": "block_sparse_moe.experts.{}.w3.weight",
     "moe.experts.down": "block_sparse_moe.experts.{}.w2.weight",
 }
-DEEPSEEK = EXPERTS | {
-    "attention.q_down": "self_attn.q_a_proj",
-    "attention.q_norm": "self_attn.q_a_layernorm",
-    "attention.q_up": "self_attn.q_b_proj",
-    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
-    "attention.kv_norm": "self_attn.kv_a_layernorm",
-    "attention.kv_up": "self_attn.kv_b_proj",
-    "moe.shared.gate": "mlp.shared_experts.gate_proj",
-    "moe.shared.up": "mlp.shared_experts.up_proj",
-    "moe.shared.down": "mlp.shared_experts.down_proj",
-}
+SHARED = {f"moe.shared.{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+DEEPSEEK = (
+    EXPERTS
+    | SHARED
+    | {
+        "attention.q_down": "self_attn.q_a_proj",
+        "attention.q_norm": "self_attn.q_a_layernorm",
+        "attention.q_up": "self_attn.q_b_proj",
+        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+        "attention.kv_norm": "self_attn.kv_a_layernorm",
+        "attention.kv_up": "self_attn.kv_b_proj",
+    }
+)
+GLM = EXPERTS | SHARED | {"moe.bias": "mlp.gate.e_score_correction_bias"}
+MINIMAX = MIXTRAL | {"moe.bias": "block_sparse_moe.e_score_correction_bias"}
 FREE = DEEPSEEK | {"moe.bias": "mlp.gate.e_score_correction_bias"}
 HALVES = ("moe.experts.gate", "moe.experts.up")
 # All experts of a layer in one tensor, as transformers 5 has them in memory, for any family's names on disk.
@@ -110,6 +114,8 @@ NAMES: dict[str, Names] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": FREE,
     "kimi_k2": FREE,
+    "glm4_moe": GLM,
+    "minimax_m2": MINIMAX,
     "gpt_oss": GPT_OSS,
 }
 
@@ -126,7 +132,10 @@ def parts(
     if family not in NAMES:
         raise nearest(family, list(NAMES), kind="family of weights")
     variant = VARIANTS.get((family, model.block), NAMES[family])
-    names = {**variant, **(STACKED if stacked and "moe.experts.gate_bias" not in NAMES[family] else {})}
+    names = dict(variant)
+    if stacked and "moe.experts.gate_bias" not in names:
+        renamed = {key: name.replace("block_sparse_moe", "mlp") for key, name in names.items() if isinstance(name, str)}
+        names |= renamed | STACKED
     every = {weight.name: weight for weight in weights(model)}
     turned = interleaved if model.mla else family in INTERLEAVED
     for weight in every.values():

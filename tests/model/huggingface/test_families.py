@@ -55,7 +55,11 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "kimi_k2"])
 def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
-    needed: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "gemma3": {"text_config": {}}}
+    needed: dict[str, dict[str, Any]] = {
+        "deepseek_v2": {"num_experts_per_tok": 6},
+        "glm4_moe": {"head_dim": 128},
+        "gemma3": {"text_config": {}},
+    }
     bare = {"model_type": kind, **needed.get(kind, {})}
     theirs = from_config(reference(bare).to_dict(), name="x").replace(mtp=None)  # of which they build none
     assert from_config(bare, name="x") == theirs

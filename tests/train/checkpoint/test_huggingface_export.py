@@ -118,7 +118,12 @@ def taken_up(directory: Path, folder: Path, layout: Layout) -> None:
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=JOB)
 
 
-@pytest.mark.parametrize("case", ["llama, tied and biased", "qwen3, yarn", "mixtral", "qwen3-moe", "deepseek-v3"])
+THERE_AND_BACK = (
+    "llama, tied and biased", "qwen3, yarn", "mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss", "minimax-m2", "glm4-moe",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", THERE_AND_BACK)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_there_and_back_is_the_same_to_the_bit(
     forked: Fork, tmp_path: Path, case: str, dtype: str, cases: ModuleType

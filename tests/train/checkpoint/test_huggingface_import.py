@@ -36,6 +36,7 @@ PLAIN = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
 EXPERTS = PLAIN | {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_hidden_layers": 3}
+ALIKE = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"} | {"num_local_experts": 4}
 LATENT = EXPERTS | {
     "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 6, "head_dim": 4, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
@@ -58,6 +59,13 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", **EXPERTS, "num_experts": 8, "norm_topk_prob": True, "mlp_only_layers": [0]
     },
     "qwen3-moe, not rescaled": {"model_type": "qwen3_moe", **EXPERTS, "num_experts": 8, "norm_topk_prob": False},
+    "gpt-oss": {"model_type": "gpt_oss", **ALIKE, "sliding_window": 7},
+    "minimax-m2": {"model_type": "minimax_m2", **ALIKE, "rotary_dim": 4},
+    "glm4-moe": {
+        "model_type": "glm4_moe", **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True,
+        "num_mtp_layers": 0,
+    },
     "deepseek-v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek-v3": {
         "model_type": "deepseek_v3", **LATENT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
@@ -112,10 +120,8 @@ def decoder(folder: Folder) -> Transformer:
 
 def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
-    found = tensors[part.name]
-    if "gate_up_proj" in part.name:
-        return found.chunk(2, dim=1)[bool(part.first)]
-    return found[part.order()] if part.head else found
+    found = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
+    return found.mT if part.transposed else found
 
 
 STACKED = [name for name, case in CASES.items() if "num_experts_per_tok" in case]
@@ -148,6 +154,24 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
         wanted = theirs_as_ours(found[name], gradients)
         assert weight.grad is not None, name
         assert (weight.grad - wanted).norm() <= 1e-5 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "minimax-m2", "glm4-moe", "mixtral", "deepseek-v3"])
+def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
+    theirs = reference(CASES[name])
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    ours = decoder(Folder.open(tmp_path))
+    tokens = torch.randint(0, 131, (12, B, T), generator=torch.Generator().manual_seed(5))
+    mine, other = (torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-5) for each in (ours, theirs))
+    for batch in tokens:
+        loss = ours(batch[:, :-1], batch[:, 1:], scale=1 / (B * (T - 1)))
+        expected = theirs(batch, labels=batch).loss
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        loss.backward()
+        expected.backward()
+        for optimizer in (mine, other):
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("name", ["llama3-405b", "llama3.2-1b", "deepseek-v2", "deepseek-v3", "kimi-k2", "gpt-oss-20b"])
