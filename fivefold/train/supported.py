@@ -65,8 +65,6 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``Mistake`` for an attention kernel that the engine does not have, or not for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
-    if model.dropout and ring:
-        raise Mistake(f"layout {str(layout)!r}: a ring drops no probabilities; with dropout take cp=ulysses")
     if kind not in ATTENTIONS:
         raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
     if kind != "unfused":

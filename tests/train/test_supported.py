@@ -50,7 +50,6 @@ def test_a_window_that_does_nothing_is_said() -> None:
     [
         ("flash2", "dp1", {}, "the engine has attention=flash or unfused, not flash2"),
         ("unfused", "cp2", {}, "a ring merges blocks of flash attention; with unfused take cp=ulysses"),
-        ("flash", "cp2", {"dropout": 0.1}, "a ring drops no probabilities; with dropout take cp=ulysses"),
         ("unfused", "dp1", {"attention_sinks": True}, "unfused attention has no attention_sinks"),
         ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention has no attention_softcap"),
     ],

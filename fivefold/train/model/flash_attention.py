@@ -47,10 +47,13 @@ class Noise(NamedTuple):
     head: int
     query: int = 0
     key: int = 0
+    gap_at: int = 0  # from this token on, of a rank of a ring, positions are ``gap`` later; 0: there is no gap
+    gap: int = 0
 
     def of(self, span: Span, *, queries: int, keys: int) -> Noise:
         """Of a span of sequences with so many queries and keys each."""
         (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
+        query, key = (at + (self.gap if self.gap_at and at >= self.gap_at else 0) for at in (query, key))
         return self._replace(keys=self.keys[sequence : sequence + 1], query=self.query + query, key=self.key + key)
 
 
@@ -251,7 +254,7 @@ def _backward(
 
 def _drawn(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
     """The last arguments of our kernels."""
-    return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:]))
+    return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:6]))
 
 
 def _kernel_dim(q: Tensor, v: Tensor) -> int:

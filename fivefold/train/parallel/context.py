@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
+from fivefold.train.model.dropout import PROBABILITIES, place_in
 from fivefold.train.model.flash_attention import (
+    Noise,
     add_sinks,
     attend,
     attend_backward,
     sinks_backward,
 )
-from fivefold.train.model.score_rule import ScoreRule
+from fivefold.train.model.score_rule import Heads, ScoreRule
 from fivefold.train.parallel.collectives import all_to_all, exchange
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.ring_blocks import Hops, ring_hops, zigzag
@@ -44,11 +46,11 @@ def _own_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tenso
 def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
     """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
     for attention in (module for module in model.modules() if hasattr(module, "core")):
+        core: Any = attention.core
         if kind == "ring":
-            attention.core = Ring(axis, attention.rule)  # type: ignore[assignment, arg-type]
+            attention.core = Ring(axis, core.rule, heads=core.heads)  # type: ignore[assignment]
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
-            core: Any = attention.core
             core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
 
 
@@ -112,8 +114,8 @@ def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
 class Ring:
     """Ring attention: (k, v) go from rank to rank, each attends to those it has. Saves q, k, v, out and lse."""
 
-    def __init__(self, axis: Axis, rule: ScoreRule) -> None:
-        self.axis, self.rule = axis, rule
+    def __init__(self, axis: Axis, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+        self.axis, self.rule, self.heads = axis, rule, heads
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
@@ -125,9 +127,13 @@ class Ring:
         ``documents_BT``: document id of each token of the whole sequences, preferably on the CPU; None: one document.
         """
         tokens = q_BTNH.shape[1]
-        rule = self.rule.over(tokens * self.axis.size)
+        rule = self.rule.drawn(tokens * self.axis.size, training=keys_B is not None)
         hops = ring_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
-        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops)  # type: ignore[no-untyped-call]
+        noise = None
+        if rule.dropout and keys_B is not None:
+            place = place_in(rule.layer, PROBABILITIES)
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]))
+        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -149,16 +155,20 @@ class _Hop:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, axis: Axis, rule: ScoreRule, hops: Hops
-    ) -> Tensor:
-        ctx.axis, ctx.rule, ctx.hops = axis, rule, hops
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, axis: Axis, rule: ScoreRule, hops: Hops,
+        noise: Noise | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.axis, ctx.rule, ctx.hops, ctx.noise = axis, rule, hops, noise
         pair = _pack(k, v)
         out, lse = torch.empty(0), torch.empty(0)
         for number, blocks in enumerate(hops):
             hop = _Hop(pair, axis) if number < len(hops) - 1 else None
             ks, vs = _unpack(pair, k, v)
-            for queries, keys, offset, spans in blocks:
-                block, block_lse = attend(q[:, queries], ks[:, keys], vs[:, keys], rule, offset=offset, spans=spans)
+            for each in blocks:
+                queries, keys, offset, spans = each[:4]
+                block, block_lse = attend(
+                    q[:, queries], ks[:, keys], vs[:, keys], rule, offset=offset, spans=spans, noise=each.noise(noise)
+                )
                 if not lse.numel():
                     out, lse = block.to(block_lse.dtype), block_lse
                 else:
@@ -183,10 +193,11 @@ class _Ring(torch.autograd.Function):
             hop = _Hop(pair, axis) if number < axis.size - 1 else None
             ks, vs = _unpack(pair, k, v)
             sums = home if number == 0 else None
-            for queries, keys, offset, spans in blocks:
+            for each in blocks:
+                queries, keys, offset, spans = each[:4]
                 dq_here, dk, dv = attend_backward(
                     gradient[:, queries], q[:, queries], ks[:, keys], vs[:, keys], out[:, queries], lse[:, queries],
-                    ctx.rule, offset=offset, spans=spans,
+                    ctx.rule, offset=offset, spans=spans, noise=each.noise(ctx.noise),
                 )  # fmt: skip
                 if not dq.numel():  # gradients of this rank's own (k, v): no hop needed
                     dq, home = dq_here.to(lse.dtype), _pack(dk, dv)
@@ -201,7 +212,7 @@ class _Ring(torch.autograd.Function):
             pair = hop.wait() if hop is not None else pair
         if going is not None:
             home += going.wait()
-        return dq.to(q.dtype), *_unpack(home, k, v), of_sinks, None, None, None
+        return dq.to(q.dtype), *_unpack(home, k, v), of_sinks, None, None, None, None
 
 
 def _arrived(going: _Hop | None, *, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.train.model.flash_attention import Span, across, within
+from fivefold.train.model.flash_attention import Noise, Span, across, within
 from fivefold.train.model.score_rule import ScoreRule
 from fivefold.train.parallel.mesh import Axis
 
@@ -25,6 +25,14 @@ class Block(NamedTuple):
     keys: slice
     offset: int
     spans: tuple[Span, ...] | None
+    places: tuple[int, ...] = ()  # positions of the first query and key, and of this rank's chunks: tokens, gap
+
+    def noise(self, noise: Noise | None) -> Noise | None:
+        """Dropout for the positions of this block."""
+        if noise is None:
+            return None
+        query, key, gap_at, gap = self.places
+        return noise._replace(query=query, key=key, gap_at=gap_at, gap=gap)
 
 
 Hops = list[list[Block]]
@@ -73,7 +81,9 @@ def _pairs_of_chunks(
     chunk = tokens // 2
     halves = (slice(0, chunk), slice(chunk, tokens))
     own = None if ids is None else ids[axis.rank]
-    found: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _own_chunks(sequences, chunk, own))]]
+    first, second = _chunks(axis.rank, axis)
+    inside = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
+    found: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _own_chunks(sequences, chunk, own), inside)]]
     for hop in range(axis.size):
         other = (axis.rank - hop) % axis.size
         blocks = found[0] if hop == 0 else []
@@ -84,7 +94,7 @@ def _pairs_of_chunks(
                     spans = None
                     if ids is not None:
                         spans = across(ids[axis.rank][:, queries], ids[other][:, keys], offset=apart)
-                    blocks.append(Block(queries, keys, apart, spans))
+                    blocks.append(Block(queries, keys, apart, spans, (mine * chunk, theirs * chunk, 0, 0)))
         if hop:
             found.append(blocks)
     return found

@@ -33,6 +33,8 @@ class Compared(NamedTuple):
         ("tp2 cp2 mbs1 cp=ulysses nosp ac=norm+act", "flash"),
         ("tp2 pp2 zb1p mbs2 ac=full", "unfused"),
         ("dp2 pp2 dualpipe", "unfused"),
+        ("tp2 cp2 mbs2 ac=selective", "flash"),
+        ("cp4 zero3 mbs1", "flash"),
     ],
 )
 def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
