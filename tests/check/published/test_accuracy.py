@@ -39,6 +39,23 @@ BOUNDS = {
     ("bloom_prequel", "peak"): 11.0,
     ("bloom_prequel", "time"): 18.0,
     ("misc_throughput", "time"): 15.0,
+    ("prime_rl", "peak"): 11.0,
+    ("prime_rl", "peak, held out"): 8.5,
+    ("prime_rl", "time"): 37.0,
+    ("paddlenlp", "time"): 12.0,
+    ("paddlenlp", "time, held out"): 12.0,
+    ("paddlenlp", "peak"): 7.5,
+    ("paddlenlp", "peak, held out"): 8.5,
+    ("flagperf", "time"): 13.5,
+    ("flagperf", "time, held out"): 22.0,
+    ("xtuner", "time"): 19.0,
+    ("xtuner", "time, held out"): 15.5,
+    ("megatron_moe_zoo", "time"): 9.0,
+    ("nemo_automodel", "time, held out"): 13.0,
+    ("nanotron_bench", "time"): 36.0,
+    ("nanotron_bench", "peak"): 30.0,
+    ("nccl_logs", "message"): 35.0,
+    ("nccl_logs", "message, held out"): 38.5,
 }
 
 
