@@ -46,6 +46,7 @@ FOUR = ("dp4 zero1", "dp4 zero3", "dp2 tp2 zero1", "tp4", "pp4", "dp2 pp2 zero1"
 STEPS = 26  # of a run
 FIRST = 4  # steps that do not count: warm-up, and the metered one
 PATIENCE_SECONDS = 240.0
+NOISY, PASSES = 0.1, 3  # a pass whose steps scatter by more is repeated, up to so often; the calmest counts
 
 
 class Case(NamedTuple):
@@ -126,6 +127,20 @@ def _job(chance: random.Random) -> Job:
     return Job(
         sequence=sequence, global_batch=max(4, 2048 // sequence), precision=chance.choice(("fp32", "bf16")), steps=STEPS
     )
+
+
+def calmest(case: Case, *, machine: Path, folder: Path) -> Answer | str:
+    """The pass with the least noise, or what failed."""
+    best: Answer | str = ""
+    for _ in range(PASSES):
+        found = answer(case, machine=machine, folder=folder)
+        if isinstance(found, str):
+            return best or found
+        if isinstance(best, str) or found.noise < best.noise:
+            best = found
+        if best.noise <= NOISY:
+            break
+    return best
 
 
 def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
@@ -266,7 +281,7 @@ def main() -> None:
             continue
         if time.monotonic() > end:
             break
-        found = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
+        found = calmest(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
         if isinstance(found, str):
             print(f"{case.model.name} {case.layout}: {found}", flush=True)
             continue
