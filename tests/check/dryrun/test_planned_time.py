@@ -21,7 +21,7 @@ from fivefold.plan.predict import Planner
 CASES = {
     "experts": ("qwen3-30b-a3b", "h200:8", 8, "dp8 zero3 mbs1 ac=full", 512),
     "narrow": ("llama3.2-1b", "h200:8", 16, "dp8 zero3 mbs1 ac=full", 512),
-    "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 4096),
+    "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192),
     "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192),
 }
 

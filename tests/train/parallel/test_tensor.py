@@ -17,6 +17,7 @@ from fivefold.step import sent_bytes
 from fivefold.train.measure.meter import Meter
 from fivefold.train.model.float8.matmul import Float8Gemms
 from fivefold.train.model.kernels.activations import swiglu
+from fivefold.train.model.kernels.eager import EAGER
 from fivefold.train.model.kernels.loss import cross_entropy, nats
 from fivefold.train.model.kernels.norms import rms_norm
 from fivefold.train.model.linear import Linear, WgradStore, fused_linears, recomputing
@@ -42,7 +43,7 @@ class Small(nn.Module):
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
-        self.model = SimpleNamespace(vocab=WORDS)
+        self.model = SimpleNamespace(vocab=WORDS, qk_norm="none", logit_scale=1.0, logit_softcap=None)
         self.embed, self.mlp, self.head = nn.Module(), nn.Module(), nn.Module()
         self.embed.tokens = nn.Embedding(PADDED, WIDTH)
         self.embed.lookup = F.embedding
@@ -50,7 +51,7 @@ class Small(nn.Module):
         self.mlp.gate, self.mlp.up = (Linear(WIDTH, FFN, bias=True) for _ in range(2))
         self.mlp.down = Linear(FFN, WIDTH, bias=True)
         self.head.out = Linear.tied(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
-        self.head.loss = nats
+        self.head.loss, self.head.kernels = nats, EAGER
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
