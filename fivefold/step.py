@@ -33,6 +33,22 @@ class StageMemory(Record):
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
+class Interval(Record):
+    """What to expect where the planner predicts a figure, in its unit: half of comparable published runs measured
+    between the bounds of 50, nine tenths between those of 90; the bias of predictions is in them.
+    """
+
+    low_90: NonNegativeFloat
+    low_50: NonNegativeFloat
+    middle: NonNegativeFloat
+    high_50: NonNegativeFloat
+    high_90: NonNegativeFloat
+    error: NonNegativeFloat  # mean of |predicted / measured - 1|
+    sources: NonNegativeInt  # with runs of this very class
+    runs: NonNegativeInt
+    outside: tuple[str, ...] = ()  # in what the run lies outside of all that was ever measured
+
+
 class Memory(Record):
     """Memory of the fullest rank. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
 
@@ -43,6 +59,7 @@ class Memory(Record):
     reserved_bytes: NonNegativeInt | None = None
     driver_bytes: NonNegativeInt | None = None
     fits: bool | None = None
+    interval: Interval | None = None  # of ``peak_bytes``
     stages: tuple[StageMemory, ...]
 
 
@@ -91,6 +108,7 @@ class Time(Record):
     host_seconds: NonNegativeFloat = 0.0  # of the training code, outside operations and messages
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
+    interval: Interval | None = None  # of ``step_seconds``
     bound_by: str = ""
 
 

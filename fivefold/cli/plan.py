@@ -1,4 +1,4 @@
-"""The commands that plan: predict, search, ask, ratios, published. No torch."""
+"""The commands that plan: predict, search, ask, ratios. No torch."""
 
 from __future__ import annotations
 
@@ -222,40 +222,3 @@ def ratios(
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if degrees and not json:
         show(page.degrees(found))
-
-
-def published(
-    sources: Annotated[list[str] | None, typer.Argument(help="Data files by name; without any, all of them.")] = None,
-    excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the README.")] = False,
-    halves: Annotated[bool, typer.Option("--halves", help="Calibrate on every second run, score the others.")] = False,
-    learn: Annotated[Path | None, typer.Option(help="Write the error to expect of each class of runs here.")] = None,
-    json: AsJson = False,
-) -> None:
-    """Predictions against what others measured and published: every accuracy claim, made anew."""
-    from fivefold.check.published import SOURCES, cases_of, run, table_markdown
-    from fivefold.check.published.regimes import learn as learned
-    from fivefold.check.published.regimes import write
-    from fivefold.check.published.tune import halves as calibrated
-    from fivefold.show import published as page
-
-    if halves:
-        rows_of = [
-            each._asdict() | {"factors": each.factors._asdict()} for each in calibrated(cases_of(sources or SOURCES))
-        ]
-        show(json_module.dumps(rows_of, indent=2) if json else page.halves(rows_of))
-        return
-    report = run(tuple(sources) if sources else SOURCES)
-    if json:
-        show(report.model_dump_json(indent=2))
-    elif markdown:
-        show(table_markdown(report))
-    else:
-        left_out = [(refusal.source, refusal.rule) for refusal in report.excluded] if excluded else []
-        show(page.table(report.summaries, excluded=left_out))
-        if rows:
-            show(page.runs([(s.source, s.row, s.layout, s.quantity, s.predicted, s.measured) for s in report.scores]))
-    if learn:
-        write(learned(report.scores), learn)
-        say(f"wrote {learn}")

@@ -24,7 +24,7 @@ from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.traffic import traffic
 from fivefold.plan.count.work import work
 from fivefold.plan.parts import parts
-from fivefold.plan.price.errors import expected_error
+from fivefold.plan.price.errors import expected_interval, run_class
 from fivefold.plan.price.timeline import StepTime, Timeline
 from fivefold.plan.price.units import Units
 from fivefold.record import Mistake
@@ -83,6 +83,8 @@ class Planner:
         done = work(model, layout=layout, job=job)
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
+        of = run_class(model=model, machine=machine, layout=layout, job=job)
+        seconds = expected_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
         device = allocator_totals(self.counts, layout, ranks) if machine.backend == "nccl" else None
         return Step(
             kind="predicted",
@@ -97,6 +99,7 @@ class Planner:
                 reserved_bytes=device.reserved_bytes if device else None,
                 driver_bytes=device.driver_bytes if device else None,
                 fits=peak <= room_bytes(machine),
+                interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
             work=done,
@@ -107,7 +110,8 @@ class Planner:
                 bubble_seconds=step_time.bubble,
                 exposed_seconds=step_time.exposed,
                 optimizer_seconds=step_time.optimizer,
-                error=expected_error(model=model, machine=machine, layout=layout, quantity="time"),
+                error=seconds.error if seconds else None,
+                interval=seconds,
                 parts=parts(self, layout, step_time),
                 bound_by=step_time.bound_by,
             ),

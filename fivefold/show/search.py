@@ -11,6 +11,7 @@ from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
+from fivefold.show.interval import expectation
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 
 NAMED = 8  # the chart labels its points if they are no more than this
@@ -30,6 +31,8 @@ def page(found: SearchResult) -> RenderableType:
     if found.best:
         parts += [_heading("By time alone")] if found.proposal else []
         parts.append(_best(found.best))
+        if expected := expectation(found.best[0].step):
+            parts.append(Text.assemble("\nOf the best: ", expected))
     if found.finalists:
         parts += [_heading("Measured"), finalists(found.finalists)]
     for miss in found.misses:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fivefold.machine.spec import Machine
 from fivefold.show.grid import Grid
+from fivefold.show.interval import expectation
 from fivefold.show.stages import Stages
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -99,13 +100,13 @@ def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), l
 
 def _headline(step: Step) -> Text:
     ranks = "1 rank" if step.world == 1 else f"{step.world} ranks"
-    expected = f" ± {step.time.error:.0%}" if step.time.error is not None else ""
     return Text.assemble(
         (f"{step.kind}  {step.model} on {step.machine}, {ranks}\n", "dim"),
         (f"{step.layout}\n\n", "bold"),
-        (f"{show_seconds(step.time.step_seconds)}{expected} per step", "bold cyan"),
+        (f"{show_seconds(step.time.step_seconds)} per step", "bold cyan"),
         f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step.mfu)}\n",
         _verdict(step.memory),
+        expectation(step),
         overflow="fold",
     )
 

@@ -12,18 +12,14 @@ not depend on these constants and are made once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fivefold.check.published import SOURCES, reader
-from fivefold.check.published.case import Case
+from fivefold.check.published import SOURCES, cases_of
+from fivefold.check.published.constants import CONSTANTS, scaled
+from fivefold.check.published.left_out import step_seconds
 from fivefold.check.published.tune import Run, prepared
-from fivefold.machine.spec import Machine
-from fivefold.plan.price.timeline import Timeline
-from fivefold.plan.price.units import Units
-from tests.bench.constants import CONSTANTS, Constant
 
 THINNED = {"vtrain": 8, "llm_foundry": 3, "dgxc_benchmarking": 3}
 
@@ -39,51 +35,20 @@ def runs() -> dict[str, list[Run]]:
     """By source; cases with a time."""
     found = {}
     for source in SOURCES:
-        cases = [case for case in reader(source)() if isinstance(case, Case) and case.step_seconds]
-        if cases:
+        if cases := [case for case in cases_of([source]) if case.step_seconds]:
             found[source] = prepared(cases[:: THINNED.get(source, 1)])
     return found
 
 
-def errors(by_source: dict[str, list[Run]], change: Callable[[Machine], Machine]) -> Errors:
-    """Of all sources, on machines changed by ``change``."""
+def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
+    """Of all sources, with constants times ``factors``."""
     means, biases = [], []
-    for each in by_source.values():
-        found = [_seconds(run, change) / (run.case.step_seconds or 1.0) - 1 for run in each]
-        means.append(fmean(map(abs, found)))
-        biases.append(fmean(found))
+    with scaled(factors):
+        for each in by_source.values():
+            found = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in each]
+            means.append(fmean(map(abs, found)))
+            biases.append(fmean(found))
     return Errors(fmean(means), fmean(biases))
-
-
-def _seconds(run: Run, change: Callable[[Machine], Machine]) -> float:
-    return Timeline(Units(run.counts, change(run.case.machine))).step(run.case.layout, run.memory).seconds
-
-
-@contextmanager
-def scaled(constant: Constant, factor: float) -> Iterator[None]:
-    """A module's constant times ``factor``, wherever it was imported to."""
-    old = constant.value
-    holders = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("fivefold.") and vars(module).get(constant.name) is old
-    ]
-    try:
-        for module in holders:
-            setattr(module, constant.name, (constant.scale or times)(old, factor))
-        yield
-    finally:
-        for module in holders:
-            setattr(module, constant.name, old)
-
-
-def times(value: Any, factor: float) -> Any:
-    """A number, or every number of a table, times ``factor``."""
-    if isinstance(value, dict):
-        return {key: times(each, factor) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(times(each, factor) for each in value)
-    return value * factor
 
 
 OWN = {
@@ -99,29 +64,20 @@ OWN = {
 }  # by constant: the source, and the most ranks of the runs of it that it was set on (0: any)
 
 
-def varied(by_source: dict[str, list[Run]], constant: Constant, factor: float) -> Errors:
-    """With one constant times ``factor``."""
-    change = constant.machine
-    if change is not None:
-        return errors(by_source, lambda machine: change(machine, factor))
-    with scaled(constant, factor):
-        return errors(by_source, lambda machine: machine)
-
-
 def own() -> None:
     """Prints a line of Markdown per constant that was set on a source: that source's mean error around its value."""
     by_source = runs()
     for constant in (each for each in CONSTANTS if each.name in OWN):
         source, most = OWN[constant.name]
         chosen = {source: [run for run in by_source[source] if not most or run.case.machine.ranks <= most]}
-        cells = [f"{varied(chosen, constant, factor).mean:.1%}" for factor in (0.3, 0.8, 0.9, 1.0, 1.1, 1.2)]
+        cells = [f"{errors(chosen, {constant.name: factor}).mean:.1%}" for factor in (0.3, 0.8, 0.9, 1.0, 1.1, 1.2)]
         print(f"| `{constant.name}` | {source} | {len(chosen[source])} | {' | '.join(cells)} |", flush=True)
 
 
 def main(only: tuple[str, ...] = ()) -> None:
     """Prints a line of Markdown per constant."""
     by_source = runs()
-    stock = errors(by_source, lambda machine: machine)
+    stock = errors(by_source, {})
     count = sum(map(len, by_source.values()))
     print(f"{len(by_source)} sources, {count} runs: mean {stock.mean:.2%}, bias {stock.bias:+.2%}", flush=True)
     for constant in CONSTANTS:
@@ -129,7 +85,7 @@ def main(only: tuple[str, ...] = ()) -> None:
             continue
         cells = []
         for factor in (0.8, 1.2):
-            found = varied(by_source, constant, factor)
+            found = errors(by_source, {constant.name: factor})
             cells.append(f"{100 * (found.mean - stock.mean):+.2f} ({100 * (found.bias - stock.bias):+.2f})")
         print(f"| `{constant.name}` | {' | '.join(cells)} |", flush=True)
 

@@ -12,6 +12,9 @@ ROWS = [
         median=0.06,
         mean=0.079,
         worst=-0.41,
+        left_out=0.11,
+        half=0.52,
+        most=0.9,
         groups=9,
         tau=0.81,
         regret=0.012,
@@ -22,9 +25,14 @@ ROWS = [
 
 def test_a_line_per_source_and_quantity() -> None:
     lines = to_text(table(ROWS), width=100).splitlines()
-    assert lines[0].split() == ["source", "of", "cases", "bias", "median", "mean", "worst", "τ", "regret"]
-    assert lines[2].split() == ["vtrain", "time", "938", "+3.1%", "6.0%", "7.9%", "-41%", "0.81", "1.2%"]
+    assert " ".join(lines[0].split()) == "source of cases bias median mean worst left out 50 % 90 % τ regret"
+    assert " ".join(lines[2].split()) == "vtrain time 938 +3.1% 6.0% 7.9% -41% 11.0% 52% 90% 0.81 1.2%"
     assert lines[3].split()[-2:] == ["–", "–"]
+
+
+def test_by_another_field_its_name_heads_the_column() -> None:
+    assert to_text(table(ROWS, first="chip"), width=100).split()[0] == "chip"
+    assert markdown(ROWS, first="chip").startswith("| chip | of |")
 
 
 def test_rules_are_counted() -> None:
@@ -37,4 +45,4 @@ def test_markdown_is_a_table() -> None:
     lines = markdown(ROWS).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[1].startswith("| --- | --- | ---: |")
-    assert lines[2] == "| vtrain | time | 938 | +3.1% | 6.0% | 7.9% | -41% | 0.81 | 1.2% |"
+    assert lines[2] == "| vtrain | time | 938 | +3.1% | 6.0% | 7.9% | -41% | 11.0% | 52% | 90% | 0.81 | 1.2% |"

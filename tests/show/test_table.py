@@ -4,7 +4,8 @@ import pytest
 
 from fivefold.show import table
 from fivefold.show.compare import to_text
-from fivefold.step import Memory, Step, Time, Work
+from fivefold.step import Interval, Memory, Step, Time, Work
+from fivefold.units import GIB
 
 
 def test_a_step_on_one_page(small: Step) -> None:
@@ -12,7 +13,7 @@ def test_a_step_on_one_page(small: Step) -> None:
     for words in (
         "predicted  tiny on local:2, 2 ranks",
         "dp2 zero1 mbs4",
-        "820.0 ms ± 6% per step",
+        "820.0 ms per step",
         "MFU 38.4% causal, 40.1% full, 40.1% hardware",
         "169.00 MiB at the peak  ·  fits",
         "backward of the head",
@@ -24,6 +25,27 @@ def test_a_step_on_one_page(small: Step) -> None:
     assert "by pipeline stage" not in text
     assert "bubble" not in text  # there is none
     assert len(text.splitlines()) < 40
+
+
+def test_where_comparable_runs_lie_is_said_of_time_and_memory(small: Step) -> None:
+    time = Interval(
+        low_90=0.7, low_50=0.83, middle=0.9, high_50=0.95, high_90=1.4, error=0.1, sources=2, runs=12,
+        outside=("software ours",),
+    )  # fmt: skip
+    bounds = {name: round(getattr(time, name) * GIB) for name in ("low_90", "low_50", "middle", "high_50", "high_90")}
+    peak = time.replace(**bounds, runs=0, sources=0)
+    known = small.replace(time=small.time.replace(interval=time), memory=small.memory.replace(interval=peak))
+    lines = to_text(table.step(known), width=120).splitlines()
+    assert (
+        "step of comparable runs: half 830.0 ms to 950.0 ms, nine in ten 700.0 ms to 1.40 s"
+        " (12 of just this class, of 2 sources)"
+    ) in lines
+    assert (
+        "peak of comparable runs: half 849.92 MiB to 972.80 MiB, nine in ten 716.80 MiB to 1.40 GiB"
+        " (none of just this class)"
+    ) in lines
+    assert lines.count("outside of what was ever measured: software ours") == 1
+    assert "comparable" not in to_text(table.step(small))
 
 
 def test_bars_are_as_long_as_their_shares(small: Step) -> None:

@@ -4,18 +4,24 @@ Every row is a case or is excluded with the rule that says so: a fact that it la
 that the planner refuses; never its error. Which constants were set on which source: docs/how-a-step-costs/constants.md.
 
 case · cells · convert   a published run; cells of a row as our nouns; what readers share
-score · regimes · tune   errors and rankings; the error to expect by class; a machine calibrated on measured steps
+score · intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
+constants · left_out      the registry of constants; each source scored with those that were set without it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from fivefold.check.published.case import Case, Excluded, Message
+from fivefold.check.published.intervals import coverage
 from fivefold.check.published.score import Score, score, score_message, summarise
 from fivefold.record import Mistake, Record, nearest
 from fivefold.show.published import Summary, markdown
+
+if TYPE_CHECKING:
+    from fivefold.check.published.left_out import Fit
 
 Reader = Callable[[], Iterator[Case | Message | Excluded]]
 
@@ -81,13 +87,17 @@ def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
         yield from (case for case in reader(source)() if isinstance(case, Case) and not case.held_out)
 
 
-def run(sources: Iterable[str] = SOURCES) -> Report:
-    """Predict every case of ``sources`` and score it."""
-    from fivefold.plan.predict import predict  # only here: readers need no planner
+def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:
+    """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
+    from fivefold.check.published import left_out  # only here: readers need no planner
+    from fivefold.check.published.tune import Run
+    from fivefold.plan.predict import planner, predict
 
     scores: list[Score] = []
     excluded: list[Refusal] = []
+    known = tuple(left_out.read() if fits is None else fits)
     for source in sources:
+        without = left_out.factors_without(source, known)
         for case in reader(source)():
             if isinstance(case, Excluded):
                 excluded.append(Refusal(**case._asdict()))
@@ -100,12 +110,15 @@ def run(sources: Iterable[str] = SOURCES) -> Report:
             except Mistake as refused:
                 excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
             else:
-                scores += score(case, step)
+                plan = planner(case.model, case.machine, case.job)
+                again = Run(case, plan.counts, plan.memory(case.layout))
+                scores += score(case, step, left_out.predictions(again, without))
                 excluded += [
                     Refusal(source=case.source, row=f"{case.row} {quantity}", rule=f"{quantity}: {rule}")
                     for quantity, rule in case.left_out
                 ]
-    return Report(scores=tuple(scores), summaries=summarise(scores), excluded=tuple(excluded))
+    covered = coverage(scores) if set(sources) == set(SOURCES) else ()
+    return Report(scores=tuple(scores), summaries=summarise(scores, covered), excluded=tuple(excluded))
 
 
 def table_markdown(report: Report) -> str:

@@ -19,7 +19,6 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog
 from fivefold.machine.spec import Collective, Machine
 from fivefold.model.spec import Model
-from fivefold.plan.price import errors
 
 Counter = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["peak", "states", "activations"]
@@ -28,11 +27,10 @@ DATA = Path(__file__).parent / "data"
 
 
 class Case(NamedTuple):
-    """``regime`` groups cases that err alike; ``rivals`` names those among which a ranking makes sense."""
+    """``rivals`` names those among which a ranking makes sense."""
 
     source: str  # the stem of its data file
     row: str
-    regime: str
     model: Model
     machine: Machine
     layout: Layout
@@ -86,8 +84,3 @@ def machine(chip: str, gpus: int, *, nic_gigabits: float | None = None, source: 
         return found
     far = found.links[-1].replace(bandwidth=nic_gigabits * 1e9 / 8, source=source)
     return found.replace(links=(*found.links[:-1], far))
-
-
-def regime(framework: str, model: Model, machine: Machine, layout: Layout) -> str:
-    """What class of run this is, as in ``megatron a100 pipeline dense``."""
-    return " ".join((framework, *errors.regime(model=model, machine=machine, layout=layout)))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from fivefold.check.published.case import Case, Counter, Excluded, Quantity, held_out, regime, rows
+from fivefold.check.published.case import Case, Counter, Excluded, Quantity, held_out, rows
 from fivefold.check.published.cells import Row, degree, integer, needed, precision, schedule, where
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
@@ -133,7 +133,6 @@ def case_of(
     return Case(
         source=source,
         row=name or row["row_id"],
-        regime=regime(stack.family, model, machine, layout),
         model=model,
         machine=machine,
         layout=layout,

@@ -8,16 +8,17 @@ regret  measured time of the layout that we would pick, over the best measured, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import PositiveFloat
 
 from fivefold.check.published.case import Case, Message
 from fivefold.layout.mesh import Group
-from fivefold.plan.price.errors import regime
+from fivefold.plan.price.errors import RunClass, run_class
 from fivefold.plan.price.network import Network
 from fivefold.record import Record
 from fivefold.show.published import Summary
@@ -34,21 +35,47 @@ class Score(Record):
 
     source: str
     row: str
-    regime: str
-    chip: str
-    shape: str
-    kind: str
+    model: str = ""
+    chip: str = ""
+    ranks: int = 0
+    generation: str = ""  # this and the next five: of RunClass
+    nodes: str = ""
+    kind: str = ""
+    precision: str = ""
+    software: str = ""
+    recomputed: str = ""
     layout: str
     rivals: str = ""
     quantity: Quantity
     predicted: PositiveFloat
     measured: PositiveFloat
+    left_out: PositiveFloat | None = None  # predicted by constants that were set without this source
     held_out: bool = False  # of the half of a source that no fit may see
+
+    @property
+    def without(self) -> float:
+        """Predicted by constants set without the source, as far as it has any; else as predicted."""
+        return self.left_out or self.predicted
+
+    @property
+    def of(self) -> RunClass:
+        """The class of the run."""
+        return RunClass(*(getattr(self, field) for field in RunClass._fields))
 
     @property
     def error(self) -> float:
         """Relative to the measured, signed."""
         return self.predicted / self.measured - 1
+
+
+class Coverage(NamedTuple):
+    """Share of a source's runs inside the intervals of half and of nine tenths of all, learned without it."""
+
+    source: str
+    quantity: str
+    runs: int
+    half: float
+    most: float
 
 
 class Ranking(NamedTuple):
@@ -58,26 +85,29 @@ class Ranking(NamedTuple):
     regret: float
 
 
-def score(case: Case, step: Step) -> Iterator[Score]:
-    """The quantities that the case measured, beside those of the predicted ``step``."""
+def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyType({})) -> Iterator[Score]:
+    """The quantities that the case measured, beside those of the predicted ``step`` and those ``left_out``."""
     pairs: list[tuple[Quantity, float, float | None]] = [
         ("time", step.time.step_seconds, case.step_seconds),
         (case.quantity, _memory(case, step), case.memory_bytes),
     ]
-    words = regime(model=case.model, machine=case.machine, layout=case.layout)
+    of = run_class(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
     for quantity, predicted, measured in pairs:
         if measured is not None:
             yield Score(
                 source=case.source,
                 row=case.row,
-                regime=case.regime,
+                model=case.model.name,
+                chip=case.machine.chip.name,
+                ranks=case.layout.world,
                 layout=str(case.layout),
                 rivals=case.rivals,
                 quantity=quantity,
                 predicted=predicted,
                 measured=measured,
                 held_out=case.held_out,
-                **words._asdict(),
+                left_out=left_out.get(quantity),
+                **of._asdict(),
             )
 
 
@@ -88,15 +118,13 @@ def score_message(message: Message) -> Score:
     return Score(
         source=message.source,
         row=message.row,
-        regime=f"nccl {machine.chip.name}",
         layout=f"{message.collective} {show_bytes(message.payload)} x{machine.ranks}",
         quantity="message",
         predicted=seconds,
         measured=message.seconds,
         held_out=message.held_out,
         chip=machine.chip.name,
-        shape="flat",
-        kind="message",
+        ranks=machine.ranks,
     )
 
 
@@ -112,28 +140,40 @@ def _memory(case: Case, step: Step) -> float:
     return counted if counted is not None else step.memory.peak_bytes
 
 
-def summarise(scores: Iterable[Score]) -> tuple[Summary, ...]:
-    """One summary per source, quantity and half (``Case.held_out``), in the order in which they come."""
+def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: str = "source") -> tuple[Summary, ...]:
+    """One summary per source (or other field of a score), quantity and half (``Case.held_out``).
+
+    ``covered``: coverage of sources by what all others teach.
+    """
+    known = {(each.source, each.quantity): each for each in covered}
+    told = [score for score in scores if getattr(score, by)]
+    groups = grouped(told, by=lambda score: (getattr(score, by), score.quantity))
+    if by != "source":
+        groups.sort(key=lambda group: (group[0].quantity, getattr(group[0], by)))
     return tuple(
-        _summary(half)
-        for group in grouped(scores, by=lambda score: (score.source, score.quantity))
+        _summary(half, name=str(getattr(half[0], by)), covered=known.get((half[0].source, half[0].quantity)))
+        for group in groups
         for half in grouped(sorted(group, key=lambda score: score.held_out), by=lambda score: score.held_out)
     )
 
 
-def _summary(scores: Sequence[Score]) -> Summary:
+def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) -> Summary:
     errors = [score.error for score in scores]
     sizes = [abs(error) for error in errors]
     first = scores[0]
+    left_out = [abs(score.left_out / score.measured - 1) for score in scores if score.left_out]
     rankings = rank(scores) if first.quantity == "time" else []
     return Summary(
-        source=first.source,
+        source=name,
         quantity=f"{first.quantity}, held out" if first.held_out else first.quantity,
         cases=len(scores),
         bias=fmean(errors),
         median=median(sizes),
         mean=fmean(sizes),
         worst=max(errors, key=abs),
+        left_out=fmean(left_out) if left_out else None,
+        half=covered.half if covered else None,
+        most=covered.most if covered else None,
         groups=len(rankings),
         tau=fmean(ranking.tau for ranking in rankings) if rankings else None,
         regret=fmean(ranking.regret for ranking in rankings) if rankings else None,

@@ -53,7 +53,7 @@ def _chip(chip: Chip, factors: Factors) -> Chip:
 
 
 class Run(NamedTuple):
-    """A measured step with all of it that no machine changes."""
+    """A measured case with all of it that no machine changes."""
 
     case: Case
     counts: Counts
@@ -61,13 +61,12 @@ class Run(NamedTuple):
 
 
 def prepared(cases: Iterable[Case]) -> list[Run]:
-    """Those with a step time; equal models and jobs are counted once."""
+    """Every case with its counts; equal models and jobs are counted once."""
     known: dict[tuple[Model, Job], Counts] = {}
     runs = []
     for case in cases:
-        if case.step_seconds is not None:
-            counts = known.setdefault((case.model, case.job), Counts(case.model, case.job))
-            runs.append(Run(case, counts, memory(counts, case.layout)))
+        counts = known.setdefault((case.model, case.job), Counts(case.model, case.job))
+        runs.append(Run(case, counts, memory(counts, case.layout)))
     return runs
 
 
@@ -113,7 +112,7 @@ class Halves(NamedTuple):
 def halves(cases: Iterable[Case]) -> list[Halves]:
     """Per chip: every second run tunes, the others are scored."""
     chips: dict[str, list[Run]] = {}
-    for run in prepared(cases):
+    for run in prepared(case for case in cases if case.step_seconds):
         chips.setdefault(run.case.machine.chip.name, []).append(run)
     found = []
     for chip, runs in chips.items():

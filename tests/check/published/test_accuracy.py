@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from fivefold.check.published import Report, run, table_markdown
-from fivefold.check.published.regimes import learn, write
+from fivefold.check.published.intervals import coverage, learn, write
 from fivefold.plan.price.errors import TABLE
 
 README = Path(__file__).parents[3] / "README.md"
@@ -97,3 +98,24 @@ def test_rankings_hold(report: Report) -> None:
     assert ranked["simumax_b200"].regret < 0.02
     assert ranked["bloom_prequel"].regret is not None
     assert ranked["bloom_prequel"].regret < 0.05
+
+
+@pytest.mark.parametrize("quantity", ["time", "peak"])
+def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report: Report, quantity: str) -> None:
+    """Mean over sources; over runs of all of them vTrain's are two thirds."""
+    found = [each for each in coverage(report.scores) if each.quantity == quantity]
+    assert len(found) >= 8
+    assert 0.40 <= fmean(each.half for each in found) <= 0.60
+    assert fmean(each.most for each in found) >= 0.85
+    runs = sum(each.runs for each in found)
+    assert sum(each.most * each.runs for each in found) / runs >= 0.85
+
+
+def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:
+    """Sources that a constant was set on are worse without; their scores by these constants are no evidence."""
+    rows = {(row.source, row.quantity): row for row in report.summaries}
+    assert all(row.left_out is not None for (_, quantity), row in rows.items() if quantity in ("time", "peak"))
+    for source in ("vtrain", "korthikanti2022", "dgxc_benchmarking"):
+        row = rows[source, "time"]
+        assert row.left_out is not None
+        assert row.left_out > row.mean

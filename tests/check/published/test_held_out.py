@@ -9,7 +9,7 @@ import pytest
 from fivefold.check import published
 from fivefold.check.published import case, cases_of, reader, run
 from fivefold.check.published.case import Case, Excluded, Message, rows
-from fivefold.check.published.regimes import learn
+from fivefold.check.published.intervals import learn
 from fivefold.check.published.score import Score, score, score_message, summarise
 from fivefold.layout.mesh import Group
 from fivefold.plan.predict import predict

@@ -50,10 +50,7 @@ def timed(predicted: float, measured: float, *, rivals: str = "a", source: str =
     return Score(
         source=source,
         row="r",
-        regime="x",
         chip=chip,
-        shape="flat",
-        kind="dense",
         layout="dp1",
         rivals=rivals,
         quantity="time",
@@ -67,7 +64,11 @@ def test_a_case_scores_what_it_measured() -> None:
     time, peak = score(case, step(seconds=1.5, peak=110))
     assert (time.quantity, time.error) == ("time", -0.25)
     assert (peak.quantity, peak.error) == ("peak", pytest.approx(0.1))
-    assert (time.chip, time.shape, time.kind) == ("b200", "pipeline", "dense")
+    assert (time.chip, time.ranks, time.model) == ("b200", 8, case.model.name)
+    assert time.of == ("blackwell", "one", "dense", "16 bits", "megatron", "nothing")
+    assert (time.left_out, time.without) == (None, 1.5)
+    (again, _) = score(case, step(seconds=1.5, peak=110), {"time": 1.8})
+    assert (again.predicted, again.left_out, again.without) == (1.5, 1.8, 1.8)
     assert [s.quantity for s in score(case._replace(step_seconds=None), step(seconds=1, peak=1))] == ["peak"]
 
 

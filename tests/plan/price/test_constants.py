@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.bench.constants import CONSTANTS, Constant
-from tests.bench.sensitivity import scaled, times
+from fivefold.check.published.constants import ALL, CONSTANTS, OF_MEMORY, Constant, scaled, times
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "docs" / "how-a-step-costs" / "constants.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", flags=re.MULTILINE)
 PRICED = [*sorted((ROOT / "fivefold/plan/price").glob("*.py")), ROOT / "fivefold/machine/reached.py"]
-# Words and sizes, not figures of the model: kinds of kernels, axes, bytes of a dtype, the table of errors.
+# Words and sizes, not figures of the model: kinds of kernels, axes, bytes of a dtype, the table of errors and its use.
 NO_FIGURES = {"KERNELS", "FUSED_INTO_SUM", "AXES", "TABLE", "WIDTH", "REACHED", "A100", "H100", "B200", "GB200"}
 NO_FIGURES |= {"EAGER", "ONE"}  # counts, which tests/plan/price/test_passes.py holds to the engine's operations
+NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS"}
 
 
 def numbers(value: Any) -> list[float]:
@@ -47,6 +47,17 @@ def test_every_value_of_the_table_is_the_codes() -> None:
     assert set(table) == {constant.name for constant in CONSTANTS}
     for constant in CONSTANTS:
         assert table[constant.name] == pytest.approx(varying(constant), rel=1e-3), constant.name
+
+
+def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
+    text = TABLE.read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line.lower() for line in text.splitlines()[::-1] if ROW.match(line)}
+    for constant in (*CONSTANTS, *OF_MEMORY):
+        row = rows[constant.name]
+        if constant.set_on == ALL:
+            assert "estimate" in row or "no source" in row, constant.name
+        else:
+            assert all(source.split("_")[0] in row.replace(" ", "") for source in constant.set_on), constant.name
 
 
 def test_no_constant_of_the_price_is_left_out() -> None:
@@ -82,6 +93,6 @@ def test_a_constant_is_varied_wherever_it_was_imported_to() -> None:
     from fivefold.plan.price import data_parallel, durations, units
 
     constant = next(each for each in CONSTANTS if each.name == "CONTENTION")
-    with scaled(constant, 2.0):
+    with scaled({"CONTENTION": 2.0}):
         assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
     assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == constant.value
