@@ -94,6 +94,7 @@ RECIPE: dict[str, Draw] = {
     "scaling": any_of(Recipe, "scaling"),
     "wide_gradients": one(False, True),
     "gathers": any_of(Recipe, "gathers"),
+    "half": any_of(Recipe, "half"),
     "dispatches": any_of(Recipe, "dispatches"),
 }
 
@@ -168,6 +169,7 @@ STACK: dict[str, Draw] = {
     "overlap": subset(Stack, "overlap"),
     "p2p_overlap": any_of(Stack, "p2p_overlap"),
     "reduce": any_of(Stack, "reduce"),
+    "reshard": any_of(Stack, "reshard"),
     "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
     "weights": any_of(Stack, "weights"),
     "async_tp": any_of(Stack, "async_tp"),

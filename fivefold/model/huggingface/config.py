@@ -28,6 +28,7 @@ ACTIVATIONS = {
 
 
 Layer = Annotated[int, Field(ge=0, le=2**12)]
+Flag = Annotated[int, Field(ge=0, le=1)]
 IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
@@ -61,7 +62,7 @@ class Config(Record):
     residual_multiplier: Scalar = 1.0
     logits_scaling: Positive = 1.0
     logit_scale: Scalar = 1.0
-    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layers: tuple[Flag, ...] | None = None  # 1: with positions
     no_rope_layer_interval: Layers = 4
     new_decoder_architecture: bool = False
     multi_query: bool = True

@@ -229,8 +229,9 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
     lists |= {kind: block_weights(model, layer) for kind, layer in counts.example.items()}
     for unit, held in lists.items():
         local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in held]
-        mine = sum(weight.numel for weight in local if weight.kind != "vector")  # sinks: 64 a layer, no operation
-        mine += table if unit == "head" and model.tied_embeddings else 0
+        mine = sum(weight.numel for weight in local)
+        if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
+            mine += (model.tied_embeddings + 2 * model.predicted) * table
         made = sum(sum(op.gradient_widths) for op in counts.unit(part_of(layout), unit).ops)
         assert made == sum(op.parameters for op in counts.unit(part_of(layout), unit).ops) == mine, unit
 
@@ -248,16 +249,18 @@ def test_copies_by_hand() -> None:
 
 
 def issued(model: Model, layout: Layout, job: Job) -> tuple[int, int, int]:
-    """Over all ranks and micro-batches: three times forward with the full square, causal, and with recomputation."""
+    """Over all ranks and micro-batches: three times forward with the full square, causal, and what is executed: with
+    recomputation, and of a window what it shows.
+    """
     counts, full, causal, hardware = Counts(model, job), 0, 0, 0
     for stage in counts.stage_work(layout):
         for run, times in stage:
             for op in counts.unit(run_part(part_of(layout), run), run.name).ops:
                 full += 3 * times * op.flops
                 causal += 3 * times * op.causal_flops
-                hardware += (4 if op.recomputed else 3) * times * op.flops
-    everyone = layout.dp * layout.cp * layout.tp * layout.micro_batches(job)
-    return full * everyone, causal * everyone, hardware * everyone
+                hardware += (4 if op.recomputed else 3) * times * (op.windowed_flops or op.flops * layout.cp)
+    replicas = layout.dp * layout.tp * layout.micro_batches(job)
+    return full * replicas * layout.cp, causal * replicas * layout.cp, hardware * replicas
 
 
 def copied_flops(model: Model, layout: Layout, job: Job) -> int:
@@ -303,6 +306,18 @@ def test_a_ring_sees_half_of_what_goes_round(cp: int) -> None:
     attention = 3 * 4 * job.sequence * LLAMA.heads * LLAMA.head_dim * job.tokens_per_step * LLAMA.layers
     one, ring = (work(LLAMA, layout=Layout(cp=n), job=job).hardware_flops for n in (1, cp))
     assert one - ring == attention * (cp - 1) // cp // 2
+
+
+@pytest.mark.parametrize("layout", ["", "tp2", "cp2", "cp2 cp=ulysses", "dp2 pp2"])
+def test_of_a_window_what_it_shows_is_executed(layout: str) -> None:
+    """Five of seven layers slide: query q sees q + 1 keys, or 24; where none slides a layer executes the square."""
+    job, wide = Job(sequence=64, global_batch=4), WINDOWS.replace(window=None, window_pattern=())
+    hidden = 64**2 - sum(min(query + 1, 24) for query in range(64))
+    spared = 3 * 4 * 5 * WINDOWS.heads * WINDOWS.head_dim * hidden * job.global_batch
+    if layout == "cp2":  # of which a ring executes three quarters
+        spared -= 3 * 4 * 5 * WINDOWS.heads * WINDOWS.head_dim * 64**2 * job.global_batch // 4
+    slides, squares = (work(m, layout=Layout.parse(layout), job=job).hardware_flops for m in (WINDOWS, wide))
+    assert squares - slides == spared
 
 
 def test_copies_of_key_heads_work_too() -> None:

@@ -16,9 +16,10 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.operations.attention import attended_pairs
-from fivefold.plan.count.operations.layer import block, embedding, head
+from fivefold.plan.count.operations.layer import block, embedding
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Local, Part
+from fivefold.plan.count.operations.prediction import head_unit
 from fivefold.plan.count.work import work
 
 GPT = Model(
@@ -34,7 +35,7 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     counts = Counts(local.model, local.job)
     for kind, times in Counter(counts.kinds).items():
         yield times, block(local, layer=counts.example[kind])
-    yield 1, head(local)
+    yield 1, list(head_unit(local).ops)
 
 
 def kept(model: Model, job: Job, *, sequences: int) -> int:
@@ -147,7 +148,7 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
             weight.numel for weight in weights(model) if weight.kind.startswith("expert") and len(weight.shape) == 3
         )
         active += routed * model.moe.topk // model.moe.experts
-    active += model.vocab * model.width if model.tied_embeddings else 0
+    active += (model.tied_embeddings + model.predicted) * model.vocab * model.width  # each further loss projects too
     assert matmuls == 2 * active * tokens
 
 
@@ -158,5 +159,6 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
         times * sum(sum(op.gradient_widths) for op in ops)
         for times, ops in unit_lists(Local(model, Job(sequence=8), Part(1)))
     )
-    tied = model.vocab * model.width if model.tied_embeddings else 0
-    assert counted - tied == model.parameters
+    # each further token predicted is a use of the embedding, and of the head: a gradient each
+    again = (model.tied_embeddings + 2 * model.predicted) * model.vocab * model.width
+    assert counted - again == model.parameters
