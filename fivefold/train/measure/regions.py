@@ -218,6 +218,7 @@ class Gemms:
 
     def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.names = recorder, inner, names
+        self.travels = getattr(inner, "travels", False)  # those of experts have none
         self.labels = {
             name: tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward", "weight"))
             for name in names.values()
@@ -229,6 +230,11 @@ class Gemms:
         """As the inner one; a new input."""
         self.fused = []
         return self.inner.operand(*inputs)
+
+    def shared_operand(self, x: Tensor, **exchanges: Any) -> Any:
+        """As the inner one; a new input."""
+        self.fused = []
+        return self.inner.shared_operand(x, **exchanges)
 
     def fprop(self, operand: Any, weight: Tensor, *rest: Any) -> Tensor:
         """As the inner one."""

@@ -32,7 +32,10 @@ def plant(*mutations: Mutation) -> None:
         names: dict[str, Any] = {}
         code = "from __future__ import annotations\n" + text.replace(mutation.old, mutation.new)
         exec(compile(code, f"<{mutation.name}>", "exec"), vars(module), names)
-        holders = [owner] if outer else [each for name, each in sys.modules.items() if name.startswith("fivefold")]
-        for holder in holders:
+        modules = [each for name, each in sys.modules.items() if name.startswith("fivefold")]
+        for holder in [owner] if outer else modules:
             if vars(holder).get(last) is found:
                 setattr(holder, last, names[last])
+        for kernels in {each for held in modules for each in vars(held).values() if inspect.isclass(each)}:
+            if getattr(vars(kernels).get(last), "__func__", None) is found:  # as a static method of a class of kernels
+                setattr(kernels, last, staticmethod(names[last]))

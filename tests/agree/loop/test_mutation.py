@@ -22,7 +22,7 @@ FAR = Case("llama", "mbs2", CONSTANT, LONG | {"steps": 4})
 FALLING = Case("llama", "mbs4", WSD | {"warmup_steps": 1, "decay_steps": 4}, SHORT)
 EXPERTS = Case("mixtral", "mbs4", COSINE, SHORT)
 ADAMW = "torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon"
-INTO_GRADIENT = "part.copy_(share.mul_(times)"
+INTO_GRADIENT = "shape.gradient_(share, part).mul_(times)"
 Planted = list[tuple[Case, Mutation]]
 
 
@@ -41,7 +41,7 @@ DATA = [
           ("windows share two tokens", "int(window) * self", "int(window) * (self.sequence - 1) or self")),
     *each(ALONE, "loop:Loop._step",
           ("samples are read twice", "take(self.samples,", "take(max(0, self.samples - 4),")),
-    *each(ALONE, "engine:Engine._stage", ("a token is its own target", "tokens[:, 1:]", "tokens[:, :-1]")),
+    *each(ALONE, "engine:Engine._stage", ("a token is its own target", "in range(2 + ahead)", "in [0] * (2 + ahead)")),
     *each(PACKED, "engine:Engine._stage",
           ("an end opens the next document", " - (inputs == self.end).long()", ""),
           ("documents are joined", "None if self.end is None else", "None if True else")),

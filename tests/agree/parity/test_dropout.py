@@ -55,6 +55,7 @@ def evaluated(model: Model) -> list[float]:
     tokens = batch(job, step=0)[:, None]
     plain = float(engine.evaluate(tokens)) / tokens[..., 1:].numel()
     losses = [plain, float(engine.backward(tokens))]
+    engine.zero_grad()
     engine.number += 1
     return [*losses, float(engine.backward(tokens))]
 
