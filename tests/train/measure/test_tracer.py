@@ -125,6 +125,20 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
         assert operations(step, "backward") == backwards(names["forward"])
 
 
+def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+    layout, run = (
+        Layout.parse("tp2 mbs2"),
+        a_run(tmp_path / "run", corpus, precision=recipe("fp8-rowwise"), emulate=True),
+    )
+    for trace, traffic in forked(2, traced, run, DENSE, layout):
+        (step,) = trace.steps
+        adds_up(step)
+        names = planned(DENSE, layout, run.job, trace.stage)
+        assert operations(step, "forward") == names["forward"]
+        assert operations(step, "weight") == names["weight"]
+        assert sent_by(step) == {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
 def test_a_compiled_block_is_one_operation_but_for_its_gemms(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     run, model = a_run(tmp_path / "run", corpus, compile=True), DENSE.replace(layers=1)
