@@ -68,7 +68,7 @@ def test_what_lives_at_the_peak_adds_up() -> None:
     told = moment(found.tapes[full.rank], rows=10**6)
     assert sum(told.parts.values()) == sum(each.bytes for each in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
-    (gates,) = [each for each in told.largest if each.category == "activations" and "Swiglu" in each.line]
+    (gates,) = [each for each in told.largest if each.category == "activations" and "_Gated" in each.line]
     assert (gates.module, gates.since) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 

@@ -28,6 +28,7 @@ def trained(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[
     torch.compile = lambda function, options=None: real(function, backend="aot_eager")  # type: ignore[misc]
     layout, job = Layout.parse(text), JOB.replace(compile=compiled)
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()  # of what this process compiled before
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     engine, found = Engine(built, model=MODEL, layout=layout, job=job), []
     for number in range(2):

@@ -72,6 +72,6 @@ def test_the_planner_prices_products_at_the_chips_tf32_peak() -> None:
             sequence=4096, global_batch=8, precision=recipe(name))).step(Layout.parse("dp8 zero3 mbs1"))
         for name in ("tf32", "fp32")
     ]  # fmt: skip
-    assert steps[0].memory == steps[1].memory
+    assert steps[0].memory.replace(interval=None) == steps[1].memory.replace(interval=None)
     assert steps[0].traffic == steps[1].traffic
     assert 0.1 < steps[0].time.compute_seconds / steps[1].time.compute_seconds < 0.3
