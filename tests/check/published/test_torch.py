@@ -63,7 +63,7 @@ def test_torchtitan_facts() -> None:
     vanilla, hidden = found["torchtitan-0021"], found["torchtitan-0022"]
     assert ("tp" in vanilla.job.stack.overlap, "tp" in hidden.job.stack.overlap) == (False, True)
     assert vanilla.machine.chip.memory_bandwidth == 2.4e12
-    assert (vanilla.job.precision.weights_bytes, vanilla.job.stack.reduce) == (1, "micro_batch")
+    assert (vanilla.job.precision.weights_bytes, vanilla.job.stack.reduce) == (1, "unpipelined")
     assert found["torchtitan-0037"].layout.ac == "full/2"
     assert (found["torchtitan-0011"].memory_bytes, found["torchtitan-0011"].memory) == (71.9 * GIB, "reserved")
     assert all(case.memory_bytes is None for case in found.values() if case.layout.cp > 1)  # disputed: issue 1344

@@ -173,7 +173,7 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     assert [row.measured for row in swept(local, submit=_submit)] == ["waiting", "waiting", "waiting", "refused"]
     assert Path("n").read_text() == "73\n"  # nothing is submitted twice
 
-    runs = sorted((local.parent / "trials").glob("*/*/run"))
+    runs = sorted((local.parent / "trials").glob("*/*/run"), key=lambda path: path.parent.name)
     assert [path.parent.name for path in runs] == ["dp1_zero0_mbs2", "dp1_zero0_mbs4", "dp2_zero0_mbs2"]
     step = step_of("dp1 zero0 mbs2", local).measured
     assert step
