@@ -28,9 +28,11 @@ from fivefold.train.model.flash_attention import attend, attend_backward
 from fivefold.train.model.kernels import norms
 from fivefold.train.model.kernels.eager import EAGER
 from fivefold.train.model.kernels.rotary import rotate
+from fivefold.train.model.score_rule import ScoreRule
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2
+RULE = ScoreRule(0.3)
 
 
 def on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> Tape:
@@ -58,7 +60,7 @@ def context(*saved: Tensor, **more: Any) -> Any:
 OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "rms_norm": lambda new: EAGER.rms_norm(new(R, D), new(D), epsilon=1e-5),
     "rms_norm backward": lambda new: norms._RmsNorm.backward(
-        context(new(R, D), new(D), new(R, 1, dtype=torch.float32)), new(R, D)
+        context(new(R, D), new(D), new(R, 1, dtype=torch.float32), plus_one=False), new(R, D)
     ),
     "swiglu": lambda new: EAGER.swiglu(new(R, D), new(R, D)),
     "rotate": lambda new: rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
@@ -81,7 +83,7 @@ def test_operations_make_the_same_tensors_on_both(name: str) -> None:
 def test_attention_by_blocks_is_padded_to_eights(
     dims: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The padding is cut off afterwards (``tests/train/test_flash.py``); the log-sum-exp has none."""
+    """The padding is cut off afterwards (``tests/train/model/test_flash_attention.py``); the log-sum-exp has none."""
     monkeypatch.setattr(flash_attention, "_tokens", lambda x, dim=None: x)
     width, value_width = dims
 
@@ -89,14 +91,14 @@ def test_attention_by_blocks_is_padded_to_eights(
         return [new(B, T, N, width), new(B, T, K, width), new(B, T, K, value_width)]
 
     def forward(new: Callable[..., Tensor]) -> object:
-        out, lse = attend(*heads(new), causal=True)
+        out, lse = attend(*heads(new), RULE)
         assert out.nbytes == 2 * B * T * N * max(wanted if out.is_cuda else 0, *dims)
         assert (lse.nbytes, lse.dtype) == (4 * B * T * N, torch.float32)
         return out, lse
 
     def backward(new: Callable[..., Tensor]) -> object:
         out, lse = new(B, T, N, value_width), new(B, N, T, dtype=torch.float32).transpose(1, 2)
-        return attend_backward(new(B, T, N, value_width), *heads(new), out, lse, causal=True)
+        return attend_backward(new(B, T, N, value_width), *heads(new), out, lse, RULE)
 
     for work in (forward, backward):
         for device, dim in (("cuda", wanted), ("cpu", max(dims))):

@@ -143,9 +143,11 @@ class Row(NamedTuple):
         return self.rehearsed_reserved_bytes / self.reserved_bytes - 1
 
 
-def rehearsed(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None) -> Reserved:
+def rehearsed(
+    case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True
+) -> Reserved:  # fmt: skip
     """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
-    tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=True)
+    tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
     played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
     resident = [workspace_bytes] * 2 if workspace_bytes else []
     return reserved(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
@@ -191,7 +193,7 @@ def compared(case: Case, *, rehearse: bool = False) -> Row | None:
     """Rehearse here and run in a process of its own; None where it does not fit."""
     room = ROOM if rehearse else torch.cuda.get_device_properties(0).total_memory - CONTEXT_BYTES
     workspace = 0 if rehearse else workspace_bytes()
-    model = rehearsed(case, workspace_bytes=workspace, capacity_bytes=room)
+    model = rehearsed(case, workspace_bytes=workspace, capacity_bytes=room, gpu=not rehearse)
     if model.shortage is not None:
         print(f"{case}: left out, {model.shortage}", file=sys.stderr)
         return None
