@@ -27,6 +27,14 @@ from fivefold.model.huggingface.keys import unread
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
+_LINEAR = "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained"
+_CHUNKED = "its attention in chunks and its norms of q and k without weights are neither counted nor trained"
+# Architectures that people ask for, by class and by model_type, and what they need that ``Model`` has no field for.
+LACKS = {
+    "Qwen3NextForCausalLM": _LINEAR, "qwen3_next": _LINEAR, "Llama4ForCausalLM": _CHUNKED, "llama4_text": _CHUNKED,
+    "Llama4ForConditionalGeneration": _CHUNKED, "llama4": _CHUNKED,
+}  # fmt: skip
+
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
     """Build the model that a ``config.json`` describes.
@@ -62,6 +70,8 @@ def model_type(config: dict[str, Any], *, name: str) -> str:
         wanted, known = str(architectures[0]), {family.architecture: kind for kind, family in FAMILIES.items()}
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in FAMILIES}
+    if wanted in LACKS:
+        raise Mistake(f"{name}: architecture {wanted!r} is not read: {LACKS[wanted]}")
     if wanted not in known:
         raise Mistake(
             f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES)} is "

@@ -223,6 +223,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES)} is ",
     ),
     ({}, "architecture 'None' is not known"),
+    ({"model_type": "qwen3_next"}, "x: architecture 'qwen3_next' is not read: three of four of its layers are linear"),
+    ({"architectures": ["Llama4ForCausalLM"]}, "'Llama4ForCausalLM' is not read: its attention in chunks"),
     ({"model_type": "llama", "hidden_act": "mish"}, "activation 'mish' is not supported; supported: silu"),
     ({"model_type": "llama", "attention_dropout": 0.1}, "(attention 0.1, residual 0) are not supported"),
     ({"model_type": "llama", "hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=32"),
