@@ -44,7 +44,8 @@ def test_spans_of_a_stream_add_up_to_its_step(tmp_path: Path) -> None:
         assert all(span.start <= span.end for span in step.spans)
         ways = {way: Counter(s.name for s in step.spans if (s.kind, s.way) == ("op", way))
                 for way in ("forward", "backward")}  # fmt: skip
-        assert ways["forward"] == ways["backward"]
+        added = {name for name in ways["forward"] if name.endswith(".add")}  # its gradient is passed on as it is
+        assert {name: n for name, n in ways["forward"].items() if name not in added} == ways["backward"]
         work = sum(span.own for span in step.spans if span.kind in ("op", "update"))
         assert work > 0.8 * step.seconds, "kernels of this size keep the stream busy"
     traced = statistics.median(step.seconds for step in trace.steps)
