@@ -200,7 +200,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "dp2 mbs3"}, r"layout '.*': global batch 4 is not divisible by dp·mbs=2·3=6; try gbs 6 or mbs2"),
         ({"layout": "dp4 mbs1"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
         ({"layout": "tp2x2"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
-        ({"job": {"attention": "unfused"}}, r"job: the engine has attention=flash, not unfused; .*"),
+        ({"job": {"dispatcher": "fused"}}, r"job: the engine has dispatcher=all_to_all, not fused; .*"),
         ({"job": {"loss": "plain"}}, r"job: the engine has loss=fused or chunked, not plain; .*"),
         ({"job": {"offload": ["optimizer"]}}, r"job: the engine has offload=\(\), not \('optimizer',\); .*"),
         ({"layout": "tp2 mbs1 ep2"}, r"layout '.*': experts=1 is not divisible by ep=2; try ep1"),

@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 from fivefold.check.dryrun.record.tape import Tape
 from fivefold.check.dryrun.time.prices import CURVES
+from fivefold.job import Job
+from fivefold.model.catalog import named
 
 
 def test_every_curve_is_of_a_function_that_a_step_runs(rehearsed: Callable[..., list[Tape]]) -> None:
-    (tape,) = rehearsed("mbs4")
-    ran = {tape.sites[kernel.site].line.rpartition(" ")[2] for kernel in tape.kernels}
+    tiny, job = named("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
+    plain = tiny.replace(norm="layernorm", mlp="plain", activation="gelu")
+    ran = set()
+    for model in (tiny, tiny.replace(activation="gelu"), plain):
+        for kernels in ("fused", "eager"):
+            (tape,) = rehearsed("mbs4", model=model, job=job.replace(kernels=kernels))
+            ran |= {tape.sites[kernel.site].line.rpartition(" ")[2] for kernel in tape.kernels}
     assert set(CURVES) - ran == set()
