@@ -205,7 +205,8 @@ def _in_fp32(x: Tensor) -> bool:
 def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     """As ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
     out: Tensor = _empty_product(left, right, offsets)
-    for index, rows in enumerate(_slices(read_ends(offsets, left.shape[0]))):
+    ends = [int(end) for end in offsets]  # on a CPU nothing is waited for
+    for index, rows in enumerate(_slices(ends)):
         if right.dim() == 3:
             out[rows] = left[rows].float() @ right[index].float()
         else:
