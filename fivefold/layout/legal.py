@@ -43,6 +43,11 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _ramp(layout, model=model, job=job)
 
 
+def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> bool:
+    """Whether the layout fits this model, job and machine."""
+    return next(reasons(layout, model=model, job=job, machine=machine), None) is None
+
+
 def unfit(model: Model, job: Job) -> Iterator[str]:
     """Reasons why model and job do not fit each other, whatever the layout."""
     if model.position == "learned" and job.sequence > model.positions:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from math import ceil
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import is_legal, refuse
 from fivefold.layout.search_result import Answer, Batch, Change
 from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
@@ -32,7 +32,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
     planner, question = Planner(model=model, machine=machine, job=job), "largest micro-batch"
     for size in reversed(divisors(max(1, job.global_batch // layout.dp))):
         tried = layout.replace(mbs=size)
-        if _runs(tried, model, job, machine) and _fits(planner, tried):
+        if is_legal(tried, model=model, job=job, machine=machine) and _fits(planner, tried):
             return _answer(question, f"{size} sequences at a time", size, planner, tried)
     refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
     raise Mistake(_too_large(planner, layout.replace(mbs=1)))
@@ -149,7 +149,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     found = []
     for words, changed, other in _others(job, layout):
-        if (other, changed) == (layout, job) or not _runs(other, model, changed, machine):
+        if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
         after = Planner(model=model, machine=machine, job=changed).estimate(other)
         found.append(
@@ -187,15 +187,6 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     yield "flash attention", job.replace(attention="flash"), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
     yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
-
-
-def _runs(layout: Layout, model: Model, job: Job, machine: Machine) -> bool:
-    """Whether a layout is legal."""
-    try:
-        refuse(layout, model=model, job=job, machine=machine)
-    except Mistake:
-        return False
-    return True
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:

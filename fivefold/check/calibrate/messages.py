@@ -100,13 +100,9 @@ def time_message(
     order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
 ) -> CollectivePoint:
     """Time one message; every rank calls it. A p2p also tells how long it keeps a core from its work."""
-    if order.collective == "p2p" and not order.both_ways:
-        seconds, busy = there_and_back(order, among, work=work, device=device)
-        return CollectivePoint(
-            collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
-        )
     if order.collective == "p2p":
-        seconds, busy = hop_beside(order, among, work=work, device=device)
+        timing = hop_beside if order.both_ways else there_and_back
+        seconds, busy = timing(order, among, work=work, device=device)
         return CollectivePoint(
             collective="p2p", ranks=order.ranks, bytes=order.bytes, seconds=seconds, busy_seconds=min(busy, seconds)
         )

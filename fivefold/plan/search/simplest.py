@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator
 from math import log2
 from typing import NamedTuple
 
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import is_legal
 from fivefold.layout.names import DEFAULT_ORDER, ScheduleName
 from fivefold.layout.search_result import Alternative, Why
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
-from fivefold.record import Mistake
 from fivefold.units import show_bytes
 
 # How much harder a choice makes a layout to run and to understand. Only their order matters much: an axis more than
@@ -218,8 +217,4 @@ def _made(layout: Layout, **fields: object) -> Layout | None:
 
 
 def _legal(layout: Layout, planner: Planner) -> bool:
-    try:
-        refuse(layout, model=planner.model, job=planner.job, machine=planner.machine)
-    except Mistake:
-        return False
-    return True
+    return is_legal(layout, model=planner.model, job=planner.job, machine=planner.machine)
