@@ -60,7 +60,7 @@ def search(
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
-    total = sum(space.layouts() for _, space in spaces)
+    total = sum(space.layouts for _, space in spaces)
     if not total:
         raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
     solver = BranchAndBound(machine, by=by, top=top, levels=levels, report=report)
@@ -129,7 +129,7 @@ def _search_spaces(
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
     for job, space in spaces:
-        if space.layouts():
+        if space.layouts:
             if job not in planners:
                 counts = known[job].counts if known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
@@ -177,7 +177,7 @@ def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int
     where: Where = narrowed.pop("where", ANY)
     for term in where.terms:
         others = Where(tuple(each for each in where.terms if each is not term))
-        left = sum(Space(model, job, world=world, where=others, **narrowed).layouts() for world in worlds)
+        left = sum(Space(model, job, world=world, where=others, **narrowed).layouts for world in worlds)
         if left:
             return (
                 f"no layout of {model.name} on {machine.ranks} ranks of {machine.name} meets {str(where)!r}; "

@@ -144,13 +144,10 @@ class Space:
         """Which rows meet the constraints on degrees, micro-batch, kind of cp and sp."""
         found = np.ones(len(rows), bool)
         for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp", "mbs")):
-            found &= mapped(rows[:, column], partial(self._allows, field)).astype(bool)
+            found &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
         found &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
         found &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
         return np.asarray(found)
-
-    def _allows(self, field: str, value: int) -> bool:
-        return self.where.admits(field, value)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
         """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
@@ -281,6 +278,7 @@ class Space:
         active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
         return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
 
+    @cached_property
     def layouts(self) -> int:
         """How many layouts there are."""
         return int(self.candidates_of(self.partials).sum()) if self.shapes and len(self.partials.dp) else 0
