@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
-plan · dryrun · run · slurm      predict search ask ratios; dryrun; train data show; as a Slurm job
+plan · compare · dryrun · run · slurm   predict search ask ratios; side by side; dryrun; train data show; as a Slurm job
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · numerics · generate · huggingface   their commands
 pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
@@ -16,7 +16,20 @@ from typing import NoReturn
 
 import typer
 
-from fivefold.cli import calibrate, doctor, dryrun, generate, huggingface, numerics, plan, published, run, sweep, trace
+from fivefold.cli import (
+    calibrate,
+    compare,
+    doctor,
+    dryrun,
+    generate,
+    huggingface,
+    numerics,
+    plan,
+    published,
+    run,
+    sweep,
+    trace,
+)
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
 
@@ -25,7 +38,7 @@ app = typer.Typer(
     help="Plans, rehearses, trains and proves the training step of a large language model.",
 )  # fmt: skip
 COMMANDS = (
-    plan.predict, plan.search, plan.ask, plan.ratios, published.published, dryrun.dryrun,
+    plan.predict, plan.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
     trace.trace,
 )  # fmt: skip

@@ -167,6 +167,13 @@ def names() -> list[str]:
     return list(ROWS)
 
 
+def is_named(text: str) -> bool:
+    """Whether ``text`` is meant as a machine: it has ranks after a colon, or names what ``resolve`` knows."""
+    name = text.strip().partition(" ")[0]
+    chip = name.partition(":")[0].lower()
+    return ":" in name or chip in (*ROWS, "local") or Path(name).suffix in (".toml", ".json")
+
+
 def resolve(text: str, *, local: Path, ranks: int | None = None) -> Machine:
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 

@@ -2,6 +2,6 @@
 
 predict          the planner on one page          count/    what must be done: integers
 search/          the best of all legal layouts    price/    how long it takes: seconds
-questions        what people ask of a planner     parts     its time, by operation and message
+questions · compare  what people ask; side by side  parts     its time, by operation and message
 ratios/          when each axis stops paying
 """

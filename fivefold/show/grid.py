@@ -30,11 +30,12 @@ class Grid:
 
     def _columns(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for heading in self.headings:
+        for place, heading in enumerate(self.headings):
             if heading in self.words:
                 table.add_column(heading, overflow="fold")
-            else:
-                table.add_column(heading, justify="right", no_wrap=True)
+            else:  # rich would take the longest word of a cell for its least width
+                width = max((_plain(row[place]).cell_len for row in self.rows), default=0)
+                table.add_column(heading, justify="right", no_wrap=True, min_width=width)
         for row in self.rows:
             table.add_row(*map(_plain, row))
         return table

@@ -21,6 +21,12 @@ def test_words_fold_before_numbers_do() -> None:
     assert lines[2].split() == ["a", "name", "123,456,789"]
 
 
+def test_numbers_with_their_unit_are_not_cut() -> None:
+    units = Grid(("name", "time"), (("words", "31.20 s (+3.1%)"),), words=("name",))
+    assert "31.20 s (+3.1%)" in to_text(units, width=22)
+    assert "time 31.20 s (+3.1%)" in to_text(units, width=20)  # a card
+
+
 def test_too_narrow_is_cards() -> None:
     text = to_text(GRID, width=17)
     assert "size 123,456,789" in text
