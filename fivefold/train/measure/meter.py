@@ -108,8 +108,9 @@ class Meter(TorchDispatchMode):
             self._resize(args[0])
         else:
             self.flops += operation_flops(func, args, out)
-            for tensor in tensors(out):
-                self._see(tensor)
+            if not func.is_view:  # a view allocates nothing; gloo's ``wait`` takes views of its own buffers
+                for tensor in tensors(out):
+                    self._see(tensor)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self.peak_cause = f"{self.phase} {func.name().split('::')[-1]}".strip()
