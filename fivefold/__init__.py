@@ -1,36 +1,64 @@
 """Fivefold plans, rehearses, trains and proves the training step of a large language model.
 
-fivefold.predict("llama3-70b", "h100:512", "dp16 tp8 pp4 v2 zero1 mbs1", seq=8192, gbs=2048)
+    import fivefold as ff
+    ff.predict("llama3-70b", "h100:512", "dp16 tp8 pp4 v2 zero1 mbs1", seq=8192, gbs=2048)
+
+The verbs are those of the command line, with its words and defaults; each is imported when it is first used.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fivefold.api.load import load
+    from fivefold.api.verbs import ask, dryrun, predict, search, sweep, trace, train
+    from fivefold.record import Fault, Mistake
     from fivefold.step import Step
 
 __version__ = "0.1.0"
-LOCAL = Path("~/.cache/fivefold/local.toml")  # what ``local`` means, unless the command line is told otherwise
+__all__ = [
+    "Fault", "Mistake", "Step", "ask", "dryrun", "load", "predict", "search", "sweep", "trace", "train",
+]  # fmt: skip
+
+_HOMES = dict.fromkeys(("ask", "dryrun", "predict", "search", "sweep", "trace", "train"), "fivefold.api.verbs")
+_HOMES |= {"load": "fivefold.api.load", "Step": "fivefold.step"}
+_HOMES |= dict.fromkeys(("Fault", "Mistake"), "fivefold.record")
 
 
-def predict(
-    model: str, machine: str, layout: str, *, seq: int | None = None, gbs: int | None = None, **job: Any
-) -> Step:  # fmt: skip
-    """The predicted step, by names as on the command line: ``seq`` tokens per sequence, ``gbs`` sequences per step;
-    ``job`` holds other fields of ``Job``, such as ``precision="fp8"``.
-    """
-    from fivefold.job import Job
-    from fivefold.layout.spec import Layout
-    from fivefold.machine.catalog import resolve as find_machine
-    from fivefold.model.catalog import resolve as find_model
-    from fivefold.plan.predict import predict as run
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fivefold' has no attribute {name!r}")
+    from importlib import import_module
 
-    job |= {name: value for name, value in (("sequence", seq), ("global_batch", gbs)) if value is not None}
-    return run(
-        model=find_model(model),
-        machine=find_machine(machine, local=LOCAL.expanduser()),
-        layout=Layout.parse(layout),
-        job=Job.read(job, origin="job"),
-    )
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+class _Room(ModuleType):
+    """A room that has the name of a verb, such as ``fivefold.train``: also called as one."""
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The verb, whose signature and annotations tools show."""
+        return __getattr__(self.__name__.rpartition(".")[2])
+
+    def __call__(self, *args: Any, **words: Any) -> Any:
+        return self.__wrapped__(*args, **words)
+
+
+class _House(ModuleType):
+    """This module: Python hangs an imported room into it over the verb of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOMES and type(value) is ModuleType:
+            value.__class__ = _Room
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _House

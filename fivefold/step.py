@@ -6,11 +6,13 @@ compared. Its JSON form is a stable interface.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.record import Record
+from fivefold.shown import Shown
+from fivefold.units import show_bytes, show_seconds
 
 Kind = Literal["predicted", "rehearsed", "measured"]
 
@@ -120,8 +122,10 @@ class Mfu(Record):
     hardware: NonNegativeFloat
 
 
-class Step(Record):
+class Step(Shown):
     """One training step of ``model`` on ``machine`` under ``layout`` and ``job``."""
+
+    drawn_by: ClassVar[str] = "fivefold.show.html:step"
 
     kind: Kind
     model: str
@@ -138,6 +142,11 @@ class Step(Record):
     mfu: Mfu
     operations: tuple[Operation, ...] = ()  # only of a predicted step
     findings: tuple[str, ...] = ()  # only of a measured step: what was wrong with it, one line each
+
+    def line(self) -> str:
+        """Whose step it is, its time and its peak."""
+        figures = f"{show_seconds(self.time.step_seconds)}, {show_bytes(self.memory.peak_bytes)}"
+        return f"{self.kind}: {self.model} on {self.machine}, {self.world} ranks, {self.layout}: {figures}"
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

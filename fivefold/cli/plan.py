@@ -144,30 +144,38 @@ def ask(
     """
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.plan import questions
     from fivefold.show import search as page
 
-    spec, ranks = resolve(model), load_machine(machine)
-    found: list[Any]
-    if question == "gpus":
-        found = [questions.fewest_gpus(model=spec, machine=ranks, job=job)]
-    elif question == "model":
-        found = [questions.largest_model(model=spec, machine=ranks, job=job)[0]]
-    else:
-        chosen = Layout.parse(layout) if layout else fastest(spec, ranks, job)
-        asked: dict[str, Callable[[], list[Any]]] = {
-            "micro-batch": lambda: [questions.largest_micro_batch(model=spec, machine=ranks, job=job, layout=chosen)],
-            "sequence": lambda: [questions.longest_sequence(model=spec, machine=ranks, job=job, layout=chosen)],
-            "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens),
-            "run": lambda: [questions.whole_run(model=spec, machine=ranks, job=job, layout=chosen, tokens=tokens)],
-            "changes": lambda: questions.changes(model=spec, machine=ranks, job=job, layout=chosen),
-        }
-        found = asked[question]()
+    chosen = Layout.parse(layout) if layout else None
+    found = answers(question, resolve(model), load_machine(machine), chosen, job=job, tokens=tokens)
     if json:
         show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
     else:
         pages: dict[str, Callable[[Any], Any]] = {"batch": page.batches, "changes": page.changes}
         show(pages.get(question, page.answers)(found))
+
+
+def answers(
+    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float
+) -> list[Any]:
+    """The answers to one question; without a layout, of the fastest that fits."""
+    from fivefold.plan import questions
+
+    if question == "gpus":
+        return [questions.fewest_gpus(model=model, machine=machine, job=job)]
+    if question == "model":
+        return [questions.largest_model(model=model, machine=machine, job=job)[0]]
+    chosen = layout or fastest(model, machine, job)
+    asked: dict[str, Callable[[], list[Any]]] = {
+        "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
+        "sequence": lambda: [questions.longest_sequence(model=model, machine=machine, job=job, layout=chosen)],
+        "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens),
+        "run": lambda: [questions.whole_run(model=model, machine=machine, job=job, layout=chosen, tokens=tokens)],
+        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen),
+    }
+    if question not in asked:
+        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
+    return asked[question]()
 
 
 def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:

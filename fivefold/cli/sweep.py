@@ -50,13 +50,13 @@ def sweep(
             else _size(plan.rows, len(plan.parts))
         )
         return
-    path = out or Path("runs/sweeps") / f"{file.stem}.jsonl"
+    path = out or default_path(file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise Mistake(f"--charts {charts}: is a file; name a folder")
     with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
-        trials = _trials(path, steps=steps, timeout=timeout, slurm=slurm) if measure or slurm else None
-        rows = run(plan, journal, trials=trials, report=progress)
+        how = trials(path, steps=steps, timeout=timeout, slurm=slurm) if measure or slurm else None
+        rows = run(plan, journal, trials=how, report=progress)
         rows_file.write(rows, path)
         journal.drop("predicted")
     say(f"wrote {len(rows):,} rows to {path}")
@@ -69,7 +69,13 @@ def _size(rows: int, settings: int) -> str:
     return f"{rows:,} rows at most, of {settings:,} settings of model, machine, ranks and job"
 
 
-def _trials(path: Path, *, steps: int, timeout: float, slurm: bool) -> Trials:
+def default_path(file: Path) -> Path:
+    """Where the rows of a sweep file go, unless they are sent elsewhere."""
+    return Path("runs/sweeps") / f"{file.stem}.jsonl"
+
+
+def trials(path: Path, *, steps: int, timeout: float, slurm: bool = False) -> Trials:
+    """How the rows that go to ``path`` are measured: each in a folder beside it."""
     from fivefold.check.sweep.sweep import Trials
     from fivefold.check.trial import FEWEST_STEPS
 

@@ -5,13 +5,15 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.record import Record
+from fivefold.shown import Shown, flat
 from fivefold.stack.spec import Reduce
 from fivefold.step import Step
+from fivefold.units import show_seconds
 
 By = Literal["time", "cost", "memory"]
 
@@ -95,8 +97,10 @@ class Proposal(Record):
     why: tuple[Why, ...]
 
 
-class SearchResult(Record):
+class SearchResult(Shown):
     """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds."""
+
+    drawn_by: ClassVar[str] = "fivefold.show.html:search"
 
     by: By
     proposal: Proposal | None = None  # of a search by time or cost that was asked for one
@@ -108,6 +112,16 @@ class SearchResult(Record):
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
     finalists: tuple[Finalist, ...] = ()  # of ``search --measure``, the fastest first
+
+    def line(self) -> str:
+        """What it proposes, or the best, of how many."""
+        best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
+        found = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
+        return f"of {self.tried:,} layouts: {found}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each of the best."""
+        return [flat(each.model_dump(mode="json")) for each in self.best]
 
 
 class Answer(Record):

@@ -1,8 +1,9 @@
 """Print and draw it: tables, charts, pages of text. No torch.
 
 table · compare · comparison · search · ratios · published · numerics · doctor · rehearsal · stages · grid: pages
-budget · interval                                     time by cause; what to expect
+budget · interval · run_folder · traced               time by cause; what to expect; what a run, a trace left
 charts · published_charts · pipeline · memory · trace pictures, Perfetto
+html · elements                                       records as HTML, for notebooks and reports
 trace_report · sweep/                                 profiler traces; a sweep's rows: pages and pictures
 progress                                              bars on a terminal
 """

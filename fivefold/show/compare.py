@@ -109,7 +109,7 @@ def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
 
 def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
     """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
-    cells = ((row.quantity, _show(row, row.predicted), _show(row, row.measured), _difference(row)) for row in rows)
+    cells = ((row.quantity, shown(row, row.predicted), shown(row, row.measured), _difference(row)) for row in rows)
     return Grid(("quantity", *headings, "difference"), tuple(cells), words=("quantity",))
 
 
@@ -121,7 +121,8 @@ def to_text(renderable: RenderableType, *, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def _show(row: Row, value: float) -> str:
+def shown(row: Row, value: float) -> str:
+    """A value of a row, in its unit."""
     if row.unit == "bytes":
         return show_bytes(value)
     if row.unit == "seconds":

@@ -59,6 +59,15 @@ class Rehearsal(NamedTuple):
     table: Table | None = None  # the pipeline schedule that was run
     assumed: tuple[str, ...] = ()  # where the rehearsal differs from the real run
 
+    def __repr__(self) -> str:
+        wrong = f"; {'; '.join(self.findings)}" if self.findings else ""
+        return f"<Rehearsal {self.step.line() if self.step else 'without a step'}{wrong}>"
+
+    def _repr_html_(self) -> str:
+        from fivefold.show import html
+
+        return html.rehearsal(self.step, self.findings)
+
     @property
     def first(self) -> dict[int, Tape]:
         """The tape of the first step, by rank."""

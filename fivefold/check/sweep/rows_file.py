@@ -1,4 +1,4 @@
-"""Writes rows as Parquet, CSV or JSON lines, by the suffix of the file; the file is whole or not there."""
+"""Writes and reads rows as Parquet, CSV or JSON lines, by the suffix of the file; a file is whole or not there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, read_lines, read_text
 from fivefold.show.sweep.row import Row
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -73,5 +74,29 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise Mistake("--out: Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
+        raise Mistake("Parquet needs pyarrow: pip install 'fivefold[train]', or write .csv or .jsonl") from None
     return pyarrow, parquet
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows that ``write`` wrote; a ``Mistake`` if they are none."""
+    values: list[Any]
+    if path.suffix == ".jsonl":
+        read_text(path, kind="rows")
+        values = read_lines(path)
+    elif path.suffix == ".csv":
+        lines = csv.DictReader(StringIO(read_text(path, kind="rows")))
+        values = [{name: cell for name, cell in line.items() if cell != ""} for line in lines]
+    else:
+        values = _parquet_rows(path)
+    if not all(isinstance(each, dict) for each in values):
+        raise Mistake(f"{path}: its lines are no rows of a sweep")
+    return [Row.read(each, origin=f"{path}: row {place}") for place, each in enumerate(values, 1)]
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    _, parquet = _pyarrow()
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except (OSError, ValueError) as error:
+        raise Mistake(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from None

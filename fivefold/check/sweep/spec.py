@@ -61,8 +61,13 @@ class Sweep(Record):
     @classmethod
     def load(cls, path: Path) -> Sweep:
         """Read a sweep file; a ``Mistake`` for any name, layout word or job field in it that is not known."""
-        sweep = cls.read(read_file(path), origin=str(path))
-        Job.read(sweep.job, origin=f"{path}: job")
+        return cls.of(read_file(path), origin=str(path))
+
+    @classmethod
+    def of(cls, values: dict[str, Any], *, origin: str) -> Sweep:
+        """The sweep that ``values`` say, checked as a file is."""
+        sweep = cls.read(values, origin=origin)
+        Job.read(sweep.job, origin=f"{origin}: job")
         for name in sweep.precisions:
             recipe(name)
         for name in sweep.stacks:

@@ -1,0 +1,64 @@
+"""``load``: what an earlier command has written, as the record it was: a run's folder, a step, a search, a sweep."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.layout.search_result import SearchResult
+    from fivefold.show.run_folder import RunFolder
+    from fivefold.show.sweep.row import Row
+    from fivefold.shown import Rows
+    from fivefold.step import Step
+
+ROWS = (".jsonl", ".csv", ".parquet")
+
+
+def load(path: str | PathLike[str]) -> Step | SearchResult | RunFolder | Rows[Row]:
+    """The folder of a run (``"runs/demo"``); what ``--json`` printed of predict, dryrun or search; rows of a sweep.
+
+    A ``Mistake`` says what a file is not.
+    """
+    from fivefold.show.run_folder import read
+    from fivefold.shown import Rows
+
+    path = Path(path)
+    if path.is_dir():
+        return read(path)
+    if path.name == "step.json":
+        return read(path.parent)
+    if path.suffix in ROWS:
+        from fivefold.check.sweep import rows_file
+
+        return Rows(rows_file.read(path))
+    return _of_json(path)
+
+
+def _of_json(path: Path) -> Step | SearchResult | Rows[Row]:
+    from fivefold.layout.search_result import SearchResult
+    from fivefold.record import read_text
+    from fivefold.show.sweep.row import Row
+    from fivefold.shown import Rows
+    from fivefold.step import Step
+
+    try:
+        found = json.loads(read_text(path, kind="JSON"))
+    except ValueError as error:
+        if isinstance(error, Mistake):
+            raise
+        raise Mistake(f"{path}: not valid JSON: {error}") from None
+    if isinstance(found, list) and all(isinstance(each, dict) and "status" in each for each in found):
+        return Rows(Row.read(each, origin=str(path)) for each in found)
+    if isinstance(found, dict):
+        if "tried" in found:
+            return SearchResult.read(found, origin=str(path))
+        if isinstance(found.get("rehearsed"), dict):
+            return Step.read(found["rehearsed"], origin=f"{path}: rehearsed")
+        if "kind" in found:
+            return Step.read(found, origin=str(path))
+    raise Mistake(f"{path}: is no step, search or sweep; load what --json printed, rows of a sweep, or a run's folder")

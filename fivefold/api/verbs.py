@@ -1,0 +1,239 @@
+"""The verbs of the command line as functions, with its words and defaults; each answers with records.
+
+Models, machines and layouts are given by the words that a command takes, or as records. A ``Mistake`` (a
+``ValueError``) is the line that the command would print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fivefold.api.job_fields import JobWords, job_of
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.check.dryrun import Rehearsal
+    from fivefold.check.sweep.journal import Journal
+    from fivefold.cli.plan import Question
+    from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+    from fivefold.show.run_folder import RunFolder
+    from fivefold.show.sweep.row import Row
+    from fivefold.show.traced import Traced
+    from fivefold.shown import Rows
+    from fivefold.step import Step
+
+Where = str | PathLike[str]
+
+
+def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
+    """Memory, work, traffic and time of one training step, without a GPU.
+
+    ``predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64).time.step_seconds``
+    """
+    from fivefold.plan.predict import predict as run
+
+    return run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
+
+
+def search(
+    model: str | Model, machine: str | Machine, *, by: By = "time", top: int = 10, also: Sequence[str] = (),
+    where: str = "", within: float | None = None, exact: bool = False, front: int = 1, measure: int = 0,
+    two: bool = False, **job: Unpack[JobWords],
+) -> SearchResult:  # fmt: skip
+    """The best of all legal layouts that fit, and why the others lost. Its ``proposal`` is the simplest of the best.
+
+    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``also``: other precisions to try; ``measure``: train so many of
+    the best for a few steps; ``within`` (0.02): layouts so near to the best are alike; ``exact``: no proposal.
+    """
+    from fivefold.cli import plan
+    from fivefold.job import recipe
+    from fivefold.layout.where import Where as Constraint
+    from fivefold.plan.search import search as run
+
+    for name, number in (("top", top), ("front", front)):
+        if number < 1:
+            raise Mistake(f"{name}={number} must be 1 or more")
+    spec, chips, wanted = _model(model), _machine(machine), job_of(job)
+    found = run(
+        model=spec, machine=chips, job=wanted, by=by, top=top, levels=front,
+        within=None if exact else plan.ALIKE if within is None else within, where=Constraint.parse(where),
+        recipes=[recipe(name) for name in also], reduces=plan.others(wanted), two_dimensional=two,
+    )  # fmt: skip
+    if measure and found.best:
+        found = found.replace(finalists=tuple(plan.measured_best(spec, chips, wanted, count=measure)[0]))
+    return found
+
+
+def ask(
+    question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
+    tokens: float = 1e12, **job: Unpack[JobWords],
+) -> Rows[Answer] | Rows[Batch] | Rows[Change]:  # fmt: skip
+    """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
+    ``"changes"``.
+
+    ``tokens``: of the whole run, for batch and run. Without a layout, of the fastest that fits.
+    """
+    from fivefold.cli.plan import answers
+    from fivefold.shown import Rows
+
+    chosen = None if layout is None else _layout(layout)
+    found = answers(question, _model(model), _machine(machine), chosen, job=job_of(job), tokens=tokens)
+    return Rows(found)
+
+
+def dryrun(
+    model: str | Model, machine: str | Machine, layout: str | Layout, *, schedule: Where | None = None,
+    every_rank: bool = False, every_layer: bool = False, ranks: Sequence[int] = (), **job: Unpack[JobWords],
+) -> Rehearsal:  # fmt: skip
+    """Rehearse a step: the real training code, for any number of ranks, on one CPU (extra ``train``).
+
+    Its ``step`` is None where the job would raise or hang, and its ``findings`` say all that would go wrong.
+    """
+    from fivefold.layout.legal import refuse
+    from fivefold.train.run import Run
+
+    spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), job_of(job)
+    refuse(chosen, model=spec, job=wanted, machine=chips)
+    table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
+    from fivefold.check.dryrun import dryrun as run
+
+    return run(
+        model=spec, machine=chips, layout=chosen, job=wanted, table=table, every_rank=every_rank,
+        replay=not every_layer, ranks=tuple(ranks),
+    )  # fmt: skip
+
+
+def sweep(
+    what: Where | Mapping[str, Any], *, out: Where | None = None, measure: bool = False, steps: int = 8,
+    timeout: float = 300.0,
+) -> Rows[Row]:  # fmt: skip
+    """Every combination of models, machines, ranks, layouts and jobs: a row each, predicted and with ``measure`` run.
+
+    ``what``: a sweep file, or its tables as a mapping. Rows go to ``out`` (.parquet, .csv, .jsonl); of a file, without
+    it, to ``runs/sweeps/NAME.jsonl``.
+    """
+    from fivefold.check.sweep import rows_file
+    from fivefold.check.sweep.spec import Sweep
+    from fivefold.check.sweep.sweep import Plan, run
+    from fivefold.cli.options import local_file
+    from fivefold.cli.sweep import default_path, trials
+    from fivefold.shown import Rows
+
+    spec = Sweep.of(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
+    plan = Plan.of(spec, local=local_file())
+    path = Path(out) if out is not None else None if isinstance(what, Mapping) else default_path(Path(what))
+    if path is not None:
+        rows_file.check(path)
+    with _journal(path) as journal:
+        todo = trials(journal.path.with_suffix(""), steps=steps, timeout=timeout) if measure else None
+        rows = run(plan, journal, trials=todo, report=lambda *_: None)
+        if path is not None:
+            rows_file.write(rows, path)
+        journal.drop("predicted")
+    return Rows(rows)
+
+
+@contextmanager
+def _journal(path: Path | None) -> Iterator[Journal]:
+    """The journal beside the rows; without a file of rows, one that is not kept."""
+    from tempfile import TemporaryDirectory
+
+    from fivefold.check.sweep.journal import opened
+
+    if path is not None:
+        with opened(path.with_name(f"{path.name}.journal")) as journal:
+            yield journal
+        return
+    with TemporaryDirectory() as folder, opened(Path(folder) / "rows.jsonl.journal") as journal:
+        yield journal
+
+
+def train(
+    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, force: bool = False,
+    trace: int | None = None,
+) -> RunFolder:  # fmt: skip
+    """Train as ``fivefold train`` does, in processes of their own (extra ``train``); what came of it, as ``load``.
+
+    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``.
+    """
+    import subprocess
+    import sys
+
+    from fivefold.record import Fault
+    from fivefold.show.run_folder import read
+    from fivefold.train.run import Run
+
+    settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
+    file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
+    words = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
+    words += ["--trace", str(trace)] if trace is not None else []
+    ended = subprocess.run(
+        [sys.executable, "-m", "fivefold", "train", fspath(file), *words], text=True, stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    if ended.returncode:
+        said = [line.removeprefix("fivefold: ") for line in ended.stderr.splitlines() if line.startswith("fivefold: ")]
+        line = said[-1] if said else f"{file}: ended with code {ended.returncode}; its log is in {settings.folder}"
+        raise (Mistake if ended.returncode == 2 else Fault)(line)
+    return read(settings.folder)
+
+
+def _written(run: Mapping[str, Any], folder: Path) -> Path:
+    import json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.json"
+    path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
+    return path
+
+
+def trace(
+    files: Where | Sequence[Where], *, step: int | None = None, top: int = 10, machine: str | Machine | None = None,
+    against: tuple[str, str, str] | None = None, **job: Unpack[JobWords],
+) -> Traced:  # fmt: skip
+    """Where the time of a real run went: PyTorch profiler traces of one or many ranks, of any trainer.
+
+    ``against``: model, machine and layout whose predicted step is laid beside it; takes a job.
+    """
+    from fivefold.check.traces import read
+    from fivefold.check.traces.against import against as beside
+    from fivefold.check.traces.against import axes_of
+    from fivefold.show.traced import Traced
+
+    links = None if machine is None else _machine(machine)
+    predicted, axes = None, None
+    if against is not None:
+        model, chips, layout = _model(against[0]), _machine(against[1]), _layout(against[2])
+        predicted = predict(model, chips, layout, **job)
+        links, axes = links or chips, axes_of(layout)
+    elif job:
+        raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+    names = [files] if isinstance(files, str | PathLike) else list(files)
+    found = read([Path(each) for each in names], step=step, top=top, machine=links, axes=axes)
+    rows = beside(predicted, found.report, messages=found.lowest) if predicted else []
+    return Traced(**dict(found.report), against=tuple(rows), predicted=predicted)
+
+
+def _model(what: str | Model) -> Model:
+    from fivefold.model.catalog import resolve
+
+    return resolve(fspath(what)) if isinstance(what, str | PathLike) else what
+
+
+def _machine(what: str | Machine) -> Machine:
+    from fivefold.cli.options import load_machine
+
+    return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
+
+
+def _layout(what: str | Layout) -> Layout:
+    from fivefold.layout.spec import Layout
+
+    return Layout.parse(what) if isinstance(what, str) else what

@@ -1,0 +1,282 @@
+"""Records as HTML for notebooks: a step, a search, a run, rows, a rehearsal, traces; each stands for itself.
+
+Jupyter and marimo ask a record for it (``_repr_html_``), which names its function here (``fivefold/shown.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from fivefold.show.budget import budget, causes
+from fivefold.show.charts import COLOURS
+from fivefold.show.compare import Row, compare, shown
+from fivefold.show.elements import (
+    AXIS_COLOURS,
+    TIME_COLOURS,
+    Bar,
+    Raw,
+    bars,
+    block,
+    figures,
+    folded,
+    heading,
+    paragraph,
+    table,
+    words,
+)
+from fivefold.show.interval import expectation
+from fivefold.show.table import PARTS
+from fivefold.units import show_bytes, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from fivefold.layout.search_result import Proposal, Ranked, SearchResult
+    from fivefold.show.run_folder import RunFolder
+    from fivefold.show.traced import Traced
+    from fivefold.shown import Rows
+    from fivefold.step import Step
+
+SHOWN = 60  # rows of a table
+
+
+def step(what: Step) -> str:
+    """The page of a step."""
+    return block(*step_parts(what))
+
+
+def step_parts(what: Step) -> list[str]:
+    """Headline, memory, time, traffic and work."""
+    parts = [headline(what), key_figures(what)]
+    parts += [paragraph(line, kind="soft") for line in str(expectation(what)).splitlines() if line.strip()]
+    parts += [*memory(what), heading("Time", f"bound by {what.time.bound_by}" if what.time.bound_by else "")]
+    parts += [time([what]), folded("Traffic and work", traffic(what) + work(what))]
+    parts += [paragraph(line, kind="bad") for line in what.findings]
+    return parts
+
+
+def headline(what: Step) -> str:
+    """Whose step it is."""
+    about = f"{what.kind} · {what.model} on {what.machine}, {what.world:,} rank{'s' if what.world > 1 else ''}"
+    return paragraph(about, kind="soft") + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>"))
+
+
+def key_figures(what: Step) -> str:
+    """Time, speed and the peak, and whether it fits."""
+    fits = {True: "peak memory, fits", False: "peak memory, does not fit", None: "peak memory"}[what.memory.fits]
+    return figures([
+        ("per step", show_seconds(what.time.step_seconds)),
+        ("tokens/s per GPU", show_count(what.tokens_per_second_per_gpu)),
+        ("MFU, causal", f"{what.mfu.causal:.1%}"),
+        (fits, show_bytes(what.memory.peak_bytes)),
+    ])  # fmt: skip
+
+
+def memory(what: Step, *, capacity_bytes: int | None = None) -> list[str]:
+    """A bar of the peak by category for each pipeline stage."""
+    stages = what.memory.stages
+    if not stages:
+        return []
+    fullest = max(stages, key=lambda stage: stage.peak_bytes)
+    rows = [
+        Bar(f"stage {each.stage}" if len(stages) > 1 else "peak",
+            {part: getattr(each, f"{part}_bytes") for part in PARTS}, show_bytes(each.peak_bytes))
+        for each in stages
+    ]  # fmt: skip
+    limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
+    colours = dict(zip(PARTS, COLOURS, strict=True))
+    return [
+        heading("Memory", f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak"),
+        bars(rows, colours, limit=capacity_bytes, limit_name=limit),
+    ]
+
+
+def time(steps: Sequence[Step]) -> str:
+    """Seconds by cause: a bar and a column for each step."""
+    columns = [causes(each.time) for each in steps]
+    names = [name for name in dict.fromkeys(name for column in columns for name in column)
+             if any(column.get(name) for column in columns)]  # fmt: skip
+    rows = [
+        Bar(each.kind, {name: column.get(name, 0.0) for name in names}, show_seconds(each.time.step_seconds))
+        for each, column in zip(steps, columns, strict=True)
+    ]
+    cells = [
+        (name, *(_share(column.get(name, 0.0), each) for each, column in zip(steps, columns, strict=True)))
+        for name in names
+    ]
+    headings = ("cause", *(each.kind for each in steps))
+    return bars(rows, time_colours(names)) + table(headings, cells, left=("cause",))
+
+
+def time_colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each cause: communication by axis in its own."""
+    axes = [name for name in names if name not in TIME_COLOURS]
+    own = {name: AXIS_COLOURS[place % len(AXIS_COLOURS)] for place, name in enumerate(axes)}
+    return {name: TIME_COLOURS.get(name) or own[name] for name in names}
+
+
+def _share(seconds: float, what: Step) -> str:
+    whole = what.time.step_seconds
+    return f"{show_seconds(seconds)} ({seconds / whole:.0%})" if whole else show_seconds(seconds)
+
+
+def traffic(what: Step) -> str:
+    """What one rank sends per step."""
+    rows = [(each.axis, each.collective, f"{each.messages:,}", show_bytes(each.bytes)) for each in what.traffic
+            if each.messages or each.bytes]  # fmt: skip
+    if not rows:
+        return paragraph("One rank sends nothing.", kind="soft")
+    return heading("Traffic", "what one rank sends per step") + table(
+        ("axis", "collective", "messages", "sent"), rows, left=("axis", "collective")
+    )
+
+
+def work(what: Step) -> str:
+    """Parameters and FLOPs."""
+    done = what.work
+    rows = (
+        ("parameters", show_count(done.parameters)), ("active parameters", show_count(done.active_parameters)),
+        ("model FLOPs, causal", show_count(done.model_flops_causal)),
+        ("hardware FLOPs", show_count(done.hardware_flops)),
+    )  # fmt: skip
+    return heading("Work", "of the whole step over all ranks") + table(("of", "count"), rows, left=("of",))
+
+
+def search(what: SearchResult) -> str:
+    """The page of a search."""
+    return block(*search_parts(what))
+
+
+def search_parts(what: SearchResult) -> list[str]:
+    """The proposal and why; the best; why the others lost."""
+    fits = "" if what.best else "; none fits"
+    parts = [paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    if what.proposal:
+        parts += _proposed(what.proposal)
+    if what.best:
+        parts += [heading("By time alone" if what.proposal else "The best"), best(what.best)]
+    for miss in what.misses:
+        line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
+        mends = "".join(f"<br>would fit with {words(mend)}" for mend in miss.mends)
+        parts.append(paragraph(Raw(f"<b>{words(line)}</b>{mends}")))
+    if what.reasons:
+        rows = [(f"{each.layouts:,}", each.line, each.nearest) for each in what.reasons]
+        why = table(("layouts", "why", "nearest"), rows, left=("why", "nearest"))
+        parts.append(folded("Why the others lost", why))
+    return parts
+
+
+def _proposed(what: Proposal) -> list[str]:
+    rows = [(each.choice, each.line) for each in what.why]
+    parts = [
+        heading("Proposal", f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"),
+        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), key_figures(what.choice.step),
+        time([what.choice.step]),
+    ]  # fmt: skip
+    return [*parts, table(("choice", "why"), rows, left=("choice", "why"))]
+
+
+def best(found: Sequence[Ranked]) -> str:
+    """A table of ranked layouts."""
+    rows = [
+        (str(place), each.step.layout, show_seconds(each.step.time.step_seconds),
+         show_bytes(each.step.memory.peak_bytes), f"{each.step.mfu.causal:.1%}", each.step.time.bound_by)
+        for place, each in enumerate(found, 1)
+    ]  # fmt: skip
+    return table(("", "layout", "step", "peak", "MFU", "bound by"), rows, left=("layout", "bound by"))
+
+
+def run(what: RunFolder) -> str:
+    """The page of a finished run."""
+    return block(headline(what.measured), key_figures(what.measured), *beside(what.predicted, what.steps))
+
+
+def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
+    """Predicted beside measured, quantity by quantity; time by cause; what makes up the error."""
+    measured = steps[-1]
+    parts = [heading("Predicted beside measured"), compared(compare(predicted, measured))]
+    if not measured.time.parts:
+        return parts
+    lines = [
+        (each.part, show_seconds(each.predicted), show_seconds(each.measured), _signed(each.difference))
+        for each in budget(predicted.time, measured.time)
+    ]
+    error = predicted.time.step_seconds - measured.time.step_seconds
+    return [
+        *parts, heading("Time"), time(steps),
+        heading("What makes up the error", f"{_signed(error)} of {show_seconds(measured.time.step_seconds)}"),
+        table(("part", "predicted", "measured", "difference"), lines, left=("part",)),
+    ]  # fmt: skip
+
+
+def compared(found: Sequence[Row]) -> str:
+    """A table of quantities, with what is wrong or exact in colour."""
+    cells = [(each.quantity, shown(each, each.predicted), shown(each, each.measured), _error(each)) for each in found]
+    return table(("quantity", "predicted", "measured", "difference"), cells, left=("quantity",))
+
+
+def _error(row: Row) -> Raw:
+    if row.wrong:
+        return Raw(f'<span class="bad">off by {row.predicted - row.measured:+,}</span>')
+    if row.exact:
+        return Raw('<span class="good">exact</span>')
+    return Raw("not measured" if row.error is None else f"{row.error:+.1%}")
+
+
+def _signed(seconds: float) -> str:
+    return f"{'−' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"
+
+
+def rehearsal(what: Step | None, findings: Sequence[str]) -> str:
+    """The rehearsed step, and what would go wrong."""
+    wrong = [paragraph(f"would fail: {line}", kind="bad") for line in findings]
+    return block(*wrong, *(step_parts(what) if what else []))
+
+
+def traced(what: Traced) -> str:
+    """Where the time of each traced step went, and the prediction beside it."""
+    rows = [
+        (str(each.rank), each.step, *map(show_seconds, (each.window_seconds, each.compute_seconds,
+         each.exposed_seconds, each.memcpy_alone_seconds, each.idle_seconds)))
+        for each in what.breakdown[:SHOWN]
+    ]  # fmt: skip
+    headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
+    parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
+    if what.against:
+        parts += [heading("Predicted beside traced"), compared(what.against)]
+    return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))
+
+
+def rows(what: Rows[Any]) -> str:
+    """Records of one kind as a table; columns that say nothing are left out."""
+    values = [each.model_dump(mode="json") for each in islice(what, SHOWN)]
+    names = [name for name in dict.fromkeys(name for each in values for name in each)
+             if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
+    numbers = {
+        name
+        for name in names
+        if all(
+            isinstance(each.get(name), int | float | None) and each.get(name) not in (True, False) for each in values
+        )
+    }
+    cells = [[_cell(name, each.get(name)) for name in names] for each in values]
+    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
+    headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
+    left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
+    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), table(headings, cells, left=left))
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, int | float):
+        if name.endswith("_bytes"):
+            return show_bytes(value)
+        if name.endswith("_seconds"):
+            return show_seconds(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return _summary(value) if isinstance(value, Mapping | list) else str(value)
+
+
+def _summary(value: Any) -> str:
+    return ", ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,155 @@
+"""What commands have written comes back as what it was; what a notebook shows stands for itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold as ff
+from fivefold import shown
+from fivefold.check.prove import write_steps
+from fivefold.check.sweep import rows_file
+from fivefold.show.run_folder import RunFolder
+from fivefold.show.sweep.row import Row
+from fivefold.shown import Rows
+from fivefold.step import Step
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return ff.predict("llama3-8b", "h100:8", "dp2 tp2 pp2 zero1 mbs1", seq=2048, gbs=16)
+
+
+@pytest.fixture
+def run(step: Step, tmp_path: Path) -> Path:
+    """A folder as ``train`` leaves it; the run takes a tenth longer than it was predicted to."""
+    time = step.time
+    parts = {"attention.core backward": time.step_seconds * 1.1}
+    slower = time.replace(step_seconds=time.step_seconds * 1.1, compute_seconds=time.compute_seconds * 1.1, parts=parts)
+    measured = step.replace(kind="measured", time=slower, findings=("straggler: rank <1>",))
+    write_steps(tmp_path / "step.json", step, measured)
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 5.5}\n{"step": 2, "loss": 5.0}\n')
+    return tmp_path
+
+
+class Page(HTMLParser):
+    """Tags that are open, and whatever would be fetched or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
+        self.fetched += [tag] if tag in ("script", "link", "iframe", "img", "object") else []
+        if tag not in ("br", "meta", "hr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
+    search = ff.search("nano", "h100:2", gbs=8)
+    rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})
+    for what in (step, ff.load(run), search, rows, ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)):
+        text = what._repr_html_()
+        page = Page(text)
+        assert (page.open, page.fetched) == ([], [])
+        assert "url(" not in text
+        assert "://" not in text
+        assert len(repr(what)) < 250
+
+
+def test_a_step_shows_its_figures(step: Step) -> None:
+    text = step._repr_html_()
+    for figure in ("per step", "stage 1", "tp, exposed", f"{step.mfu.causal:.1%}", "dp2 tp2 pp2 zero1"):
+        assert figure in text
+
+
+def test_a_run_comes_back(run: Path, step: Step) -> None:
+    found = ff.load(run)
+    assert isinstance(found, RunFolder)
+    assert found == ff.load(run / "step.json")
+    assert (found.predicted, found.measured.kind, found.rehearsed) == (step, "measured", None)
+    assert "predicted -9.1%" in repr(found)
+    assert [line["loss"] for line in found.log] == [5.5, 5.0]
+    text = found._repr_html_()
+    assert "Predicted beside measured" in text
+    assert "exact" in text
+    assert found.to_frame("arrow").column("loss").to_pylist() == [5.5, 5.0]
+
+
+def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
+    search = ff.search("nano", "h100:2", gbs=8)
+    for name, what in (("step", step), ("search", search)):
+        (tmp_path / f"{name}s.json").write_text(what.model_dump_json())
+        assert ff.load(tmp_path / f"{name}s.json") == what
+    dryrun = {"predicted": None, "rehearsed": step.model_dump(mode="json"), "findings": []}
+    (tmp_path / "dryrun.json").write_text(json.dumps(dryrun))
+    assert ff.load(str(tmp_path / "dryrun.json")) == step
+
+
+@pytest.mark.parametrize("suffix", rows_file.SUFFIXES)
+def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
+    rows = ff.sweep(
+        {"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "dp2 mbs3"]}, out=tmp_path / f"r{suffix}"
+    )
+    assert ff.load(tmp_path / f"r{suffix}") == rows
+    assert {row.status for row in rows} == {"fits", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", "{}", "is no step, search or sweep"),
+        ("a.json", '{"kind": "predicted"}', "missing: model, machine"),
+        ("a.jsonl", "[1]\n", "are no rows of a sweep"),
+        ("a.csv", "a,b\n1,2\n", "row 1: "),
+        ("a.parquet", "no", "cannot be read as Parquet"),
+        ("a.json", "[1]", "is no step"),
+    ],
+)
+def test_a_file_that_is_none_of_them_is_one_line(tmp_path: Path, name: str, text: str, line: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ff.Mistake, match=re.escape(line)):
+        ff.load(tmp_path / name)
+    with pytest.raises(ff.Mistake, match=r"holds no step\.json"):
+        ff.load(tmp_path)
+
+
+def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = step.to_frame("arrow")
+    assert frame.column("time.step_seconds").to_pylist() == [step.time.step_seconds]
+    assert "memory.stages" not in frame.column_names
+
+    class Pandas:
+        DataFrame = dict
+
+    real = shown.import_module
+
+    def without(*missing: str) -> Callable[[str], Any]:
+        def fake(name: str) -> Any:
+            if name in missing:
+                raise ImportError(name)
+            return Pandas if name == "pandas" else real(name)
+
+        return fake
+
+    monkeypatch.setattr(shown, "import_module", without())
+    assert step.to_frame()["model"] == ["llama3-8b"]
+    assert step.to_frame("arrow").num_rows == 1
+    monkeypatch.setattr(shown, "import_module", without("pandas"))
+    assert step.to_frame().num_rows == 1
+    monkeypatch.setattr(shown, "import_module", without("pandas", "pyarrow"))
+    with pytest.raises(ff.Mistake, match="to_frame needs pandas or pyarrow: pip install pandas"):
+        Rows[Row]().to_frame()

@@ -1,0 +1,189 @@
+"""The verbs in Python against the command line's ``--json``: same words, same defaults, same answers, same mistakes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.api.job_fields import JobWords
+from fivefold.cli import app
+from fivefold.cli.job_options import OPTIONS
+from fivefold.cli.plan import Question
+from fivefold.job import Job
+from fivefold.record import Fault, Mistake
+from fivefold.stack.spec import FACTS
+from tests.check.traces import kineto
+
+ROOT = Path(__file__).parents[2]
+LLAMA = ("llama3-8b", "h100:8")
+WORDS = {"seq": 2048, "gbs": 16, "precision": "fp8", "stack": "megatron-core", "loss": "chunked",
+         "optimizer": {"kind": "sgd"}}  # fmt: skip
+OPTION = ("--seq", "2048", "--gbs", "16", "--precision", "fp8", "--stack", "megatron-core", "--set", "loss=chunked",
+          "--set", "optimizer.kind=sgd")  # fmt: skip
+
+
+def command(*words: str) -> Any:
+    found = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def test_predict() -> None:
+    layout = "dp2 tp2 pp2 v2 zero1 mbs1 ac=selective"
+    step = ff.predict(*LLAMA, layout, **WORDS)  # type: ignore[arg-type]
+    assert step.model_dump(mode="json") == command("predict", *LLAMA, layout, *OPTION)
+    assert ff.predict(*LLAMA, layout, seq=2048).job["sequence"] == 2048
+
+
+def test_predict_takes_records_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("sequence = 1024\nglobal_batch = 64\n")
+    of_file = ff.predict(*LLAMA, "dp8 zero2", job=file, gbs=32)
+    assert of_file == ff.predict(*LLAMA, "dp8 zero2", job=Job(sequence=1024), gbs=32)
+    assert of_file == ff.predict(*LLAMA, "dp8 zero2", job={"sequence": 1024}, global_batch=32)
+    assert of_file.model_dump(mode="json") == command("predict", *LLAMA, "dp8 zero2", "--job", str(file), "--gbs", "32")
+
+
+def test_search() -> None:
+    words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
+    found = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
+    said = command("search", "nano", "h100:2", "--where", "tp<=2", "--top", "3", "--also", "fp8", "--front", "2",
+                   "--seq", "256", "--gbs", "8")  # fmt: skip
+    assert found.pop("seconds") >= 0 < len(found["best"])
+    assert found == {name: value for name, value in said.items() if name != "seconds"}
+    assert ff.search("nano", "h100:2", exact=True).proposal is None
+
+
+@pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model"}))  # which searches a dozen times
+def test_ask(question: Any) -> None:
+    layout = () if question in ("gpus", "model") else ("dp8 zero3",)
+    found = ff.ask(question, "nano", "h100:8", *layout, gbs=64, seq=256)
+    assert [each.model_dump(mode="json") for each in found] == command(
+        "ask", question, "nano", "h100:8", *layout, "--gbs", "64", "--seq", "256"
+    )
+    assert f"{len(found):,} rows" in found._repr_html_()
+
+
+def test_dryrun() -> None:
+    found = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
+    said = command("dryrun", "nano", "h100:2", "dp2 zero2 mbs1", "--seq", "64", "--gbs", "4")
+    assert found.step is not None
+    assert found.step.model_dump(mode="json") == said["rehearsed"]
+    assert (list(found.findings), list(found.assumed)) == (said["findings"], said["assumed"])
+    assert len(repr(found)) < 250
+    assert "rehearsed" in found._repr_html_()
+
+
+def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 2"],
+              "batches": [4, 8]}  # fmt: skip
+    Path("few.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in tables.items()))
+    said = command("sweep", "few.toml", "--out", "said.jsonl")
+    found = ff.sweep("few.toml")
+    assert [row.model_dump() for row in found] == said
+    assert ff.sweep(tables) == found == ff.load("runs/sweeps/few.jsonl")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.toml", "runs", "said.jsonl"]
+    with pytest.raises(Mistake, match=r"sweep: missing: .*; unknown key 'model'; did you mean 'models'"):
+        ff.sweep({"model": ["nano"]})
+
+
+def test_trace(tmp_path: Path) -> None:
+    kineto.write(kineto.draw(1), tmp_path, zipped=True)
+    against = ("nano", "h100:2", "dp2 zero2 mbs2")
+    found = ff.trace(tmp_path, against=against, gbs=8, seq=128, top=3)
+    said = command("trace", str(tmp_path), "--against", *against, "--gbs", "8", "--seq", "128", "--top", "3")
+    assert found.model_dump(mode="json") == said
+    assert "Predicted beside traced" in found._repr_html_()
+    with pytest.raises(Mistake, match="of a prediction; add against="):
+        ff.trace(tmp_path, gbs=8)
+
+
+def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
+    run = {"model": "nano", "machine": "h100:2", "layout": "dp2", "folder": str(tmp_path / "run"),
+           "job": {"global_batch": 3}}  # fmt: skip
+    with pytest.raises(Mistake, match=r"layout 'dp2 .*': global batch 3 is not divisible by dp·mbs=2"):
+        ff.train(run)
+
+
+def test_a_run_that_fails_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.CompletedProcess([], 1, "", "warning\nfivefold: rank 1 died\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(Fault, match=r"^rank 1 died$"):
+        ff.train({"folder": str(tmp_path / "run")}, layout="dp2", force=True, trace=2)
+
+
+def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
+    assert set(JobWords.__annotations__) == (set(OPTIONS) - {"settings"}) | set(Job.model_fields) | FACTS
+
+
+SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
+
+
+@pytest.mark.parametrize("verb", ["predict", "search", "ask", "dryrun", "sweep", "train", "trace"])
+def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
+    """Every option of the command is a parameter with its default, but for pictures and forms of printing."""
+    theirs: Any = get_command(app)
+    skipped = SKIPPED - {"trace"} if verb == "train" else SKIPPED
+    options = {each.name: each for each in theirs.commands[verb].params if each.name not in skipped}
+    ours = {name: each for name, each in inspect.signature(getattr(ff, verb)).parameters.items()
+            if each.kind is inspect.Parameter.KEYWORD_ONLY}  # fmt: skip
+    named = {name for name, each in options.items() if each.param_type_name == "option"}
+    assert named == set(ours), verb
+    for name in named:
+        assert (options[name].default or None) == (ours[name].default or None), name
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: ff.predict("nanno", "h100:8", "dp8"), "unknown model 'nanno'; did you mean nano?"),
+        (lambda: ff.predict("nano", "h100:8", "pd8"), "unknown layout token 'pd8'"),
+        (lambda: ff.predict("nano", "h100:8", "dp8", los="chunked"), "job: unknown key 'los'; did you mean 'loss'?"),
+        (lambda: ff.predict("nano", "h100:8", "dp8", seq=1, sequence=2), "seq= and sequence= both say sequence"),
+        (lambda: ff.predict("nano", "h100:8", "dp8", job="no.toml"), "no.toml: no such file"),
+        (lambda: ff.search("nano", "h100:8", top=0), "top=0 must be 1 or more"),
+        (lambda: ff.ask("gpu", "nano", "h100:8"), "no question 'gpu'; ask gpus, model, "),
+        (lambda: ff.load("no.json"), "no.json: no such file"),
+        (lambda: ff.load("no.jsonl"), "no.jsonl: no such file"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(call: Any, line: str) -> None:
+    with pytest.raises(ff.Mistake) as told:
+        call()
+    assert line in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+
+
+def test_the_import_is_light() -> None:
+    code = "import time; t = time.process_time(); import fivefold, sys; print(time.process_time() - t, *sys.modules)"
+    seconds, *loaded = python(code).split()
+    assert float(seconds) < 0.15
+    assert {"pydantic", "numpy", "rich", "typer", "fivefold.api"}.isdisjoint(loaded)
+    assert set(dir(ff)) >= {*ff.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'prediction'"):
+        _ = ff.prediction
+
+
+def test_a_room_that_has_the_name_of_a_verb_is_both() -> None:
+    """``import fivefold.train.run`` hangs the room over ``ff.train``: it can still be called."""
+    code = (
+        "import fivefold as ff\nassert callable(ff.train)\nimport fivefold.train.run\n"
+        "assert ff.train.run.Run\ntry:\n ff.train('no.toml')\nexcept ff.Mistake as told:\n print(told)"
+    )
+    assert python(code) == "no.toml: no such file\n"
