@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivefold.api.load import load
-    from fivefold.api.verbs import ask, dryrun, predict, search, sweep, trace, train
+    from fivefold.api.verbs import ask, compare, dryrun, predict, search, sweep, trace, train
     from fivefold.record import Fault, Mistake
     from fivefold.step import Step
 
 __version__ = "0.1.0"
-__all__ = [
-    "Fault", "Mistake", "Step", "ask", "dryrun", "load", "predict", "search", "sweep", "trace", "train",
-]  # fmt: skip
-
-_HOMES = dict.fromkeys(("ask", "dryrun", "predict", "search", "sweep", "trace", "train"), "fivefold.api.verbs")
+_VERBS = ("ask", "compare", "dryrun", "predict", "search", "sweep", "trace", "train")
+__all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "search", "sweep"]
+__all__ += ["trace", "train"]
+_HOMES = dict.fromkeys(_VERBS, "fivefold.api.verbs")
 _HOMES |= {"load": "fivefold.api.load", "Step": "fivefold.step"}
 _HOMES |= dict.fromkeys(("Fault", "Mistake"), "fivefold.record")
 

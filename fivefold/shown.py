@@ -27,7 +27,7 @@ class Shown(Record):
         """What it is, in a few words."""
         raise NotImplementedError
 
-    def rows(self) -> list[dict[str, Any]]:
+    def table(self) -> list[dict[str, Any]]:
         """Its rows as a table: by default one, of its fields."""
         return [flat(self.model_dump(mode="json"))]
 
@@ -41,7 +41,7 @@ class Shown(Record):
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """A pandas ``DataFrame``, or a pyarrow ``Table`` where pandas is not installed (or ``kind="arrow"``)."""
-        return frame(self.rows(), kind=kind)
+        return frame(self.table(), kind=kind)
 
 
 class Rows(tuple[Item, ...]):
@@ -69,7 +69,7 @@ def drawn(drawn_by: str, what: object) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as columns: ``{"time": {"step_seconds": 1}}`` → ``{"time.step_seconds": 1}``; no lists of tables."""
+    """Nested tables as columns: ``{"time": {"step_seconds": 1}}`` → ``{"time.step_seconds": 1}``; no lists."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

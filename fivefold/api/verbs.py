@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fivefold.check.dryrun import Rehearsal
     from fivefold.check.sweep.journal import Journal
     from fivefold.cli.plan import Question
+    from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
@@ -86,6 +87,17 @@ def ask(
     chosen = None if layout is None else _layout(layout)
     found = answers(question, _model(model), _machine(machine), chosen, job=job_of(job), tokens=tokens)
     return Rows(found)
+
+
+def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[JobWords]) -> Comparison:
+    """Predicted steps side by side: a model, machines and layouts, every layout on every machine; or run files.
+
+    ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
+    """
+    from fivefold.cli.compare import cases
+    from fivefold.plan.compare import compare as run
+
+    return run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions))
 
 
 def dryrun(

@@ -38,7 +38,7 @@ def compare(
     from fivefold.show import charts as pictures
     from fivefold.show import comparison as page
 
-    found = run(_run_files(words, job, stacks + precisions) or _cases(words, job, stacks, precisions))
+    found = run(cases(words, job, stacks=stacks, precisions=precisions))
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if charts:
         if charts.exists() and not charts.is_dir():
@@ -47,6 +47,11 @@ def compare(
         for name, chart in page.charts(found).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
         say(f"wrote time.svg and memory.svg to {charts}")
+
+
+def cases(words: list[str], job: Job, *, stacks: str, precisions: str) -> list[Case]:
+    """What is compared: run files, or every combination of what the words name."""
+    return _run_files(words, job, stacks + precisions) or _cases(words, job, stacks, precisions)
 
 
 def _cases(words: list[str], job: Job, stacks: str, precisions: str) -> list[Case]:

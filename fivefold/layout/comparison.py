@@ -5,11 +5,12 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
 from fivefold.record import Record
+from fivefold.shown import Shown, flat
 from fivefold.step import Step
 
 EQUAL = 5e-4  # share by which two values differ that print alike
@@ -60,12 +61,22 @@ class Quantity(Record):
         return tuple(value / first - 1 if first and value is not None else None for value in self.numbers)
 
 
-class Comparison(Record):
+class Comparison(Shown):
     """What ``plan.compare`` returns. ``rows`` are of the variants that have a step, ``common`` the words of all."""
+
+    drawn_by: ClassVar[str] = "fivefold.show.html:comparison"
 
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
     rows: tuple[Quantity, ...]
+
+    def line(self) -> str:
+        """How many, and what they share."""
+        return f"of {len(self.variants)}: {' · '.join(self.common)}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each variant that has a step."""
+        return [{"name": each.name, **flat(each.step.model_dump(mode="json"))} for each in self.variants if each.step]
 
     @property
     def predicted(self) -> tuple[Variant, ...]:

@@ -119,7 +119,7 @@ class SearchResult(Shown):
         found = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
         return f"of {self.tried:,} layouts: {found}"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def table(self) -> list[dict[str, Any]]:
         """A row for each of the best."""
         return [flat(each.model_dump(mode="json")) for each in self.best]
 

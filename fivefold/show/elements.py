@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from rich.text import Text
+
+from fivefold.show.grid import Grid
+
 GREY = "#a39c95"
 # Colours that colour-blind people can tell apart (Okabe and Ito, 2008, darkened where white text lies on them).
 TIME_COLOURS = {
@@ -94,6 +98,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def grid(what: Grid) -> str:
+    """A table that a terminal shows, with its marks of the best and of what is wrong."""
+    return table(what.headings, ([_marked(cell) for cell in row] for row in what.rows), left=what.words)
+
+
+def _marked(cell: str | Text) -> str:
+    if isinstance(cell, str):
+        return cell
+    style = str(cell.style)
+    kind = "good" if "green" in style else "bad" if "red" in style else ""
+    return Raw(f'<span class="{kind}">{escape(cell.plain)}</span>') if kind else cell.plain
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = "") -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fivefold.show.budget import budget, causes
 from fivefold.show.charts import COLOURS
 from fivefold.show.compare import Row, compare, shown
+from fivefold.show.comparison import _finding as finding
+from fivefold.show.comparison import _table as differing
 from fivefold.show.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -21,6 +23,7 @@ from fivefold.show.elements import (
     block,
     figures,
     folded,
+    grid,
     heading,
     paragraph,
     table,
@@ -31,6 +34,7 @@ from fivefold.show.table import PARTS
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
+    from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import Proposal, Ranked, SearchResult
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.traced import Traced
@@ -184,6 +188,17 @@ def best(found: Sequence[Ranked]) -> str:
         for place, each in enumerate(found, 1)
     ]  # fmt: skip
     return table(("", "layout", "step", "peak", "MFU", "bound by"), rows, left=("layout", "bound by"))
+
+
+def comparison(what: Comparison) -> str:
+    """The variants, which is the best, and what differs."""
+    lines = [
+        (each.name, " ".join(each.facts) or "nothing else", each.refused or (each.step.line() if each.step else ""))
+        for each in what.variants
+    ]
+    variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
+    return block(paragraph(f"all: {' '.join(what.common)}", kind="soft"), variants,
+                 paragraph(Raw(f"<b>{words(finding(what))}</b>")), grid(differing(what)))  # fmt: skip
 
 
 def run(what: RunFolder) -> str:

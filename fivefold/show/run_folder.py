@@ -41,7 +41,7 @@ class RunFolder(Shown):
         """Predicted beside measured, quantity by quantity."""
         return Rows(compare(self.predicted, self.measured))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def table(self) -> list[dict[str, Any]]:
         """The lines of its log."""
         return self.log
 

@@ -22,6 +22,6 @@ class Traced(TraceReport, Shown):
         """Ranks and steps."""
         return f"of {len(self.ranks)} of {self.world} ranks, {len(self.steps)} steps, {self.device}"
 
-    def rows(self) -> list[dict[str, object]]:
+    def table(self) -> list[dict[str, object]]:
         """A row for each rank and step."""
         return [each.model_dump(mode="json") for each in self.breakdown]

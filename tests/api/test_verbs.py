@@ -63,6 +63,16 @@ def test_search() -> None:
     assert ff.search("nano", "h100:2", exact=True).proposal is None
 
 
+def test_compare() -> None:
+    words = (*LLAMA, "dp8 zero3 mbs1", "dp4 tp2 zero1 mbs1")
+    found = ff.compare(*words, precisions="bf16,fp8", seq=2048, gbs=16)
+    assert found.model_dump(mode="json") == command(
+        "compare", *words, "--precisions", "bf16,fp8", "--seq", "2048", "--gbs", "16"
+    )
+    assert found.to_frame("arrow").num_rows == 4
+    assert "trains most tokens per second" in found._repr_html_()
+
+
 @pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model"}))  # which searches a dozen times
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
@@ -129,7 +139,7 @@ def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
 SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
 
 
-@pytest.mark.parametrize("verb", ["predict", "search", "ask", "dryrun", "sweep", "train", "trace"])
+@pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])
 def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
     """Every option of the command is a parameter with its default, but for pictures and forms of printing."""
     theirs: Any = get_command(app)
