@@ -3,7 +3,7 @@
 options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
 plan · compare · dryrun · run · slurm   predict search ask ratios; side by side; dryrun; train data show; as a Slurm job
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
-doctor · numerics · generate · huggingface   their commands
+doctor · explain · numerics · generate · huggingface   their commands
 pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
@@ -21,6 +21,7 @@ from fivefold.cli import (
     compare,
     doctor,
     dryrun,
+    explain,
     generate,
     huggingface,
     numerics,
@@ -40,7 +41,7 @@ app = typer.Typer(
 COMMANDS = (
     plan.predict, plan.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
-    trace.trace,
+    trace.trace, explain.explain,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -172,6 +172,8 @@ def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
         yield f"zero{zero}", job, layout.replace(zero=zero, shard_group=layout.shard_group if zero else None)
     for ac in ("none", "norm+act", "selective", "full"):
         yield f"ac={ac}", job, layout.replace(ac=ac)
+    if layout.mbs % 2 == 0:
+        yield f"mbs{layout.mbs // 2}", job, layout.replace(mbs=layout.mbs // 2)
     if 2 * layout.mbs <= job.global_batch:
         yield f"mbs{2 * layout.mbs}", job, layout.replace(mbs=2 * layout.mbs)
     if layout.tp > 1 and not layout.sp:

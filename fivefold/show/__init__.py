@@ -4,6 +4,6 @@ table · compare · comparison · search · ratios · published · numerics · d
 budget · interval · run_folder · traced               time by cause; what to expect; what a run, a trace left
 charts · published_charts · pipeline · memory · trace pictures, Perfetto
 html · elements                                       records as HTML, for notebooks and reports
-trace_report · sweep/                                 profiler traces; a sweep's rows: pages and pictures
+trace_report · explanation · sweep/                   profiler traces; failures; a sweep's rows: pages and pictures
 progress                                              bars on a terminal
 """

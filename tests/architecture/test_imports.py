@@ -62,8 +62,9 @@ def parsed(path: Path) -> ast.Module:
         (modules("plan"), HEAVY),
         (modules("check/published"), HEAVY),
         (modules("check/traces"), HEAVY),
+        (modules("check/explain"), HEAVY),
     ],
-    ids=["fivefold", "nouns", "show", "plan", "published", "traces"],
+    ids=["fivefold", "nouns", "show", "plan", "published", "traces", "explain"],
 )
 def test_loading_is_light(names: list[str], absent: set[str]) -> None:
     assert names

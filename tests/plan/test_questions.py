@@ -104,6 +104,9 @@ def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     assert by["ac=none"].saved_bytes == before.peak_bytes - without.peak_bytes < 0
     assert by["adamw8bit"].saved_bytes > 0
     assert "flash attention" not in by  # it is on
+    assert "mbs2" in by
+    half = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout.replace(mbs=2))
+    assert next(change.layout for change in half if change.change == "mbs1") == str(layout)
 
 
 def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:

@@ -103,6 +103,13 @@ def largest(tape: Tape, n: int) -> list[LiveStorage]:
     ]
 
 
+def birth_categories(tape: Tape) -> dict[int, str]:
+    """Return the category of each storage that is not temporary, by the event that allocates it."""
+    lives = _lifetimes(tape)
+    named = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
+    return {birth: CATEGORIES[category] for birth, category in named if category != TEMPORARY}
+
+
 # Lifetimes
 
 

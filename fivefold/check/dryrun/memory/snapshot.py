@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fivefold.check.dryrun.memory.breakdown import birth_categories
 from fivefold.check.dryrun.memory.caching_allocator import Allocator, Block
 from fivefold.check.dryrun.memory.reserved import changes, initial_allocations
 from fivefold.check.dryrun.record.tape import Site, Tape
 from fivefold.record import Fault
 
 PROTOCOL = 4
-UNKNOWN = "unknown"  # the viewer's name for no category
+UNKNOWN = "unknown"  # the viewer's name for no category: of what is temporary
 Frames = list[dict[str, Any]]
 
 
@@ -50,7 +51,8 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
     frames: dict[Site, Frames] = {}
     # a later tape may know the category of a storage: the optimizer's moments are made in the first step
     named = {storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)}
-    for place, _, storage, size, number in changes(tapes):
+    by_life = [birth_categories(tape) for tape in tapes]
+    for place, event, storage, size, number in changes(tapes):
         if not size:
             block, size, site = blocks.pop(storage)
             for action in ("free_requested", "free_completed"):
@@ -63,7 +65,8 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
         if made is None:
             trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
             break
-        trace.add("alloc", made.address, size, category=site.category or named.get(storage) or UNKNOWN)
+        category = site.category or named.get(storage) or by_life[place].get(event) or UNKNOWN
+        trace.add("alloc", made.address, size, category=category)
         blocks[storage] = made, size, site
     used = {block.address: (size, frames[site]) for block, size, site in blocks.values()}
     segments = [_segment(run, used, expandable=expandable) for run in allocator.segments()]

@@ -1,0 +1,66 @@
+"""The command explain: why a run failed, from what it has left behind. No torch, and nothing in a file is run."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import AsJson, load_machine, show
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fivefold.job import Job
+    from fivefold.layout.explanation import AgainstPrediction, Explanation
+
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE…", help="A log, or a memory snapshot (.pickle); or a folder of them.")
+]
+Against = Annotated[
+    tuple[str, str, str] | None,
+    typer.Option("--against", metavar="MODEL MACHINE LAYOUT", help="What should be there, and what fits; takes a job."),
+]
+
+
+@takes_job
+def explain(
+    files: Files,
+    job: Job,
+    against: Against = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many lines of code to list.")] = 12,
+    json: AsJson = False,
+) -> None:
+    """Why a run failed: an out-of-memory message, a memory snapshot, a log; and the least change that fits."""
+    from fivefold.check.explain import explain as read
+    from fivefold.job import Job
+    from fivefold.show.explanation import page
+
+    if against is None and job != Job():
+        raise Mistake("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
+    found = read(files, top=top)
+    beside = _beside(found, against, job) if against else None
+    if json:
+        data = {"found": [each.model_dump(mode="json") for each in found],
+                "against": beside.model_dump(mode="json") if beside else None}  # fmt: skip
+        show(json_module.dumps(data, indent=2))
+    else:
+        show(page(found, beside=beside))
+
+
+def _beside(found: Sequence[Explanation], words: tuple[str, str, str], job: Job) -> AgainstPrediction:
+    """The prediction beside the memory of the file that holds most."""
+    from fivefold.check.explain.against import against
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+
+    model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
+    held = [each.memory for each in found if each.memory is not None]
+    if not held:
+        raise Mistake("--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log")
+    memory = max(held, key=lambda each: each.needed_bytes)
+    return against(memory, model=model, machine=machine, layout=layout, job=job)
