@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivefold.check.sweep.journal import Journal
     from fivefold.cli.plan import Question
     from fivefold.layout.comparison import Comparison
-    from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult
+    from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult, Walk
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -45,15 +45,16 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 
 def search(
     model: str | Model, machine: str | Machine, *, by: By = "time", top: int = 10, also: Sequence[str] = (),
-    where: str = "", within: float | None = None, exact: bool = False, front: int = 1, measure: int = 0,
-    two: bool = False, **job: Unpack[JobWords],
+    where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
+    measure: int = 0, two: bool = False, **job: Unpack[JobWords],
 ) -> SearchResult:  # fmt: skip
     """The best of all legal layouts that fit, and why the others lost. Its ``proposal`` is the simplest of the best.
 
-    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``also``: other precisions to try; ``measure``: train so many of
-    the best for a few steps; ``within`` (0.02): layouts so near to the best are alike; ``exact``: no proposal.
+    ``where``: only such layouts (``"tp<=8 zero<=1"``); ``memory``: most of a rank's peak (``"72GiB"``); ``also``: other
+    precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
+    best are alike; ``exact``: no proposal. ``--keep`` is ``walk``.
     """
-    from fivefold.cli import plan
+    from fivefold.cli import search as command
     from fivefold.job import recipe
     from fivefold.layout.where import Where as Constraint
     from fivefold.plan.search import search as run
@@ -61,15 +62,29 @@ def search(
     for name, number in (("top", top), ("front", front)):
         if number < 1:
             raise Mistake(f"{name}={number} must be 1 or more")
-    spec, chips, wanted = _model(model), _machine(machine), job_of(job)
+    spec, chips, wanted = _model(model), command.limited(_machine(machine), memory), job_of(job)
     found = run(
         model=spec, machine=chips, job=wanted, by=by, top=top, levels=front,
-        within=None if exact else plan.ALIKE if within is None else within, where=Constraint.parse(where),
-        recipes=[recipe(name) for name in also], reduces=plan.others(wanted), two_dimensional=two,
+        within=None if exact else command.ALIKE if within is None else within, where=Constraint.parse(where),
+        recipes=[recipe(name) for name in also], reduces=command.others(wanted), two_dimensional=two,
     )  # fmt: skip
     if measure and found.best:
-        found = found.replace(finalists=tuple(plan.measured_best(spec, chips, wanted, count=measure)[0]))
+        found = found.replace(finalists=tuple(command.measured_best(spec, chips, wanted, count=measure)[0]))
     return found
+
+
+def walk(
+    model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
+    memory: str | None = None, **job: Unpack[JobWords],
+) -> Walk:  # fmt: skip
+    """One change at a time from ``layout``: ``search --keep``."""
+    from fivefold.cli.search import limited
+    from fivefold.layout.where import Where as Constraint
+    from fivefold.plan.predict import planner
+    from fivefold.plan.search.neighbours import walk as run
+
+    machines = limited(_machine(machine), memory)
+    return run(planner(_model(model), machines, job_of(job)), _layout(layout), by=by, where=Constraint.parse(where))
 
 
 def ask(

@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
-plan · compare · dryrun · run · slurm   predict search ask ratios; side by side; dryrun; train data show; as a Slurm job
+plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface   their commands
 pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
@@ -28,6 +28,7 @@ from fivefold.cli import (
     plan,
     published,
     run,
+    search,
     sweep,
     trace,
 )
@@ -39,7 +40,7 @@ app = typer.Typer(
     help="Plans, rehearses, trains and proves the training step of a large language model.",
 )  # fmt: skip
 COMMANDS = (
-    plan.predict, plan.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
+    plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
     trace.trace, explain.explain,
 )  # fmt: skip

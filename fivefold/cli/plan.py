@@ -1,10 +1,9 @@
-"""The commands that plan: predict, search, ask, ratios. No torch."""
+"""The commands that plan: predict, ask, ratios. No torch."""
 
 from __future__ import annotations
 
 import json as json_module
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,8 +15,6 @@ from fivefold.cli.options import (
     MachineName,
     ModelName,
     load_machine,
-    local_file,
-    say,
     show,
 )
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
@@ -26,11 +23,9 @@ from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.search_result import Finalist
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.stack.spec import Reduce
 
 
 @takes_job
@@ -63,66 +58,6 @@ def predict(
         save_charts(planner(spec, ranks, job), chosen, step, folder=charts)
     if trace:
         save_trace(planner(spec, ranks, job), chosen, step, path=trace)
-
-
-ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
-
-
-@takes_job
-def search(
-    model: ModelName,
-    machine: MachineName,
-    job: Job,
-    by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
-    top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
-    also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
-    where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
-    within: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="Layouts so near to the best are alike; the simplest is proposed.", show_default="0.02"
-        ),
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
-    front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
-    chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
-    measure: Annotated[
-        int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
-    ] = 0,
-    two: Annotated[
-        bool, typer.Option("--2d", help="Also tensor parallelism in two dimensions, which is not run.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """The best of all legal layouts that fit, and why the others lost."""
-    from fivefold.job import recipe
-    from fivefold.layout.where import Where
-    from fivefold.model.catalog import resolve
-    from fivefold.plan.search import search as run
-    from fivefold.show import search as page
-    from fivefold.show.charts import save
-    from fivefold.show.progress import bar
-
-    spec, ranks = resolve(model), load_machine(machine)
-    with bar("searching") as progress:
-        found = run(
-            model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
-            within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
-            recipes=[recipe(name) for name in also or []], reduces=others(job), two_dimensional=two,
-            report=lambda done, total: progress("layouts", done, total),
-        )  # fmt: skip
-    if measure and found.best:
-        finalists, _ = measured_best(spec, ranks, job, count=measure)
-        found = found.replace(finalists=tuple(finalists))
-    show(found.model_dump_json(indent=2) if json else page.page(found))
-    if chart:
-        save(page.front_chart(found, subtitle=f"{spec.name} on {ranks.ranks} {ranks.name}"), chart)
-        say(f"drew {chart}")
-
-
-def others(job: Job) -> tuple[Reduce, ...]:
-    """How often else our engine could reduce gradients; another software does as it does, and a job as it says."""
-    return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
 
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
@@ -176,20 +111,6 @@ def answers(
     if question not in asked:
         raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
     return asked[question]()
-
-
-def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
-    """The best layouts by measured seconds; what was measured of their units is kept where ``local`` is."""
-    from fivefold.check.finalists import measure_best
-    from fivefold.machine.toml import read, write
-    from fivefold.show.progress import bar
-
-    with bar("measuring") as progress:
-        found, known = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
-    path = local_file()
-    if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
-        write(read(path).replace(calibration=known.calibration), path)
-    return found, known
 
 
 def fastest(model: Model, machine: Machine, job: Job) -> Layout:

@@ -174,7 +174,8 @@ def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.cli.plan import fastest, measured_best
+    from fivefold.cli.plan import fastest
+    from fivefold.cli.search import measured_best
     from fivefold.model.catalog import resolve
 
     if run.measure and "RANK" not in os.environ:  # torchrun's ranks all come here: they take the planner's word

@@ -108,6 +108,7 @@ class SearchResult(Shown):
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
     misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
+    tightest: str = ""  # if none does, of constraints the one that has to give way, and what then fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
@@ -145,6 +146,16 @@ class Change(Record):
     step_seconds: NonNegativeFloat
     faster: float  # speedup: old over new step time
     saved_bytes: int
+
+
+class Walk(Record):
+    """One change at a time from a layout. ``changes``: all of it, the best first; ``path``: the best one, then the best
+    change of what that made, and so on while it gains; each beside the layout before it.
+    """
+
+    start: Change
+    changes: tuple[Change, ...]
+    path: tuple[Change, ...]
 
 
 class Batch(Record):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult
+from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult, Walk
 from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 
+UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
 NAMED = 8  # the chart labels its points if they are no more than this
 
 
@@ -35,6 +36,8 @@ def page(found: SearchResult) -> RenderableType:
             parts.append(Text.assemble("\nOf the best: ", expected))
     if found.finalists:
         parts += [_heading("Measured"), finalists(found.finalists)]
+    if found.tightest:
+        parts.append(Text.assemble("\n", found.tightest, overflow="fold"))
     for miss in found.misses:
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         line = f"{miss.layout}  needs {need} of {have}: {miss.cause}"
@@ -73,6 +76,31 @@ def changes(found: Sequence[Change]) -> RenderableType:
         for change in found
     )  # fmt: skip
     return Grid(("change", "speed", "step", "memory", "fits"), rows, words=("change",))
+
+
+def walk(found: Walk, *, top: int) -> RenderableType:
+    """Return the page of one change at a time: where one is, the ``top`` changes that help most, and the best walk."""
+    now = found.start
+    fits = "fits" if now.fits else "does not fit"
+    figures = f"{show_seconds(now.step_seconds)} a step, {show_bytes(now.memory_bytes)}, {fits}"
+    parts: list[RenderableType] = [
+        Text.assemble((now.layout, "bold cyan"), overflow="fold"), Text(figures),
+        _heading("One change"), changes(_told(found.changes, top)),
+    ]  # fmt: skip
+    if len(found.path) > 1:
+        parts += [_heading("The best change, then the best of what that makes, and so on"), changes(found.path)]
+    if found.path:
+        faster = now.step_seconds / found.path[-1].step_seconds - 1
+        parts.append(Text(f"ends at {found.path[-1].layout}, {faster:+.1%}", overflow="fold"))
+    else:
+        parts.append(Text("\nno single change helps"))
+    return Group(*parts)
+
+
+def _told(found: Sequence[Change], top: int) -> list[Change]:
+    """The ``top`` changes, and of those that do not fit a few that would be faster."""
+    faster = [change for change in found[top:] if not change.fits and change.faster > 1]
+    return [*found[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
 def batches(found: Sequence[Batch]) -> RenderableType:

@@ -73,6 +73,12 @@ def test_compare() -> None:
     assert "trains most tokens per second" in found._repr_html_()
 
 
+def test_walk_is_search_that_keeps_a_layout() -> None:
+    found = ff.walk("nano", "h100:8", "dp4 tp2", gbs=16, where="pp=1", memory="20GiB")
+    words = ("search", "nano", "h100:8", "--keep", "dp4 tp2", "--gbs", "16", "--where", "pp=1", "--memory", "20GiB")
+    assert found.model_dump(mode="json") == command(*words)
+
+
 @pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model"}))  # which searches a dozen times
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
@@ -136,7 +142,21 @@ def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
     assert set(JobWords.__annotations__) == (set(OPTIONS) - {"settings"}) | set(Job.model_fields) | FACTS
 
 
-SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
+KEPT = {"keep"}  # of search: walk in Python
+SKIPPED = {
+    "job",
+    *KEPT,
+    *OPTIONS,
+    "json",
+    "charts",
+    "chart",
+    "operations",
+    "over_time",
+    "trace",
+    "snapshot",
+    "slurm",
+    "dry",
+}
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])

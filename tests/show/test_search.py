@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fivefold.layout.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult
+from fivefold.layout.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
 from fivefold.record import Mistake
 from fivefold.show import search
 from fivefold.step import Step
@@ -91,3 +91,22 @@ def test_the_chart_draws_the_front_and_says_its_price(found: SearchResult) -> No
     assert [(value["memory"], value["seconds"]) for value in values] == [(30.0, 1.5), (60.0, 1.0)]
     with pytest.raises(Mistake, match="no front to draw"):
         search.front_chart(nothing(found))
+
+
+def a_change(words: str, *, faster: float, fits: bool = True) -> Change:
+    return Change(
+        change=words, layout=f"dp2 {words}", fits=fits, memory_bytes=2**30, step_seconds=1 / faster, faster=faster,
+        saved_bytes=-(2**20),
+    )  # fmt: skip
+
+
+def test_a_walk_lists_what_helps_most_and_what_would_if_it_fitted() -> None:
+    now = a_change("", faster=1.0)
+    gains = [a_change(f"mbs{n}", faster=1 + n / 100) for n in (9, 8, 7)]
+    large = [a_change(f"tp{n}", faster=n, fits=False) for n in (0.5, 2, 4)]
+    found = Walk(start=now, changes=(*gains, *large), path=(gains[0], gains[1]))
+    text = printed(search.walk(found, top=2))
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith(("mbs", "tp"))]
+    assert rows == ["mbs9", "mbs8", "tp4", "tp2", "mbs9", "mbs8"]
+    assert "ends at dp2 mbs8, +8.0%" in text
+    assert "no single change helps" in printed(search.walk(found.replace(path=()), top=2))

@@ -2,8 +2,8 @@
 
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
 bounds · estimates · branch_and_bound   lower bounds; their cached parts; what they let pass is estimated, best first
-simplest · rejections   of those as good as the best the simplest; why layouts lost
-
+simplest · neighbours   of those as good as the best the simplest; one change at a time from a given layout
+rejections · constraints   why layouts lost; which constraint leaves nothing
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
 
@@ -16,13 +16,14 @@ from typing import Any
 from fivefold.job import Job, Recipe
 from fivefold.layout.legal import unfit
 from fivefold.layout.search_result import By, NearMiss, Point, Proposal, Ranked, SearchResult
-from fivefold.layout.spec import divisors
+from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, EvaluatedLayout, Report
+from fivefold.plan.search.constraints import tightest
 from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
@@ -76,6 +77,7 @@ def search(
         front=tuple(_front(solver.fitting)),
         reasons=solver.rejections.reasons(machine, best[0].estimate if best else None),
         misses=() if best else tuple(_misses(spaces, planners, model=model, machine=machine)),
+        tightest="" if best else _tightest(model, machine, job, where=narrowed.get("where", ANY)),
         tried=solver.total,
         evaluated=solver.evaluated,
         seconds=time.perf_counter() - begin,
@@ -115,11 +117,26 @@ def _proposal(solver: BranchAndBound, within: float, *, where: Where) -> Proposa
 
 
 def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
-    """Whether any layout over all ranks fits: a ``search`` that stops at the first one."""
-    space = Space(model, job, world=machine.ranks)
+    """Whether any layout over all ranks fits."""
+    return fitting(ANY, model=model, machine=machine, job=job) is not None
+
+
+def fitting(where: Where, *, model: Model, machine: Machine, job: Job) -> Layout | None:
+    """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one."""
+    space = Space(model, job, world=machine.ranks, where=where)
     solver = BranchAndBound(machine, by="memory", top=1, levels=0, any_will_do=True)
     _search_spaces(solver, [(job, space)], model=model, machine=machine)
-    return bool(solver.best)
+    return solver.best[0].estimate.layout if solver.best else None
+
+
+def _tightest(model: Model, machine: Machine, job: Job, *, where: Where) -> str:
+    """Of constraints under which nothing fits the one that has to give way, and the layout that then fits."""
+
+    def passing(admitted: Where) -> Layout | None:
+        return fitting(admitted, model=model, machine=machine, job=job)
+
+    found = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
+    return f"nothing that meets {str(where)!r} fits; {found}" if found else ""
 
 
 def _search_spaces(
@@ -175,15 +192,16 @@ def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
 
 def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
     where: Where = narrowed.pop("where", ANY)
-    for term in where.terms:
-        others = Where(tuple(each for each in where.terms if each is not term))
-        left = sum(Space(model, job, world=world, where=others, **narrowed).layouts for world in worlds)
-        if left:
-            return (
-                f"no layout of {model.name} on {machine.ranks} ranks of {machine.name} meets {str(where)!r}; "
-                f"without {term} there are {left:,}"
-            )
+
+    def legal(admitted: Where) -> Layout | None:
+        for space in (Space(model, job, world=world, where=admitted, **narrowed) for world in worlds):
+            if space.layouts:
+                return space.any_layout(int(space.candidates_of(space.partials).nonzero()[0][0]))
+        return None
+
     ranks = machine.ranks
+    if where.terms and (found := tightest(where, passing=legal, model=model, world=ranks)):
+        return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {found}"
     near = -(-job.global_batch // ranks) * ranks
     return (
         f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "

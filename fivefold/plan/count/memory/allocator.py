@@ -46,6 +46,12 @@ def room_bytes(machine: Machine) -> int:
     return max(machine.chip.memory_bytes - taken, machine.chip.memory_bytes // 2)
 
 
+def with_room(machine: Machine, room: int) -> Machine:
+    """The machine with so much memory that ``room_bytes`` of it is ``room``."""
+    taken = machine.chip.memory_bytes - room_bytes(machine)
+    return machine.replace(chip=machine.chip.replace(memory_bytes=min(room + taken, 2 * room)))
+
+
 class AllocatorTotals(NamedTuple):
     """Bytes that PyTorch reserves and that the driver shows, on the rank with the most."""
 

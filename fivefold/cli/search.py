@@ -1,0 +1,140 @@
+"""``fivefold search``: the best layouts of one machine, one change at a time from a layout. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fivefold.cli.doctor import parse_bytes
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import AsJson, MachineName, ModelName, load_machine, local_file, say, show
+from fivefold.record import Mistake
+from fivefold.units import show_bytes
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.search_result import By, Finalist, SearchResult
+    from fivefold.layout.where import Where
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+    from fivefold.stack.spec import Reduce
+
+ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
+
+
+Within = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Layouts so near to the best are alike; the simplest is proposed.", show_default="0.02"
+    ),
+]
+Measure = Annotated[
+    int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
+]
+Two = Annotated[bool, typer.Option("--2d", help="Also tensor parallelism in two dimensions, which is not run.")]
+Memory = Annotated[str | None, typer.Option("--memory", help="Most that a rank's peak may be, such as 72GiB.")]
+Keep = Annotated[
+    str | None, typer.Option("--keep", help="Change one thing at a time from this layout: what helps most?")
+]
+
+
+@takes_job
+def search(
+    model: ModelName,
+    machine: MachineName,
+    job: Job,
+    by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
+    top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
+    also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
+    where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
+    memory: Memory = None,
+    keep: Keep = None,
+    within: Within = None,
+    exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
+    front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
+    chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
+    measure: Measure = 0,
+    two: Two = False,
+    json: AsJson = False,
+) -> None:
+    """The best of all legal layouts that fit, and why the others lost."""
+    from fivefold.job import recipe
+    from fivefold.layout.where import Where
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.search import search as run
+    from fivefold.show import search as page
+    from fivefold.show.progress import bar
+
+    spec, ranks = resolve(model), limited(load_machine(machine), memory)
+    if keep is not None:
+        show_walk(spec, ranks, job, start=keep, by=by, where=Where.parse(where), top=top, json=json)
+        return
+    with bar("searching") as progress:
+        found = run(
+            model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
+            within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
+            recipes=[recipe(name) for name in also or []], reduces=others(job), two_dimensional=two,
+            report=lambda done, total: progress("layouts", done, total),
+        )  # fmt: skip
+    if measure and found.best:
+        finalists, _ = measured_best(spec, ranks, job, count=measure)
+        found = found.replace(finalists=tuple(finalists))
+    show(found.model_dump_json(indent=2) if json else page.page(found))
+    if chart:
+        draw_front(found, chart, of=f"{spec.name} on {ranks.ranks} {ranks.name}")
+
+
+def limited(machine: Machine, memory: str | None) -> Machine:
+    """The machine with as much memory as gives a layout ``memory`` of it; a ``Mistake`` if it has not so much."""
+    from fivefold.plan.count.memory.allocator import room_bytes, with_room
+
+    if memory is None:
+        return machine
+    limit, room = parse_bytes(memory, option="--memory"), room_bytes(machine)
+    if not 0 < limit <= room:
+        more = "" if limit <= 0 else f"; for a larger card write {machine.name.split()[0]}:{machine.ranks} memory=…"
+        raise Mistake(f"--memory {memory}: a rank of {machine.name} has room for {show_bytes(room)}{more}")
+    return with_room(machine, limit)
+
+
+def show_walk(
+    model: Model, machine: Machine, job: Job, *, start: str, by: By, where: Where, top: int, json: bool
+) -> None:  # fmt: skip
+    """One change at a time from the layout ``start``."""
+    from fivefold.layout.spec import Layout
+    from fivefold.plan.predict import planner
+    from fivefold.plan.search.neighbours import walk
+    from fivefold.show import search as page
+
+    found = walk(planner(model, machine, job), Layout.parse(start), by=by, where=where)
+    show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))
+
+
+def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
+    """The front of memory against time, as a picture."""
+    from fivefold.show import search as page
+    from fivefold.show.charts import save
+
+    save(page.front_chart(found, subtitle=of), path)
+    say(f"drew {path}")
+
+
+def others(job: Job) -> tuple[Reduce, ...]:
+    """How often else our engine could reduce gradients; another software does as it does, and a job as it says."""
+    return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
+
+
+def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
+    """The best layouts by measured seconds; what was measured of their units is kept where ``local`` is."""
+    from fivefold.check.finalists import measure_best
+    from fivefold.machine.toml import read, write
+    from fivefold.show.progress import bar
+
+    with bar("measuring") as progress:
+        found, known = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
+    path = local_file()
+    if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
+        write(read(path).replace(calibration=known.calibration), path)
+    return found, known
