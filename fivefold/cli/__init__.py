@@ -1,9 +1,9 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
-options · job_options · settle   arguments that commands share; the options of a job; exit codes and one-line errors
+options · job_options · nouns · settle   what commands share; options of a job; records of words or a file; exit codes
 plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
-doctor · explain · numerics · generate · huggingface   their commands
+doctor · explain · numerics · generate · huggingface · formats   their commands; read and write
 pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
@@ -22,6 +22,7 @@ from fivefold.cli import (
     doctor,
     dryrun,
     explain,
+    formats,
     generate,
     huggingface,
     numerics,
@@ -42,11 +43,12 @@ app = typer.Typer(
 COMMANDS = (
     plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
-    trace.trace, explain.explain,
+    trace.trace, explain.explain, formats.write,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 app.command("show")(run.show_run)
+app.command("read", context_settings={"ignore_unknown_options": True})(formats.read)
 app.command("import")(huggingface.import_weights)
 app.command("export")(huggingface.export_weights)
 

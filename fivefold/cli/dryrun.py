@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import (
-    AsJson,
-    LayoutText,
-    MachineName,
-    ModelName,
-    load_machine,
-    say,
-    show,
-    whole_numbers,
-)
+from fivefold.cli.nouns import takes_nouns
+from fivefold.cli.options import AsJson, say, show, whole_numbers
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile
 from fivefold.record import Mistake
 
@@ -34,7 +25,9 @@ if TYPE_CHECKING:
     from fivefold.check.dryrun import Rehearsal
     from fivefold.job import Job
     from fivefold.layout.spans import Level, Span
+    from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
     from fivefold.step import Step
 
 WOULD_FAIL = 3  # exit code
@@ -48,11 +41,11 @@ Snapshot = Annotated[
 ]
 
 
-@takes_job
+@takes_nouns
 def dryrun(
-    model: ModelName,
-    machine: MachineName,
-    layout: LayoutText,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
     job: Job,
     schedule: OwnSchedule = None,
     every_rank: EveryRank = False,
@@ -66,30 +59,28 @@ def dryrun(
 ) -> None:
     """Rehearse a step: the real training code, for any number of ranks, on one CPU. Exit code 3: it would fail."""
     from fivefold.layout.legal import refuse
-    from fivefold.layout.spec import Layout
-    from fivefold.model.catalog import resolve
     from fivefold.plan.predict import predict
     from fivefold.show.progress import bar
     from fivefold.train.run import Run
 
-    chosen, spec, chips, asked = Layout.parse(layout), resolve(model), load_machine(machine), _ranks(ranks)
-    refuse(chosen, model=spec, job=job, machine=chips)
-    table = Run(schedule=schedule, job=job).table(chosen)
+    asked = _ranks(ranks)
+    refuse(layout, model=model, job=job, machine=machine)
+    table = Run(schedule=schedule, job=job).table(layout)
     with bar("rehearsing") as progress:
         from fivefold.check.dryrun import dryrun as run
 
         found = run(
-            model=spec, machine=chips, layout=chosen, job=job, table=table, every_rank=every_rank,
+            model=model, machine=machine, layout=layout, job=job, table=table, every_rank=every_rank,
             replay=not every_layer, ranks=asked, progress=lambda done, total: progress("ranks", done, total),
         )  # fmt: skip
         known = found.step is not None and table is None  # the planner has the layout's own schedules
-        predicted = predict(model=spec, machine=chips, layout=chosen, job=job) if known else None
+        predicted = predict(model=model, machine=machine, layout=layout, job=job) if known else None
     show(json_module.dumps(_data(found, predicted), indent=2) if json else _page(found, predicted))
     if found.step is not None:
         if over_time and not json:
-            _draw(found, chips)
+            _draw(found, machine)
         segments = job.stack.expandable_segments
-        _save(found, chips, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=segments)
+        _save(found, machine, asked, charts=charts, trace=trace, snapshot=snapshot, expandable=segments)
     if found.findings:
         raise SystemExit(WOULD_FAIL)
 

@@ -72,15 +72,17 @@ def takes_job(command: Callable[..., None]) -> Callable[..., None]:
     return with_job
 
 
-def load_job(job: Path | None = None, settings: list[str] | None = None, **options: Any) -> Job:
+def load_job(
+    job: Path | None = None, settings: list[str] | None = None, base: dict[str, Any] | None = None, **options: Any
+) -> Job:
     """The job of a file, of options over it, and of ``--set`` over both; none of these two may say what another said.
 
-    ``options``: by name as on the command line, None where the option was not given.
+    ``options``: by name as on the command line, None where the option was not given; ``base``: fields under all.
     """
     from fivefold.job import Job
     from fivefold.record import read_file
 
-    values = read_file(job) if job else {}
+    values = (base or {}) | (read_file(job) if job else {})
     given = {FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None}
     values |= {field: value for field, (_, value) in given.items()}
     said = {field: option for field, (option, _) in given.items()}

@@ -23,7 +23,6 @@ ModelName = Annotated[str, typer.Argument(help="Catalog name, or path to a confi
 MachineName = Annotated[
     str, typer.Argument(help="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local.")
 ]
-LayoutText = Annotated[str, typer.Argument(help="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fivefold.cli.job_options import takes_job
+from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import (
     AsJson,
-    LayoutText,
     MachineName,
     ModelName,
     load_machine,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-@takes_job
+@takes_nouns
 def predict(
-    model: ModelName,
-    machine: MachineName,
-    layout: LayoutText,
+    model: Model,
+    machine: Machine,
+    layout: Layout,
     job: Job,
     operations: Annotated[bool, typer.Option("--operations", help="Also list every operation.")] = False,
     over_time: OverTime = False,
@@ -41,23 +41,20 @@ def predict(
     json: AsJson = False,
 ) -> None:
     """Memory, work, traffic and time of one training step, without a GPU."""
-    from fivefold.layout.spec import Layout
-    from fivefold.model.catalog import resolve
     from fivefold.plan.predict import planner
     from fivefold.plan.predict import predict as run
     from fivefold.show import table
 
-    chosen, spec, ranks = Layout.parse(layout), resolve(model), load_machine(machine)
-    step = run(model=spec, machine=ranks, layout=chosen, job=job)
+    step = run(model=model, machine=machine, layout=layout, job=job)
     show(step.model_dump_json(indent=2) if json else table.step(step))
     if operations and not json:
         show(table.operations(step))
     if over_time and not json:
-        draw(planner(spec, ranks, job), chosen, step)
+        draw(planner(model, machine, job), layout, step)
     if charts:
-        save_charts(planner(spec, ranks, job), chosen, step, folder=charts)
+        save_charts(planner(model, machine, job), layout, step, folder=charts)
     if trace:
-        save_trace(planner(spec, ranks, job), chosen, step, path=trace)
+        save_trace(planner(model, machine, job), layout, step, path=trace)
 
 
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fivefold.cli.doctor import parse_bytes
-from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, MachineName, ModelName, load_machine, local_file, say, show
+from fivefold.cli.nouns import takes_nouns
+from fivefold.cli.options import AsJson, local_file, say, show
 from fivefold.record import Mistake
 from fivefold.units import show_bytes
 
@@ -40,10 +40,10 @@ Keep = Annotated[
 ]
 
 
-@takes_job
+@takes_nouns
 def search(
-    model: ModelName,
-    machine: MachineName,
+    model: Model,
+    machine: Machine,
     job: Job,
     by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
@@ -62,28 +62,27 @@ def search(
     """The best of all legal layouts that fit, and why the others lost."""
     from fivefold.job import recipe
     from fivefold.layout.where import Where
-    from fivefold.model.catalog import resolve
     from fivefold.plan.search import search as run
     from fivefold.show import search as page
     from fivefold.show.progress import bar
 
-    spec, ranks = resolve(model), limited(load_machine(machine), memory)
+    machine = limited(machine, memory)
     if keep is not None:
-        show_walk(spec, ranks, job, start=keep, by=by, where=Where.parse(where), top=top, json=json)
+        show_walk(model, machine, job, start=keep, by=by, where=Where.parse(where), top=top, json=json)
         return
     with bar("searching") as progress:
         found = run(
-            model=spec, machine=ranks, job=job, by=by, top=top, levels=front,
+            model=model, machine=machine, job=job, by=by, top=top, levels=front,
             within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
             recipes=[recipe(name) for name in also or []], reduces=others(job), two_dimensional=two,
             report=lambda done, total: progress("layouts", done, total),
         )  # fmt: skip
     if measure and found.best:
-        finalists, _ = measured_best(spec, ranks, job, count=measure)
+        finalists, _ = measured_best(model, machine, job, count=measure)
         found = found.replace(finalists=tuple(finalists))
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if chart:
-        draw_front(found, chart, of=f"{spec.name} on {ranks.ranks} {ranks.name}")
+        draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:

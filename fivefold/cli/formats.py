@@ -1,0 +1,134 @@
+"""The commands read and write: configs of other software in our nouns, and our layouts as their configs. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import AsJson, load_machine, say, show
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.formats.format import Asked, Plan, Written
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.model.spec import Model
+    from fivefold.stack.reading import Reading
+
+Gpus = Annotated[str | None, typer.Option("--gpus", help="What it runs on, such as h100:64.")]
+Named = Annotated[str | None, typer.Option("--model", help="The model, where a config names none.")]
+Words = Annotated[int | None, typer.Option("--vocab", min=1, help="The vocabulary, where a config names none.")]
+
+
+def read(
+    words: Annotated[list[str], typer.Argument(metavar="FILE|ARGS…", help="A config, a script, or a launch line.")],
+    gpus: Gpus = None,
+    model: Named = None,
+    vocab: Words = None,
+    json: AsJson = False,
+) -> None:
+    """A config of Megatron, torchtitan, DeepSpeed, … as model, layout and job; each key understood, or named."""
+    from fivefold.formats.read import read as run
+    from fivefold.show import reading
+
+    found = run(words, asked(gpus, model, vocab))
+    show(found.model_dump_json(indent=2) if json else reading.page(found))
+
+
+def asked(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Asked:
+    """What the user says beside a config; of ``h100`` without a number, the config must say how many."""
+    from fivefold.formats.format import Asked
+    from fivefold.model.catalog import resolve
+
+    machine = load_machine(gpus) if gpus else None
+    counted = machine is not None and gpus is not None and (":" in gpus or gpus.endswith(".toml"))
+    return Asked(
+        ranks=machine.ranks if machine and counted else None,
+        ranks_per_node=machine.ranks_per_node if machine else 8,
+        model=resolve(model) if model else None,
+        vocab=vocab,
+    )
+
+
+@takes_job
+def write(
+    what: Annotated[
+        str, typer.Argument(metavar="LAYOUT|FILE", help="A layout, a run file, or any config to translate.")
+    ],
+    to: Annotated[str, typer.Option("--to", help="torchtitan, megatron, bridge, deepspeed, accelerate, nanotron, …")],
+    job: Job,
+    model: Named = None,
+    gpus: Gpus = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File or folder to write to.")] = None,
+) -> None:
+    """The config with which another software runs a layout; refused by name where it cannot."""
+    from fivefold.formats.write import write as run
+
+    put(run(_plan(what, job, model=model, gpus=gpus), to=to), output)
+
+
+def put(written: Written, output: Path | None) -> None:
+    """Files to a file or folder, or to stdout; remarks to stderr."""
+    for remark in written.remarks:
+        say(f"fivefold: {remark}")
+    if output is None:
+        for name, text in written.files.items():
+            show(f"# {name}\n{text}" if len(written.files) > 1 else text.rstrip("\n"))
+        return
+    several = len(written.files) > 1 or output.is_dir()
+    if several and output.exists() and not output.is_dir():
+        raise Mistake(f"-o {output}: {len(written.files)} files do not fit into a file; name a folder")
+    (output if several else output.parent).mkdir(parents=True, exist_ok=True)
+    for name, text in written.files.items():
+        path = output / name if several else output
+        path.write_text(text, encoding="utf-8")
+        say(f"wrote {path}")
+
+
+def _plan(what: str, job: Job, *, model: str | None, gpus: str | None) -> Plan:
+    """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
+    from fivefold.formats.format import Plan
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+
+    nodes = load_machine(gpus).ranks_per_node if gpus else 8
+    if not Path(what).suffix and not Path(what).exists():
+        if model is None:
+            raise Mistake(f"layout {what!r} is of what model? say --model NAME")
+        return Plan(resolve(model), Layout.parse(what), job, nodes)
+    if (run := _run(Path(what))) is not None:
+        return run._replace(ranks_per_node=nodes)
+    found = complete(_reading(what, gpus, model), what)
+    return Plan(found[0], found[1], found[2], nodes)
+
+
+def _reading(what: str, gpus: str | None, model: str | None) -> Reading:
+    from fivefold.formats.read import read as run
+
+    return run([what], asked(gpus, model))
+
+
+def complete(found: Reading, origin: str) -> tuple[Model, Layout, Job]:
+    """The nouns of a reading; ``Mistake`` that says what is missing."""
+    if found.model is None or found.layout is None or found.job is None:
+        raise Mistake(f"{origin}: does not say {'; '.join(found.missing)}")
+    return found.model, found.layout, found.job
+
+
+def _run(path: Path) -> Plan | None:
+    """A run file of our own; None if the file is another's."""
+    from fivefold.formats.format import Plan
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.record import read_file
+    from fivefold.train.run import Run
+
+    if path.suffix != ".toml" or not isinstance(read_file(path).get("model", "tiny"), str):
+        return None
+    run = Run.load(path)
+    if run.layout == "auto":
+        raise Mistake(f"{path}: its layout is auto, which `train` finds; write the layout that is wanted")
+    return Plan(resolve(run.model), Layout.parse(run.layout), run.job, 8)

@@ -1,0 +1,102 @@
+"""Model, machine and layout as arguments, or of a config by ``--from``: ``takes_nouns`` gives them to a command.
+
+A command names what it takes among its parameters (model, machine, layout, job) and is called with the records.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fivefold.cli.job_options import OPTIONS, load_job
+from fivefold.cli.options import load_machine
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.machine.spec import Machine
+
+MODEL = "Catalog name, or path to a config.json, .toml or .json."
+MACHINE = "NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."
+LAYOUT = "Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."
+ARGUMENTS: dict[str, Any] = {
+    "model": Annotated[str | None, typer.Argument(help=MODEL)],
+    "machine": Annotated[str | None, typer.Argument(help=MACHINE)],
+    "layout": Annotated[str | None, typer.Argument(help=LAYOUT)],
+}
+FROM: dict[str, Any] = {
+    "from_file": Annotated[
+        Path | None, typer.Option("--from", help="Model, layout and job of a config of any software, instead of words.")
+    ],
+    "gpus": Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")],
+}
+
+
+def takes_nouns(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with arguments, job options and ``--from`` in the place of the records that it takes."""
+    own = inspect.signature(command).parameters
+    nouns = [name for name in ARGUMENTS if name in own]
+    named = {name: text for name, text in command.__annotations__.items() if name not in (*nouns, "job", "return")}
+    hints = get_type_hints(SimpleNamespace(__annotations__=named), command.__globals__, include_extras=True)
+    kinds: dict[str, Any] = {name: ARGUMENTS[name] for name in nouns} | OPTIONS | FROM
+    only = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
+    parameters += [own[name].replace(annotation=hints[name], kind=only) for name in named]
+
+    @functools.wraps(command)
+    def with_nouns(**values: Any) -> None:
+        words = {name: values.pop(name) for name in nouns}
+        options = {name: values.pop(name) for name in OPTIONS}
+        file, gpus = values.pop("from_file"), values.pop("gpus")
+        found = _of_file(file, gpus, words, options) if file else _of_words(words, gpus, options)
+        command(**{name: found[name] for name in (*nouns, "job")}, **values)
+
+    face: Any = with_nouns  # what typer reads of a function
+    del face.__wrapped__
+    face.__signature__ = inspect.Signature(parameters)
+    face.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_nouns
+
+
+def _of_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The records that the arguments name."""
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+
+    if lacking := [name for name, word in words.items() if word is None]:
+        raise Mistake(f"Missing argument {lacking[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
+    if gpus:
+        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+    job = load_job(**options)
+    found: dict[str, Any] = {"job": job}
+    if words.get("layout"):
+        found["layout"] = Layout.parse(words["layout"] or "")
+    return found | {"model": resolve(words["model"] or ""), "machine": load_machine(words["machine"] or "")}
+
+
+def _of_file(file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any]) -> dict[str, Any]:
+    """The records that a config says, on the machine of ``--gpus``, with job options over its job."""
+    from fivefold.cli.formats import asked, complete
+    from fivefold.formats.read import read
+
+    if said := [word for word in words.values() if word is not None]:
+        raise Mistake(
+            f"--from {file} says model and layout: leave out {' '.join(map(repr, said))}; the machine is --gpus"
+        )
+    if gpus is None:
+        raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
+    model, layout, job = complete(read([str(file)], asked(gpus)), str(file))
+    return {
+        "model": model, "layout": layout, "machine": _machine(gpus, layout.world),
+        "job": load_job(**options, base=job.model_dump()),
+    }  # fmt: skip
+
+
+def _machine(gpus: str, world: int) -> Machine:
+    """The machine that ``--gpus`` names; of as many ranks as the config is for unless it says them."""
+    return load_machine(gpus if ":" in gpus or gpus.endswith(".toml") else f"{gpus}:{world}")

@@ -1,0 +1,110 @@
+"""torchtitan's models by family and flavor, as our records.
+
+Sources: torchtitan 0.2.2 and 0.3.0 torchtitan/models/llama3/__init__.py, qwen3, deepseek_v3 and gpt_oss beside it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fivefold.model.catalog import named
+from fivefold.model.huggingface.export import differs
+from fivefold.model.shape import MLA, MoE, RopeScaling
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, nearest
+
+LLAMA: dict[str, tuple[int, int, int, int, int, int, bool]] = {  # layers, width, heads, kv heads, ffn, vocab, tied
+    "debugmodel": (6, 256, 16, 16, 768, 2048, False),
+    "1B": (16, 2048, 32, 8, 8192, 128_256, True),
+    "3B": (28, 3072, 24, 8, 8192, 128_256, True),
+    "8B": (32, 4096, 32, 8, 14_336, 128_256, False),
+    "70B": (80, 8192, 64, 8, 28_672, 128_256, False),
+    "405B": (126, 16_384, 128, 8, 53_248, 128_256, False),
+}
+QWEN = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+DEEPSEEK = {"16B": "deepseek-v2-lite", "236B": "deepseek-v2", "671B": "deepseek-v3"}
+GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
+MODULES = ("llama3", "qwen3", "deepseek_v3", "gpt_oss")
+
+SCALED = RopeScaling(
+    kind="llama3", factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=8192
+)
+
+
+def llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
+    """A model of torchtitan's llama3: RMSNorm, SwiGLU, rotary positions scaled as in Llama 3.1."""
+    layers, width, heads, kv_heads, ffn, vocab, tied = sizes
+    return Model(
+        name=name, layers=layers, width=width, heads=heads, kv_heads=kv_heads, head_dim=width // heads, ffn=ffn,
+        vocab=vocab, tied_embeddings=tied, rope_theta=500_000.0, rope_scaling=SCALED, positions=131_072,
+    )  # fmt: skip
+
+
+def _deepseek_debug() -> Model:
+    return Model(
+        name="deepseek-v3-debug", layers=6, width=256, heads=16, kv_heads=16, head_dim=192, ffn=1024, vocab=2048,
+        mla=MLA(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128),
+        moe=MoE(experts=8, topk=3, ffn=256, shared_experts=2, dense_layers=1, balance="free", normalized=False),
+    )  # fmt: skip
+
+
+def _qwen_debug(*, experts: bool) -> Model:
+    moe = MoE(experts=64, topk=8, ffn=768, balance="free") if experts else None
+    return Model(
+        name="qwen3-debug", layers=8, width=256, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab=2048,
+        qk_norm="head", rope_theta=1e6, norm_epsilon=1e-6, tied_embeddings=not experts, moe=moe,
+    )  # fmt: skip
+
+
+@cache
+def flavors(family: str) -> dict[str, Model]:
+    """The models of a family by flavor."""
+    if family == "llama3":
+        return {flavor: llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
+    if family == "qwen3":
+        sizes = {flavor: _free(named(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
+        return sizes | {"debugmodel": _qwen_debug(experts=False), "debugmodel_moe": _qwen_debug(experts=True)}
+    if family == "deepseek_v3":
+        return {"debugmodel": _deepseek_debug()} | {key: _free(named(name)) for key, name in DEEPSEEK.items()}
+    if family == "gpt_oss":
+        return {key: _free(named(name)) for key, name in GPT_OSS.items()}
+    raise nearest(family, list(MODULES), kind="model of torchtitan")
+
+
+def _free(model: Model) -> Model:
+    """Experts balanced by biases of the router, without a loss of their own (``load_balance_coeff``)."""
+    return model.replace(moe=model.moe.replace(balance="free")) if model.moe else model
+
+
+def flavored(family: str, flavor: str) -> Model:
+    """The model of a flavor; ``Mistake`` if torchtitan has none of that name."""
+    known = flavors(family)
+    base = flavor.removesuffix("_flex_attn").removesuffix("_varlen_attn").removesuffix("_flex").removesuffix("_varlen")
+    if base not in known:
+        raise nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")
+    return known[base]
+
+
+def flavor_of(model: Model) -> tuple[str, str] | None:
+    """Family and flavor of ``model``; positions may be scaled otherwise, and experts balanced by a loss."""
+    for family in MODULES:
+        for flavor, known in flavors(family).items():
+            there = _free(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
+            if differs(there, known) is None:
+                return family, flavor
+    return None
+
+
+def nearest_flavor(model: Model) -> str:
+    """The flavor with most nearly as many parameters."""
+    every = [(family, flavor, known) for family in MODULES for flavor, known in flavors(family).items()]
+    family, flavor, known = min(every, key=lambda each: abs(each[2].parameters / model.parameters - 1))
+    return f"{family} {flavor} ({known.parameters / 1e9:.3g} B parameters)"
+
+
+def unknown(model: Model) -> Mistake:
+    """That no flavor is the model."""
+    return Mistake(
+        f"model {model.name!r}: no flavor of torchtitan is it; the nearest is {nearest_flavor(model)}; a dense Llama "
+        "of any size is written by --to torchtitan (its Python config)"
+    )

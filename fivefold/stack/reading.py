@@ -1,0 +1,37 @@
+"""What the config of another software says, in our nouns: the model, the layout and the job, as far as it says them.
+
+Each key that changes memory, work, traffic or time is in one of three lists: understood, left to the default of that
+version, or not understood. What is in none of them changes none of these.
+"""
+
+from __future__ import annotations
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.record import Record
+
+
+class Said(Record):
+    """A key of a config, its value, and what it means; of one that is not understood, why."""
+
+    key: str
+    value: str
+    means: str
+
+
+class Reading(Record):
+    """A config of ``software`` in our nouns; ``missing``: what it does not say, one line each."""
+
+    software: str
+    version: str  # whose keys and defaults these are
+    origin: str  # files, or a launch line
+    model: Model | None = None
+    layout: Layout | None = None
+    job: Job | None = None
+    ranks: int | None = None
+    understood: tuple[Said, ...] = ()
+    defaulted: tuple[Said, ...] = ()
+    not_understood: tuple[Said, ...] = ()
+    missing: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()  # why the layout does not fit the model or the job

@@ -1,0 +1,92 @@
+"""``read``, ``write`` and ``--from`` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fivefold import cli
+
+FILE = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 2
+seq_len = 2048
+[parallelism]
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "none"
+"""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["fivefold", *map(str, words)])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    return done.value.code
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "train.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_read_shows_nouns_and_keys(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "read", file, "--gpus", "h100:8") == 0
+    shown = capsys.readouterr().out
+    assert "dp8 zero3 mbs2, 8 ranks" in shown
+    assert "parallelism.tensor_parallel_degree = 1  layout.tp" in shown
+    assert run(monkeypatch, "read", file, "--gpus", "h100:8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["layout"]["dp"] == 8
+
+
+def test_from_a_file_is_as_by_words(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8", "--json") == 0
+    step = json.loads(capsys.readouterr().out)
+    assert (step["layout"], step["stack"], step["world"]) == ("dp8 zero3 mbs2", "torchtitan", 8)
+    assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8", "--seq", "512", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["peak_bytes"] < step["memory"]["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("predict", "--from", "FILE"), "on what machine? say --gpus h100:64"),
+        (("predict", "tiny", "--from", "FILE", "--gpus", "h100:8"), "leave out 'tiny'"),
+        (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "goes with --from FILE"),
+        (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),
+        (("search", "--from", "none.toml", "--gpus", "h100:8"), "none.toml: no such file"),
+        (("write", "dp8", "--to", "torchtitan"), "is of what model? say --model NAME"),
+        (("write", "dp8 zero3", "--model", "tiny", "--to", "torchtitn"), "unknown format 'torchtitn'; did you mean"),
+        (("read", "README.md"), "ends in .md; configs end in"),
+        (("read", "pyproject.toml"), "is no config that is known"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], reason: str, file: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run(monkeypatch, *(file if word == "FILE" else word for word in words)) == 2
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.count("\n") == 1
+
+
+def test_a_config_goes_from_one_software_to_another(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    there = tmp_path / "there.py"
+    assert run(monkeypatch, "write", file, "--gpus", "h100:8", "--to", "torchtitan", "-o", there) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "read", there, "--gpus", "h100:8") == 0
+    assert "dp8 zero3 mbs2, 8 ranks" in capsys.readouterr().out
