@@ -3,7 +3,7 @@
 options · job_options · nouns · settle   what commands share; options of a job; records of words or a file; exit codes
 plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
-doctor · explain · numerics · generate · huggingface · formats   their commands; read and write
+doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
 pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
@@ -32,6 +32,7 @@ from fivefold.cli import (
     search,
     sweep,
     trace,
+    web,
 )
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
@@ -43,7 +44,7 @@ app = typer.Typer(
 COMMANDS = (
     plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
-    trace.trace, explain.explain, formats.write,
+    trace.trace, explain.explain, formats.write, web.web,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

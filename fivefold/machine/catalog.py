@@ -8,6 +8,7 @@ take 0.5 to 1 GB of it. Bandwidths and peaks are the vendors'; ``reached.py`` ha
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,25 +175,27 @@ def is_named(text: str) -> bool:
     return ":" in name or chip in (*ROWS, "local") or Path(name).suffix in (".toml", ".json")
 
 
-def resolve(text: str, *, local: Path, ranks: int | None = None) -> Machine:
+def resolve(
+    text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path
+) -> Machine:  # fmt: skip
     """The machine that ``text`` names: ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4``, ``local``.
 
     Words after it override fields (``varied.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that ``fivefold
-    calibrate`` wrote for this computer. ``ranks``: instead of those that the text names. Raises a one-line ``Mistake``
-    for an unknown name.
+    calibrate`` wrote for this computer. ``ranks``: instead of those that the text names; ``find``: the file that a path
+    in it means. Raises a one-line ``Mistake`` for an unknown name.
     """
     named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
-    found = _named(named, local=local, ranks=ranks)
+    found = _named(named, local=local, ranks=ranks, find=find)
     return varied(found, words, text=text) if words else found
 
 
-def _named(text: str, *, local: Path, ranks: int | None) -> Machine:
+def _named(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:
     name, count = _split(text)
     count = ranks or count
     if name == "local" and not local.exists():
         raise Mistake(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
     if name == "local" or Path(name).suffix in (".toml", ".json"):
-        machine = _read(local if name == "local" else Path(name))
+        machine = _read(local if name == "local" else find(name))
         return machine if count is None else with_ranks(machine, count)
     if name.lower() not in ROWS:
         raise nearest(name.lower(), [*ROWS, "local"], kind="machine")

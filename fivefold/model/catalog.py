@@ -7,6 +7,7 @@ Hugging Face repository with that ``config.json``.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,8 @@ def named(name: str) -> Model:
     return from_config(entry.config, name=name, source=source)
 
 
-def resolve(text: str) -> Model:
-    """Build the model that ``text`` names: a catalog name or a file.
+def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
+    """Build the model that ``text`` names: a catalog name or a file; ``find``: the file that a path means.
 
     A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any
     other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``Mistake``; warns (``Remark``) of keys that may
@@ -45,21 +46,25 @@ def resolve(text: str) -> Model:
     """
     if text in CATALOG:
         return named(text)
-    path = Path(text)
+    path = find(text)
     if text and path.is_dir():
         path /= "config.json"
     if path.suffix not in (".json", ".toml"):
         if path.is_file():
             raise Mistake(f"{text}: a model file ends in .json or .toml")
         raise nearest(text, names(), kind="model")
-    values = read_file(path)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return from_values(read_file(path), name=name, source=text)
+
+
+def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
+    """Build the model of a Hugging Face config, or of our own fields, as ``resolve`` reads them from a file."""
     if "architectures" in values or "model_type" in values:
-        found = from_config(values, name=name, source=text)
+        found = from_config(values, name=name, source=source)
         if said := remark(values, name=name):
-            warnings.warn(said, Remark, stacklevel=2)
+            warnings.warn(said, Remark, stacklevel=3)
         return found
-    return Model.read({"name": name, "source": text, **values}, origin=text)
+    return Model.read({"name": name, "source": source, **values}, origin=source)
 
 
 def _shape(family: str, *, layers: int, width: int, heads: int, ffn: int, vocab: int, positions: int) -> dict[str, Any]:

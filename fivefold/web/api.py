@@ -1,0 +1,91 @@
+"""``/api``: the JSON of the command line over HTTP, typed; its OpenAPI is at ``/api/openapi.json``.
+
+A mistake is a 422 with one line in ``detail``, as the command prints it; 429: too much at once, or too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from fivefold.layout.search_result import Answer, Batch, Change, SearchResult
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import names as machine_names
+from fivefold.model.catalog import names as model_names
+from fivefold.record import Mistake, Record
+from fivefold.step import Step
+from fivefold.web import answers
+from fivefold.web.question import About, Noun, Question, SearchQuestion
+from fivefold.web.site import Site
+
+QuestionName = Literal["micro-batch", "sequence", "batch", "run", "changes"]
+
+
+class Catalog(Record):
+    """Names that a question may use."""
+
+    models: tuple[str, ...]
+    machines: tuple[str, ...]
+
+
+class RunQuestion(Question):
+    """... and for how many tokens."""
+
+    tokens: float = Field(1e12, description="Tokens of the whole run, for batch and run.")
+
+
+def router(site: Site) -> APIRouter:
+    """The routes below ``/api``."""
+    api = APIRouter(prefix="/api", tags=["fivefold"])
+
+    @api.get("/catalog")
+    def catalog() -> Catalog:
+        """Names of models and machines."""
+        return Catalog(models=tuple(model_names()), machines=tuple(machine_names()))
+
+    @api.get("/predict")
+    async def predict(asked: Annotated[Question, Query()]) -> Step:
+        """Memory, work, traffic and time of one training step: ``fivefold predict --json``."""
+        return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
+
+    @api.post("/predict")
+    async def predict_posted(asked: Annotated[Question, Body()]) -> Step:
+        """The same for a question that is too long for an address."""
+        return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
+
+    @api.get("/ask/{question}")
+    async def ask(question: QuestionName, asked: Annotated[RunQuestion, Query()]) -> list[Answer | Change | Batch]:
+        """What people ask of a layout: ``fivefold ask QUESTION --json``."""
+        return await site.answer(asked, lambda noun: _asked(question, noun, asked.chosen(), asked.tokens))
+
+    @api.get("/search", response_model=SearchResult)
+    async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
+        """The best of all legal layouts that fit: ``fivefold search --json``."""
+        return await _long(site, "search", asked)
+
+    return api
+
+
+async def _long(site: Site, verb: str, asked: About) -> Response:
+    event = await site.long(verb, asked)
+    if "mistake" in event:
+        raise Mistake(event["mistake"])
+    return JSONResponse(event["result"])
+
+
+def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:
+    from fivefold.plan import questions
+
+    of: dict[str, Any] = {"model": noun.model, "machine": noun.machine, "job": noun.job, "layout": layout}
+    verbs: dict[str, Callable[[], list[Any]]] = {
+        "micro-batch": lambda: [questions.largest_micro_batch(**of)],
+        "sequence": lambda: [questions.longest_sequence(**of)],
+        "batch": lambda: list(questions.sound_batches(job=noun.job, layout=layout, tokens=tokens)),
+        "run": lambda: [questions.whole_run(**of, tokens=tokens)],
+        "changes": lambda: list(questions.changes(**of)),
+    }
+    return verbs[question]()

@@ -1,0 +1,73 @@
+"""The application: guard, ``/api``, pages, and how every failure becomes one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+import fivefold
+from fivefold.record import Fault, Mistake, reworded
+from fivefold.web import api
+from fivefold.web.guard import Guard
+from fivefold.web.pages import plan
+from fivefold.web.pages.render import page
+from fivefold.web.question import About
+from fivefold.web.site import Site
+from fivefold.web.work import Busy, Work
+
+FIRST = "/plan?seq=8192&gbs=64"  # what is shown before anything is asked
+
+
+def create(root: Path, *, local: Path, port: int | None = None, work: Work | None = None) -> FastAPI:
+    """The application for the files below ``root``; ``local``: what the machine of this name means."""
+    site = Site(root, local=local, work=work)
+    app = FastAPI(
+        title="Fivefold", version=fivefold.__version__, docs_url=None, redoc_url=None,
+        openapi_url="/api/openapi.json", description="The JSON of the command line.",
+    )  # fmt: skip
+    app.add_middleware(Guard, port=port)
+    for part in (api, plan):
+        app.include_router(part.router(site))
+    app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
+
+    @app.get("/", include_in_schema=False)
+    def first() -> Response:
+        return RedirectResponse(FIRST)
+
+    def told(request: Request, code: int, line: str) -> Response:
+        line = site.folder.plain(line)
+        if request.url.path.startswith(("/api/", "/static/")):
+            return JSONResponse({"detail": line}, status_code=code)
+        return page("mistake.html", request, asked=About(), mistake=line, code=code)
+
+    @app.exception_handler(Mistake)
+    @app.exception_handler(Fault)
+    async def mistaken(request: Request, error: Exception) -> Response:
+        return told(request, 422, str(error))
+
+    @app.exception_handler(Busy)
+    async def busy(request: Request, error: Exception) -> Response:
+        return told(request, 429, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return told(request, 422, "; ".join(_explained(each) for each in error.errors()[:8]))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return told(request, error.status_code, str(error.detail))
+
+    return app
+
+
+def _explained(error: dict[str, object]) -> str:
+    """One error of pydantic with its field, in our words."""
+    place = error["loc"]
+    name = ".".join(str(part) for part in place[1:]) if isinstance(place, tuple) else ""
+    line = reworded(str(error["msg"]).removeprefix("Value error, "))
+    return f"{name}: {line}" if name else line

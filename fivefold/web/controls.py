@@ -1,0 +1,154 @@
+"""The words of a layout as rows of choices: which are legal, and of the others why not.
+
+    tensor  1  2  [4]  8  –16–   heads=40 is not divisible by tp=16
+A choice changes one word; what must follow does: dp so that as many ranks work, mbs, ep, v and groups to what divides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fivefold.layout.legal import reasons, uncounted
+from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.spec import Layout, divisor_below, divisors
+from fivefold.machine.spec import Machine
+from fivefold.record import Mistake
+from fivefold.web.question import Noun
+
+MOST = 10  # choices in a row
+
+
+class Option(NamedTuple):
+    """One choice. ``layout``: with it; ``reason``: in one line, why it may not be taken, or empty."""
+
+    text: str
+    layout: str
+    chosen: bool
+    reason: str
+
+
+class Control(NamedTuple):
+    """A row. ``word``: as in the layout's text."""
+
+    word: str
+    label: str
+    help: str
+    options: tuple[Option, ...]
+
+
+HELP = {
+    "dp": ("data", "replicas that each take a part of the batch"),
+    "tp": ("tensor", "ranks that split every matrix; they speak in every layer, so keep them in one node"),
+    "cp": ("context", "ranks that split every sequence"),
+    "pp": ("pipeline", "ranks that each hold a part of the layers"),
+    "v": ("virtual stages", "parts of the model per pipeline rank: smaller bubbles, more messages"),
+    "schedule": ("schedule", "in what order a pipeline works"),
+    "ep": ("expert", "ranks that split the experts"),
+    "zero": ("ZeRO", "what is sharded over data parallel ranks: 1 optimizer, 2 gradients too, 3 weights too"),
+    "mbs": ("micro-batch", "sequences that go through the model at once"),
+    "ac": ("recompute", "activations that are not kept but computed again in the backward"),
+    "cp_kind": ("context by", "ring: keys and values go round; ulysses: heads are exchanged for tokens"),
+    "sp": ("sequence parallel", "norms and streams are split over tp too"),
+}
+
+
+def controls(noun: Noun, layout: Layout) -> list[Control]:
+    """A row for every word that matters to this model and layout."""
+    rows = {field: [*choices(noun, layout, field)] for field in HELP}
+    return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
+
+
+def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
+    """The choices of one word."""
+    for value in _values(noun, layout, field):
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        try:
+            other = changed(noun, layout, **{field: value})
+        except Mistake as mistake:
+            yield Option(text, "", False, str(mistake).removeprefix("layout: "))
+            continue
+        why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), None)
+        why = why or uncounted(other, model=noun.model, job=noun.job) or ""
+        yield Option(text, str(other), getattr(layout, field) == value, why)
+
+
+def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
+    """The layout with one word changed, and what must follow; a ``Mistake`` if nothing can."""
+    values = {name: getattr(layout, name) for name in Layout.model_fields} | change
+    ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
+    others = values["tp"] * values["cp"] * values["pp"]
+    if "dp" not in change:
+        if ranks % others:
+            raise Mistake(f"tp·cp·pp={others} does not divide the {ranks} ranks")
+        values["dp"] = ranks // others
+    _follow(values, change)
+    batch = noun.job.global_batch
+    if "mbs" not in change and batch % values["dp"] == 0:
+        values["mbs"] = divisor_below(batch // values["dp"], values["mbs"])
+    return Layout.read(values, origin="layout")
+
+
+def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
+    """Words that mean nothing without another one, or that must divide it."""
+    if values["pp"] == 1 and "schedule" not in change and "v" not in change:
+        values |= {"v": 1, "schedule": "1f1b"}
+    if {"pp", "v", "schedule"} & change.keys():
+        values["stages"] = ()
+    if "v" in change and values["pp"] > 1:
+        values["schedule"] = "interleaved" if values["v"] > 1 else _flat(values["schedule"])
+    if "schedule" in change and values["pp"] > 1:
+        name = values["schedule"]
+        values["v"] = 2 if name in V_SHAPED else max(2, values["v"]) if name == "interleaved" else 1
+    if "tp" in change:
+        values |= {"tp_inner": 1, "etp": divisor_below(values["tp"], values["etp"])}
+        values["sp"] = values["sp"] or values["tp"] == 1
+    if values["cp"] == 1 and "cp_kind" not in change:
+        values["cp_kind"] = "ring"
+    replicas, group = values["dp"] * values["cp"], values["shard_group"]
+    if values["zero"] == 0 or (group and replicas % group):
+        values["shard_group"] = None
+    if "ep" not in change:
+        values["ep"] = divisor_below(replicas * values["tp"] // values["etp"], values["ep"])
+
+
+def _flat(schedule: str) -> str:
+    return "1f1b" if schedule == "interleaved" or schedule in V_SHAPED else schedule
+
+
+def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
+    """What a row offers: legal or not, but not absurd."""
+    ranks, model, now = noun.machine.ranks, noun.model, getattr(layout, field)
+    if field == "zero":
+        return [0, 1, 2, 3]
+    if field == "ac":
+        return [*dict.fromkeys(["none", "selective", "norm+act", "full", now])]
+    if field == "schedule":
+        return list(SCHEDULES) if layout.pp > 1 else []
+    if field in ("cp_kind", "sp"):
+        kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
+        return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
+    if field == "mbs":
+        return _few(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=now)
+    if field == "v":
+        return _few(range(1, 9), most=max(1, model.layers // layout.pp), now=now) if layout.pp > 1 else []
+    if field == "ep":
+        return _few(divisors(model.moe.experts), most=ranks, now=now) if model.moe else []
+    most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, model.layers), "dp": ranks}[field]
+    return _few(divisors(ranks), most=most, now=now)
+
+
+def _few(values: Any, *, most: int, now: int) -> list[int]:
+    """At most ``MOST`` numbers up to ``most``, and the present one; where there are more, powers of two go first."""
+    found = [value for value in values if value <= most]
+    if len(found) > MOST:
+        found = [value for value in found if value & (value - 1) == 0]
+    if len(found) > MOST:
+        found = [*found[: MOST // 2], *found[-MOST // 2 :]]
+    return sorted({*found, now})
+
+
+def sizes(machine: Machine) -> list[int]:
+    """Numbers of ranks to change to: halves and doubles, and nodes."""
+    near = [machine.ranks >> shift for shift in (3, 2, 1, 0)] + [machine.ranks << shift for shift in (1, 2, 3)]
+    return sorted({size for size in near if 1 <= size < 10**7})

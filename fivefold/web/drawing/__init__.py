@@ -1,0 +1,7 @@
+"""Pictures as SVG that the server draws: colours and type are the style sheet's, sizes follow the window.
+
+svg · plot                 elements; axes around marks, text that keeps its size at any width
+bars · interval            parts of a whole; where comparable runs lie
+memory · pipeline          over time: stacked live bytes; who does what when
+scatter · lines · heat     a front or a sweep; curves of a run; a table of colours
+"""

@@ -1,0 +1,38 @@
+"""Parts of a whole as one stacked bar, each with its name and number in a list beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fivefold.web.drawing.svg import element, joined, percent
+
+
+class Part(NamedTuple):
+    """One part. ``look``: the class that colours it; ``text``: its size in words."""
+
+    name: str
+    look: str
+    size: float
+    text: str
+
+    def share(self, whole: float) -> str:
+        """Of the whole, in per cent."""
+        return f"{self.size / whole:.1%}" if whole else "–"
+
+
+def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Markup:
+    """The bar, ``whole`` wide; ``limit``: where a capacity lies."""
+    bars, at = [], 0.0
+    for part in parts:
+        if part.size > 0:
+            tip = f"{part.name}  {part.text}"
+            bars.append(element("rect", x=percent(at / whole), width=percent(part.size / whole), height="100%",
+                                class_=f"k-{part.look}", data_tip=tip))  # fmt: skip
+        at += part.size
+    if limit is not None:
+        bars.append(element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%",
+                            class_="limit"))  # fmt: skip
+    return element("svg", joined(bars), class_="bar", height=22, role="img", aria_label=label)

@@ -1,0 +1,87 @@
+"""The pipeline over time: a row per rank, each action in colour with its micro-batch, the bubble hatched between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from fivefold.layout.spans import Span
+from fivefold.show.pipeline import LOOKS, Block, Rows, blocks
+from fivefold.units import show_seconds
+from fivefold.web.drawing.plot import SIDE, plot, ticks, time_unit
+from fivefold.web.drawing.svg import element, joined, percent
+
+WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
+HIGHEST = 520
+
+
+class _Place(NamedTuple):
+    """Where a block is drawn, in shares of the picture."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+
+
+def picture(rows: Rows, *, label: str, names: Sequence[str] = ()) -> Markup:
+    """The chart; ``names`` of the rows, else ranks."""
+    last = max(row[-1].end for row in rows)
+    per_second, unit = time_unit(last)
+    high = max(9, min(30, HIGHEST // len(rows)))
+    names = names or [f"rank {rank}" for rank in range(len(rows))]
+    every = 1 if high >= 13 else 4
+    drawn = list(_blocks(rows, last=last))
+    idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
+                    class_="idle") for row in range(len(rows)))  # fmt: skip
+    return plot(
+        joined((*idle, *(_rectangle(place, block, tip) for place, block, tip in drawn))),
+        label=label, height=high * len(rows), grid=False, kind="pipeline",
+        x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
+        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(names) if row % every == 0],
+        x_title=f"time, {unit}",
+        over=joined(_digits(drawn)) if high >= 13 else Markup(""),
+    )  # fmt: skip
+
+
+def looks(rows: Rows) -> list[tuple[str, str]]:
+    """Class and name of the kinds that the picture shows."""
+    kinds = {block.kind for row in rows for span in row for block in blocks(span, pp=len(rows))}
+    return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
+
+
+def _blocks(rows: Rows, *, last: float) -> Iterator[tuple[_Place, Block, str]]:
+    for rank, row in enumerate(rows):
+        for span in row:
+            tip = _told(span)
+            for block in blocks(span, pp=len(rows)):
+                if block.end > block.start:
+                    top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
+                    width, height = (block.end - block.start) / last, (bottom - top) / len(rows)
+                    yield _Place(block.start / last, width, top / len(rows), height), block, tip
+
+
+def _rectangle(place: _Place, block: Block, tip: str) -> Markup:
+    look = f"k-{block.kind}" + (" paler" if block.chunk else "")
+    return Markup(  # as ``element`` writes it, of which there may be thousands: every value is a number or ours
+        f'<rect x="{place.x * SIDE:.2f}" width="{place.width * SIDE:.2f}" y="{place.y * SIDE:.1f}" '
+        f'height="{place.height * SIDE:.1f}" class="{look}" data-tip="{tip}"/>'
+    )
+
+
+def _digits(drawn: Sequence[tuple[_Place, Block, str]]) -> Iterator[Markup]:
+    for place, block, _ in drawn:
+        if block.text and place.width * WIDE > 7 * len(block.text) + 3:
+            x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)
+            yield element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
+
+
+def _told(span: Span) -> str:
+    lines = [f"{span.name}  {show_seconds(span.seconds)}"]
+    if span.micro_batch >= 0:
+        lines.append(f"stage {span.stage}, micro-batch {span.micro_batch}")
+    if span.messages:
+        lines.append(f"of it {show_seconds(span.messages)} messages of {', '.join(span.axes) or 'dp'}")
+    return "\n".join(lines)

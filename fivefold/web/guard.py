@@ -1,0 +1,86 @@
+"""Who may ask, how much, and what a page may do: middleware around every request.
+
+Host and Origin must be this server's own (DNS rebinding, CSRF); another site may link to a page, but not load from it.
+A body is at most ``BODY_BYTES``. The content security policy has no inline script, no inline style, no other host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+BODY_BYTES = 2**20  # a config.json has a few thousand
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware that refuses with one line of JSON what is not from this server's own pages."""
+
+    def __init__(self, app: ASGIApp, *, port: int | None = None) -> None:
+        """``port``: the one that is served; None: any (a test has none)."""
+        self.app, self.port = app, port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = next(iter(self._refusals(headers)), None)
+        if refusal is not None:
+            code, line = refusal
+            await JSONResponse({"detail": line}, status_code=code, headers=HEADERS)(scope, receive, send)
+            return
+        left = BODY_BYTES
+
+        async def limited() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:  # a body that did not say its length: it ends here
+                return {"type": "http.disconnect"}
+            return message
+
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self.app(scope, limited, headed)
+
+    def _refusals(self, headers: Headers) -> Iterable[tuple[int, str]]:
+        if not self._own(headers.get("host", "")):
+            yield 403, "this address is not the page's own; open it as fivefold web printed it"
+        origin = headers.get("origin")
+        if origin is not None and not self._own(origin.partition("://")[2]):
+            yield 403, "the request comes from another site"
+        site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
+        if site not in ("none", "same-origin") and mode != "navigate":
+            yield 403, "the request comes from another site"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length[:20]) > BODY_BYTES:
+            yield 413, f"the body is longer than {BODY_BYTES:,} bytes"
+
+    def _own(self, host: str) -> bool:
+        """Whether ``host`` (perhaps with a port) is this server by its loopback names."""
+        try:
+            parts = urlsplit(f"//{host}")
+            name, port = parts.hostname, parts.port
+        except ValueError:
+            return False
+        return name in LOOPBACK and parts.path == "" and (self.port is None or (port or 80) == self.port)

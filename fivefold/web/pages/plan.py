@@ -1,0 +1,146 @@
+"""Plan: one layout of one model on one machine, redrawn with every change of any of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.record import Mistake
+from fivefold.show.memory import finding as memory_finding
+from fivefold.show.pipeline import finding
+from fivefold.show.table import PARTS
+from fivefold.show.table import machine as machine_line
+from fivefold.step import StageMemory, Step
+from fivefold.units import show_bytes, show_seconds
+from fivefold.web import answers
+from fivefold.web.controls import Control, controls, sizes
+from fivefold.web.drawing import interval, memory, pipeline
+from fivefold.web.drawing.bars import Part, stacked
+from fivefold.web.pages.render import page
+from fivefold.web.question import Noun, Question
+from fivefold.web.site import Site
+
+
+class PlanQuestion(Question):
+    """... and of which pipeline rank the memory is drawn."""
+
+    rank: int | None = Field(None, description="Pipeline rank whose memory is drawn; by default the fullest.")
+
+
+class View(NamedTuple):
+    """What the template shows of a question; ``answer`` is None where there is a ``mistake``."""
+
+    noun: Noun | None = None
+    rows: list[Control] = []
+    answer: dict[str, Any] | None = None
+    mistake: str = ""
+
+
+def router(site: Site) -> APIRouter:
+    """The routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/plan")
+    async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        view = await site.work.soon(lambda: look(site, asked))
+        shown = site.folder.plain(view.mistake)
+        return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet, sizes=sizes)
+
+    return pages
+
+
+def look(site: Site, asked: PlanQuestion) -> View:
+    """The view of a question; of one that has no answer, as much as can be shown, and why."""
+    try:
+        noun = site.resolve(asked)
+    except Mistake as mistake:
+        return View(mistake=str(mistake))
+    try:
+        layout = asked.chosen()
+    except Mistake as mistake:
+        return View(noun, mistake=str(mistake))
+    rows = controls(noun, layout)
+    try:
+        return View(noun, rows, drawn(noun, layout, rank=asked.rank))
+    except Mistake as mistake:
+        return View(noun, rows, mistake=str(mistake))
+
+
+def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
+    """The answer with its pictures."""
+    found = answers.planned(noun, layout, rank=rank)
+    step, chip = found.step, noun.machine.chip.memory_bytes
+    whole = max(chip, *(stage.peak_bytes for stage in step.memory.stages))
+    return {
+        "step": step, "rank": found.rank, "drawn": found.drawn, "layout": layout,
+        "chip": chip, "room": room_bytes(noun.machine), "cost": cost(step, noun.machine),
+        "stages": [(stage, stage_bar(stage, whole=whole, chip=chip)) for stage in step.memory.stages],
+        "fullest": memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
+        "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),
+        "memory_finding": memory_finding(found.levels, rank=found.rank, capacity_bytes=chip),
+        "memory_looks": memory.looks(found.levels),
+        "pipeline": pipeline.picture(found.rows, label=finding(step.time)),
+        "pipeline_finding": finding(step.time), "pipeline_looks": pipeline.looks(found.rows),
+        "causes": (causes := time_parts(step)),
+        "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
+        "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
+        "bands": bands(step),
+    }  # fmt: skip
+
+
+def memory_parts(stage: StageMemory) -> list[Part]:
+    """The parts of a stage's peak."""
+    sizes = ((part, getattr(stage, f"{part}_bytes")) for part in PARTS)
+    return [Part(part, part, size, show_bytes(size)) for part, size in sizes]
+
+
+def stage_bar(stage: StageMemory, *, whole: float, chip: int) -> Any:
+    """The parts as a bar, all stages to one scale."""
+    label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
+    return stacked(memory_parts(stage), whole=whole * 1.02, label=label, limit=chip)
+
+
+def time_parts(step: Step) -> list[Part]:
+    """What the slowest rank's step is made of."""
+    time = step.time
+    exposed = [(f"{axis}, exposed", "messages", seconds) for axis, seconds in time.exposed_seconds.items() if seconds]
+    named = [("compute", "F", time.compute_seconds), *exposed, ("bubble", "bubble", time.bubble_seconds),
+             ("optimizer", "update", time.optimizer_seconds), ("data", "data", time.data_seconds),
+             ("host", "host", time.host_seconds)]  # fmt: skip
+    return [Part(name, look, size, show_seconds(size)) for name, look, size in named if size or name == "compute"]
+
+
+def cost(step: Step, machine: Machine) -> dict[str, float | None]:
+    """GPU-hours per 1 T tokens, and what they cost where the machine has a price."""
+    speed, price = step.tokens_per_second_per_gpu, machine.dollars_per_rank_hour
+    hours = 1e12 / speed / 3600 if speed else 0.0
+    return {"hours": hours, "dollars": None if price is None else hours * price}
+
+
+def bands(step: Step) -> list[tuple[str, Any, Any]]:
+    """Where comparable runs lie, of time and of memory."""
+    found = []
+    for name, each, size, show in (
+        ("step time", step.time.interval, step.time.step_seconds, show_seconds),
+        ("peak memory", step.memory.interval, step.memory.peak_bytes, lambda size: show_bytes(round(size))),
+    ):
+        if each is not None:
+            found.append((name, each, interval.band(each, predicted=size, show=show, label=name)))
+    return found
+
+
+def sheet(noun: Noun) -> list[tuple[str, str]]:
+    """The model and the machine in a few facts."""
+    model = noun.model
+    shape = (
+        f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"
+    )
+    experts = f", {model.moe.topk} of {model.moe.experts} experts" if model.moe else ""
+    return [(model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
+            (noun.machine.name, machine_line(noun.machine))]  # fmt: skip

@@ -1,0 +1,51 @@
+"""Templates, how numbers are written in them (as on the terminal), and what every page has around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import fivefold
+from fivefold.job import RECIPES
+from fivefold.machine.catalog import names as machine_names
+from fivefold.model.catalog import names as model_names
+from fivefold.stack.catalog import STACKS
+from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.web.question import About
+
+PAGES = (("plan", "Plan"),)
+
+environment = Environment(
+    loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True,
+)  # fmt: skip
+environment.filters |= {
+    "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
+    "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
+    "thousands": lambda number: f"{number:,}",
+}  # fmt: skip
+environment.globals |= {
+    "version": fivefold.__version__, "pages": PAGES,
+    "known": {
+        "models": model_names(), "machines": machine_names(), "precisions": list(RECIPES), "stacks": list(STACKS),
+        "attentions": ["flash", "flash2", "flash1", "unfused"],
+    },
+}  # fmt: skip
+
+
+def page(
+    template: str, request: Request, *, asked: About, mistake: str = "", code: int = 200, **values: Any
+) -> HTMLResponse:
+    """The page: ``mistake`` in one line in the place of an answer, which it is: a browser takes no offence at it."""
+    text = environment.get_template(template).render(
+        here=request.url.path, asked=asked, about=about(asked), mistake=mistake, **values
+    )
+    return HTMLResponse(text, status_code=code)
+
+
+def about(asked: About) -> About:
+    """The question without what only one page asks: with it a reader goes from page to page."""
+    return About(**{name: getattr(asked, name) for name in About.model_fields})

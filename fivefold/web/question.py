@@ -1,0 +1,141 @@
+"""What a page or a request asks, as a record: model, machine, layout and job in the words of the command line.
+
+Its URL is the question: ``/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3&seq=8192&gbs=64``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from urllib.parse import quote, urlencode
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fivefold.cli.job_options import load_job
+from fivefold.job import Job
+from fivefold.layout.search_result import By
+from fivefold.layout.spec import Layout
+from fivefold.machine import catalog as machines
+from fivefold.machine.spec import Machine
+from fivefold.model import catalog as models
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, Record, Remark
+from fivefold.sizes import Ffn, Heads, Layers, Vocab, Width
+from fivefold.web.folder import Folder
+
+TEXT = 2000  # longest of a name or line, in characters
+CONFIG = 60_000  # of a pasted config.json
+Line = Annotated[str, Field(max_length=TEXT)]
+Lines = Annotated[
+    tuple[Line, ...],
+    BeforeValidator(lambda given: tuple(each for each in given if each) if isinstance(given, list | tuple) else given),
+    Field(max_length=32),
+]
+
+
+class Noun(NamedTuple):
+    """The nouns of a question; ``remarks``: what is legal, but perhaps not intended, a line each."""
+
+    model: Model
+    machine: Machine
+    job: Job
+    remarks: tuple[str, ...]
+
+
+class About(Record):
+    """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
+
+    shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
+
+    model: Line = Field("llama3-8b", description="Catalog name, or a config.json, .toml or .json below the folder.")
+    config: str = Field("", max_length=CONFIG, description="The text of a config.json, instead of model.")
+    machine: Line = Field("h100:8", description="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', or local.")
+    seq: int | None = Field(None, description="Tokens per sequence.")
+    gbs: int | None = Field(None, description="Sequences per optimizer step.")
+    precision: Line | None = Field(None, description="fp32, bf16, fp8, mxfp8, …")
+    attention: Line | None = Field(None, description="flash, flash2, flash1 or unfused.")
+    stack: Line | None = Field(None, description="The software that runs it: fivefold, megatron-core, torchtitan, …")
+    set: Lines = Field((), description="Any other job field: loss=chunked, optimizer.kind=muon.")
+    layers: Layers | None = Field(None, description="Instead of the model's, as the next five.")
+    width: Width | None = None
+    heads: Heads | None = None
+    kv_heads: Heads | None = None
+    ffn: Ffn | None = None
+    vocab: Vocab | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, values: object) -> object:
+        """What a form leaves empty was not said."""
+        return {k: v for k, v in values.items() if v != ""} if isinstance(values, dict) else values
+
+    def resolve(self, *, folder: Folder, local: Path) -> Noun:
+        """The records that the question names; a ``Mistake`` in one line."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", Remark)
+            model = self._model(folder)
+            machine = machines.resolve(self.machine, local=local, find=folder.path)
+            settings = {name: getattr(self, name) for name in ("seq", "gbs", "precision", "attention", "stack")}
+            job = load_job(settings=list(self.set), **settings)
+        return Noun(model, machine, job, tuple(str(each.message) for each in caught))
+
+    def _model(self, folder: Folder) -> Model:
+        if self.config:
+            name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
+            found = models.from_values(_table(self.config), name=name, source="pasted config")
+        else:
+            found = models.resolve(self.model, find=folder.path)
+        changes = {name: getattr(self, name) for name in self.shape if getattr(self, name) is not None}
+        if not changes:
+            return found
+        name = " ".join([found.name, *(f"{field}={value}" for field, value in changes.items())])
+        return Model.read(found.model_dump() | changes | {"name": name}, origin=name)
+
+    def url(self, path: str, **changes: Any) -> str:
+        """The address of this question, with some of its fields changed, at ``path``; what is default is left out."""
+        said = {name: value for name, value in dict(self).items() if name in type(self).model_fields} | changes
+        fields = type(self).model_fields
+        said = {
+            k: v for k, v in said.items() if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
+        }
+        return f"{path}?{urlencode(said, doseq=True, quote_via=quote, safe=':=,/')}" if said else path
+
+
+class Question(About):
+    """... and a layout: what ``predict`` and ``dryrun`` are asked."""
+
+    layout: Line = Field("dp8 zero3 mbs1", description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'.")
+
+    def chosen(self) -> Layout:
+        """The layout."""
+        return Layout.parse(self.layout)
+
+    @classmethod
+    def of(cls, about: About, layout: str) -> Self:
+        """``about`` with a layout."""
+        return cls(**{name: getattr(about, name) for name in About.model_fields}, layout=layout)
+
+
+class SearchQuestion(About):
+    """What ``search`` is asked, besides."""
+
+    by: By = Field("time", description="What the best has least of.")
+    top: int = Field(10, ge=1, le=200, description="How many layouts to show.")
+    where: Line = Field("", description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")
+    memory: Line = Field("", description="Most that a rank's peak may be, such as 72GiB.")
+    within: float | None = Field(None, ge=0, le=1, description="Layouts so near to the best are alike; 0.02.")
+    exact: bool = Field(False, description="The ranking alone, without a proposal.")
+    front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
+    also: Lines = Field((), description="Another precision to try, such as fp8.")
+
+
+def _table(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Mistake(f"the pasted config is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Mistake(f"the pasted config holds a {type(values).__name__}, not a table of keys")
+    return values

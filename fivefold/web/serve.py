@@ -1,0 +1,48 @@
+"""Serves the page on 127.0.0.1 until it is interrupted, and opens the browser."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from fivefold.record import Mistake
+from fivefold.web.app import create
+
+HOST = "127.0.0.1"
+
+
+def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[[str], None]) -> None:
+    """Serve the page for the files below ``folder``; ``port`` 0: any that is free."""
+    if not folder.is_dir():
+        raise Mistake(f"{folder}: is no folder; name the one whose runs and files the page may read")
+    listening = _listen(port)
+    port = listening.getsockname()[1]
+    address = f"http://{HOST}:{port}/"
+    say(f"{address} shows {folder.resolve()}; end it with Ctrl-C")
+    if browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    config = uvicorn.Config(
+        create(folder, local=local, port=port), log_level="warning", access_log=False, timeout_keep_alive=30,
+        limit_concurrency=64, timeout_graceful_shutdown=2, server_header=False,
+    )  # fmt: skip
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Mistake(f"port {port} is taken; name another with --port, or --port 0 for any") from None
+        raise
+    return listening

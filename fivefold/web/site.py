@@ -1,0 +1,41 @@
+"""What every route of one server shares: its folder, this computer's file, where work is done, and the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fivefold.web.folder import Folder
+from fivefold.web.question import About, Noun
+from fivefold.web.work import Work
+
+T = TypeVar("T")
+
+
+class Site:
+    """One server. ``local``: the file that the machine ``local`` means."""
+
+    def __init__(self, root: Path, *, local: Path, work: Work | None = None) -> None:
+        self.folder, self.local, self.work = Folder(root), local, work or Work()
+
+    def resolve(self, about: About) -> Noun:
+        """The records that a question names."""
+        return about.resolve(folder=self.folder, local=self.local)
+
+    async def answer(self, about: About, action: Callable[[Noun], T]) -> T:
+        """The result of a short ``action`` on the nouns of a question."""
+        return await self.work.soon(lambda: action(self.resolve(about)))
+
+    async def long(self, verb: str, about: About) -> dict[str, Any]:
+        """The last event of a search or rehearsal: a ``result`` or a ``mistake``."""
+        last: dict[str, Any] = {"mistake": "ended without an answer; it needed more memory or time than there is"}
+        async for event in self.events(verb, about):
+            if "progress" not in event:
+                last = event
+        return last
+
+    def events(self, verb: str, about: About) -> Any:
+        """The events of a search or rehearsal."""
+        asked = {"question": about.model_dump(mode="json"), "root": str(self.folder.root), "local": str(self.local)}
+        return self.work.stream(verb, asked, cwd=self.folder.root)

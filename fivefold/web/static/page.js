@@ -1,0 +1,120 @@
+// The page's behaviour. A page works without it: every choice is a link, every form a GET. With it, a change fetches
+// the page of the new address, and swaps the parts that are marked data-live; the address is always the question.
+"use strict";
+document.documentElement.classList.add("scripted");
+
+const asked = document.getElementById("asked");
+if (asked && matchMedia("(max-width: 860px)").matches) asked.open = false;
+
+const parser = new DOMParser();
+let running = null;
+
+function target(form, changed) {
+  const url = new URL(form.action || location.href, location.href);
+  url.search = new URL(location.href).pathname === url.pathname ? location.search : "";
+  const names = new Set([...form.elements].map((field) => field.name).filter(Boolean));
+  names.forEach((name) => url.searchParams.delete(name));
+  for (const [name, value] of new FormData(form)) if (value !== "") url.searchParams.append(name, value);
+  if (changed === "config" || changed === "model") for (const name of ["layers", "width", "heads", "kv_heads", "ffn", "vocab"]) if (changed === "model" || !names.has(name)) url.searchParams.delete(name);
+  return url;
+}
+
+async function go(url, { push = "push", quiet = false } = {}) {
+  running?.abort();
+  const mine = (running = new AbortController());
+  if (!quiet) document.body.classList.add("busy");
+  try {
+    const answer = await fetch(url, { signal: mine.signal, headers: { accept: "text/html" } });
+    if (!answer.headers.get("content-type")?.startsWith("text/html")) return location.assign(url);
+    const next = parser.parseFromString(await answer.text(), "text/html");
+    swap(next);
+    if (push === "push") history.pushState(null, "", url);
+    if (push === "replace") history.replaceState(null, "", url);
+    document.title = next.title;
+    fill(new URL(url, location.href));
+  } catch (error) {
+    if (error.name !== "AbortError" && !quiet) location.assign(url);
+  } finally {
+    if (running === mine) document.body.classList.remove("busy");
+  }
+}
+
+function swap(next) {
+  const focused = document.activeElement?.dataset?.key;
+  hideTip();
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const fresh = next.getElementById(old.id);
+    if (!fresh) continue;
+    const open = [...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent);
+    old.replaceChildren(...fresh.childNodes);
+    for (const each of old.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
+  }
+  if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+function fill(url) {
+  for (const form of document.querySelectorAll("form[data-live-form]"))
+    for (const field of form.elements) {
+      if (!field.name || field === document.activeElement || field.name === "set" || field.type === "checkbox") continue;
+      const value = url.searchParams.get(field.name);
+      if (value !== null) field.value = value;
+      else if (field.name !== "model" && field.name !== "machine" && field.name !== "layout") field.value = "";
+    }
+}
+
+let waiting = null;
+document.addEventListener("input", (event) => {
+  const form = event.target.closest?.("form[data-live-form]");
+  if (!form) return;
+  clearTimeout(waiting);
+  waiting = setTimeout(() => go(target(form, event.target.name), { push: "replace" }), event.target.tagName === "SELECT" ? 0 : 250);
+});
+document.addEventListener("submit", (event) => {
+  const form = event.target.closest("form[data-live-form]");
+  if (!form) return;
+  event.preventDefault();
+  clearTimeout(waiting);
+  go(target(form));
+});
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("[data-live] a[href]");
+  if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
+  const url = new URL(link.href);
+  if (url.origin !== location.origin || url.pathname !== location.pathname) return;
+  event.preventDefault();
+  go(url);
+});
+addEventListener("popstate", () => go(location.href, { push: "" }));
+
+// Arrow keys go along a row of choices.
+document.addEventListener("keydown", (event) => {
+  const row = event.target.closest?.(".options");
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (event.key === "Escape") hideTip();
+  if (!row || !step) return;
+  const all = [...row.children];
+  all[(all.indexOf(event.target) + step + all.length) % all.length].focus();
+  event.preventDefault();
+});
+
+// What is under the mouse, or has the focus, is told.
+const tip = document.getElementById("tip");
+function hideTip() { tip.hidden = true; }
+function tell(element, x, y) {
+  if (tip.textContent !== element.dataset.tip) tip.textContent = element.dataset.tip;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(6, Math.min(x + 14, innerWidth - box.width - 6))}px`;
+  tip.style.top = `${y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18}px`;
+}
+document.addEventListener("pointermove", (event) => {
+  const element = event.target.closest?.("[data-tip]");
+  element ? tell(element, event.clientX, event.clientY) : hideTip();
+});
+document.addEventListener("focusin", (event) => {
+  const element = event.target.closest?.("[data-tip]");
+  if (!element) return hideTip();
+  const box = element.getBoundingClientRect();
+  tell(element, box.left, box.bottom - 12);
+});
+document.addEventListener("scroll", hideTip, { passive: true });

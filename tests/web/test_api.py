@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from fivefold.cli import app as cli
+from tests.web.conftest import OWN
+
+CASES = [
+    (["llama3-8b", "h100:8", "dp8 zero3 mbs1", "--seq", "8192", "--gbs", "64"],
+     {"model": "llama3-8b", "machine": "h100:8", "layout": "dp8 zero3 mbs1", "seq": 8192, "gbs": 64}),
+    (["qwen3-30b-a3b", "h200:16 nic=100Gbit/node", "tp2 pp2 dp4 ep4 zbv", "--gbs", "64", "--set", "loss=chunked",
+      "--precision", "fp8", "--stack", "fivefold"],
+     {"model": "qwen3-30b-a3b", "machine": "h200:16 nic=100Gbit/node", "layout": "tp2 pp2 dp4 ep4 zbv", "gbs": 64,
+      "set": "loss=chunked", "precision": "fp8", "stack": "fivefold"}),
+]  # fmt: skip
+
+
+def printed(*words: str) -> Any:
+    found = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
+    assert found.exit_code == 0
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize(("words", "query"), CASES)
+def test_predict_is_what_the_command_prints(client: TestClient, words: list[str], query: dict[str, Any]) -> None:
+    expected = printed("predict", *words)
+    assert client.get("/api/predict", params=query).json() == expected
+    posted = query | ({"set": [query["set"]]} if "set" in query else {})
+    assert client.post("/api/predict", json=posted).json() == expected
+
+
+def test_ask_is_what_the_command_prints(client: TestClient) -> None:
+    words, query = CASES[0]
+    for question in ("micro-batch", "changes", "run"):
+        assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
+
+
+def test_search_is_what_the_command_prints(client: TestClient) -> None:
+    words, query = CASES[0]
+    query = {key: value for key, value in query.items() if key != "layout"} | {"where": "tp<=2 zero>=2", "top": 4}
+    found = client.get("/api/search", params=query).json()
+    expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2", "--top", "4")
+    assert found.pop("seconds") > 0
+    assert found == {key: value for key, value in expected.items() if key != "seconds"}
+
+
+def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: Path) -> None:
+    file = client.get("/api/predict", params={"model": "own.toml"}).json()
+    import tomllib
+
+    pasted = client.post("/api/predict", json={"config": json.dumps(tomllib.loads(OWN))}).json()
+    assert file["work"] == pasted["work"]
+    assert (file["model"], pasted["model"]) == ("own", "pasted")
+    wider = client.get("/api/predict", params={"model": "own.toml", "layers": 8}).json()
+    assert wider["work"]["parameters"] > file["work"]["parameters"]
+    assert wider["model"] == "own layers=8"
+
+
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        ({"layout": "dp9"}, "needs 9 ranks, but h100 has 8"),
+        ({"layout": "zer1"}, "unknown layout token 'zer1'; did you mean zero1"),
+        ({"model": "lama3-8b"}, "did you mean llama3-8b"),
+        ({"gbs": "many"}, "gbs: must be a whole number"),
+        ({"config": "{"}, "the pasted config is not valid JSON"),
+        ({"set": "loss"}, "is not FIELD=VALUE"),
+        ({"layers": 0}, "layers: must be 1 or more"),
+        ({"stack": "megatron"}, "unknown stack"),
+    ],
+)
+def test_a_mistake_is_one_line(client: TestClient, query: dict[str, Any], line: str) -> None:
+    answer = client.get("/api/predict", params=query)
+    assert answer.status_code == 422
+    assert line in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_brackets_without_end_are_no_config(client: TestClient) -> None:
+    answer = client.post("/api/predict", json={"config": "[" * 50_000})
+    assert (answer.status_code, answer.json()["detail"][:25]) == (422, "the pasted config is not ")
+
+
+def test_the_api_documents_itself(client: TestClient) -> None:
+    schema = client.get("/api/openapi.json").json()
+    assert set(schema["paths"]) >= {"/api/predict", "/api/search", "/api/ask/{question}", "/api/catalog"}
+    step = schema["components"]["schemas"]["Step"]
+    assert set(step["properties"]) >= {"memory", "work", "traffic", "time", "mfu"}
+    assert all(route.get("description") for verbs in schema["paths"].values() for route in verbs.values())

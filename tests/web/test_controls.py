@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.plan.predict import predict
+from fivefold.record import Mistake
+from fivefold.web.controls import changed, controls
+from fivefold.web.folder import Folder
+from fivefold.web.question import Noun, Question
+
+
+def asked(**fields: object) -> tuple[Noun, Layout]:
+    question = Question.model_validate(fields)
+    return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.chosen()
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "layout", "gbs"),
+    [
+        ("llama3-8b", "h100:8", "dp8 zero3 mbs1", 64),
+        ("llama3-70b", "h100:512", "dp16 tp8 pp4 v2 zero1 mbs1", 2048),
+        ("deepseek-v3", "h800:512", "dp32 pp16 ep32 dualpipe zero1", 3840),
+        ("gpt3-175b", "a100:96", "tp8 pp12", 96),
+        ("mixtral-8x7b", "h100:16", "dp8 tp2 cp1 ep4 etp2 zero1/4", 64),
+    ],
+)
+def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
+    noun, now = asked(model=model, machine=machine, layout=layout, gbs=gbs)
+    rows = controls(noun, now)
+    assert {row.word for row in rows} >= {"dp", "tp", "pp", "zero", "mbs", "ac"}
+    for row in rows:
+        assert sum(option.chosen for option in row.options) == 1, row.word
+        for option in row.options:
+            if option.reason:
+                assert "\n" not in option.reason
+                continue
+            other = Layout.parse(option.layout)
+            assert is_legal(other, model=noun.model, job=noun.job, machine=noun.machine), option
+            if noun.machine.ranks <= 16:
+                predict(model=noun.model, machine=noun.machine, layout=other, job=noun.job)
+            if row.word != "dp" and row.word != "zero":
+                assert other.world == now.world
+
+
+def test_the_reason_is_the_rule_with_its_numbers() -> None:
+    noun, now = asked(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
+    tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
+    assert tensor["8"] == ""
+    noun, now = asked(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
+    tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
+    assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
+
+
+def test_what_must_follow_follows() -> None:
+    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
+    assert str(changed(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
+    assert changed(noun, now, schedule="zb1p").v == 1
+    assert changed(noun, now, schedule="zbv").v == 2
+    assert changed(noun, now, v=1).schedule == "1f1b"
+    assert changed(noun, now, zero=0).shard_group is None
+    assert changed(noun, now, tp=2).dp == 1
+    with pytest.raises(Mistake, match="does not divide the 8 ranks"):
+        changed(noun, now, tp=3)

@@ -1,0 +1,159 @@
+"""The pages, used as a person would, in the system's own Chromium. An error on the console is a failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fivefold.cli import app as cli
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+AXE = Path(__file__).with_name("axe.min.js")  # axe-core 4.14.1, MPL-2.0, by Deque
+PLAN = "/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3+mbs1&seq=8192&gbs=64"
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """Where ``fivefold web`` says that it serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
+        stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    yield line.split("/ shows")[0]
+    process.terminate()
+    process.wait(timeout=30)
+    process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as engine:
+        found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address)
+    context.set_default_timeout(60_000)
+    found = context.new_page()
+    said: list[str] = []
+    found.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on("request", lambda asked: None if asked.url.startswith(address) else said.append(asked.url))
+    yield found
+    context.close()
+    assert said == []
+
+
+def serious(page: Any) -> list[str]:
+    """What axe finds that keeps somebody out. Run outside of the page's own policy, which admits no foreign script."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {each['help']}: {[node['html'][:90] for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def fits_the_window(page: Any) -> bool:
+    """Whether nothing has to be scrolled sideways."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
+
+
+def test_plan_answers_within_a_second_and_as_the_command_does(page: Any) -> None:
+    page.goto("/")  # what was loaded once is not loaded again
+    start = time.perf_counter()
+    page.goto(PLAN)
+    assert time.perf_counter() - start < 1.0
+    printed = CliRunner().invoke(cli, ["predict", "llama3-8b", "h100:8", "dp8 zero3", "--seq", "8192", "--gbs", "64"])
+    figures = re.search(r"([\d.]+ m?s) per step .* ([\d.]+ k) tokens/s per GPU .* MFU ([\d.]+)%", printed.stdout)
+    assert figures
+    shown = page.locator(".figures").inner_text()
+    assert [figure in shown for figure in figures.groups()] == [True] * 3
+    for row in re.findall(
+        r"^(parameters|gradients|optimizer|activations|temporary) +([\d.]+ GiB)", printed.stdout, re.M
+    ):
+        assert page.get_by_role("row", name=re.compile(row[0])).first.inner_text().split("\t")[1] == row[1]
+
+
+def test_a_choice_redraws_and_is_the_address(page: Any) -> None:
+    page.goto(PLAN)
+    before = page.locator(".figures").inner_text()
+    page.get_by_role("group", name="tensor").get_by_role("link", name="2", exact=True).click()
+    page.wait_for_url(re.compile(r"layout=dp4%20tp2"))
+    assert page.locator("input[name=layout]").input_value() == "dp4 tp2 zero3 mbs1"
+    assert page.locator(".figures").inner_text() != before
+    assert page.locator(":focus").get_attribute("data-key") == "tp 2"  # a keyboard goes on from there
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"layout=dp2%20tp4"))
+    page.go_back()
+    page.wait_for_url(re.compile(r"layout=dp4%20tp2"))
+    playwright.expect(page.locator("input[name=layout]")).to_have_value("dp4 tp2 zero3 mbs1")
+    page.locator("input[name=layout]").fill("dp8 zero2 ac=full")
+    page.wait_for_url(re.compile("ac(=|%3D)full"))
+    playwright.expect(page.get_by_role("group", name="recompute").get_by_role("link", name="full")).to_have_attribute(
+        "aria-current", "true"
+    )
+
+
+def test_what_is_grey_says_why(page: Any) -> None:
+    page.goto("/plan?model=gpt2&machine=h100:8&layout=dp8&seq=1024&gbs=64")
+    page.get_by_role("group", name="tensor").get_by_text("8", exact=True).hover()
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    assert tip.inner_text().startswith("heads=12 is not divisible by tp=8; try tp")
+
+
+def test_what_is_under_the_mouse_is_told(page: Any) -> None:
+    page.goto("/plan?model=llama3-8b&machine=h100:8&layout=pp4+dp2&gbs=16")
+    page.locator("svg.pipeline rect.k-F").first.hover()
+    assert re.match(r"F0.0  [\d.]+ m?s\nstage 0, micro-batch 0", page.locator("#tip").inner_text())
+    page.locator("svg.chart:not(.pipeline) .hit").nth(60).hover()
+    assert re.search(r"activations +[\d.]+ GiB", page.locator("#tip").inner_text())
+
+
+def test_a_mistake_is_said_and_mended(page: Any) -> None:
+    page.goto(PLAN)
+    page.locator("input[name=model]").fill("lama3-8b")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("did you mean llama3-8b")
+    page.locator("input[name=model]").fill("llama3-70b")
+    playwright.expect(page.locator(".figures")).to_contain_text("does not fit")
+
+
+def test_a_pasted_config_is_a_model(page: Any) -> None:
+    page.goto(PLAN)
+    page.get_by_text("Paste a config.json").click()
+    page.locator("textarea[name=config]").fill('{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16}')
+    playwright.expect(page.locator("#answer .about")).to_contain_text("16 layers of width 2,048")
+    page.reload()
+    assert "16 layers of width 2,048" in page.locator("#answer .about").inner_text()
+
+
+@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense"])
+def test_everybody_can_read_it(page: Any, path: str) -> None:
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        page.goto(path)
+        assert serious(page) == []
+        assert fits_the_window(page)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from fivefold.web.app import create
+from fivefold.web.guard import BODY_BYTES
+from tests.web.conftest import SECRET
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8765"}, 200),
+        ({"host": "[::1]:8765"}, 200),
+        ({"host": "rebound.example:8765"}, 403),
+        ({"host": "127.0.0.1.example"}, 403),
+        ({"host": "127.0.0.1:8765@evil"}, 403),
+        ({"host": "127.0.0.1:99999999"}, 403),
+        ({"origin": "http://127.0.0.1:8765"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),  # somebody shared a link
+    ],
+)
+def test_only_this_servers_own_pages_may_ask(client: TestClient, headers: dict[str, str], code: int) -> None:
+    assert client.get("/api/catalog", headers=headers).status_code == code
+
+
+def test_the_port_is_part_of_the_address(folder: Path) -> None:
+    with TestClient(create(folder, local=folder, port=8765), base_url="http://127.0.0.1:8765") as client:
+        assert client.get("/api/catalog").status_code == 200
+        assert client.get("/api/catalog", headers={"host": "127.0.0.1:9999"}).status_code == 403
+        assert client.get("/api/catalog", headers={"origin": "http://127.0.0.1:9999"}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/plan", "/api/catalog", "/static/page.js", "/nothing"])
+def test_every_answer_has_the_policy(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/plan?seq=8192&gbs=64", "/plan?layout=nonsense", "/search"])
+def test_no_page_needs_inline_script_or_style(client: TestClient, path: str) -> None:
+    text = client.get(path).text
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=|javascript:", text)
+    assert set(re.findall(r"https?://[^\"'<\s]+", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.toml",
+        "link.toml",
+        "/etc/passwd",
+        "./../outside.toml",
+        "..",
+        "a/../../outside.toml",
+        "\x00",
+        "~/x.toml",
+    ],
+)
+@pytest.mark.parametrize("field", ["model", "machine"])
+def test_no_file_from_outside(client: TestClient, name: str, field: str) -> None:
+    for path in ("/api/predict", "/plan"):
+        answer = client.get(path, params={field: name})
+        assert answer.status_code == (200 if path == "/plan" else 422)
+        assert SECRET not in answer.text
+        assert "root:" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
+)
+def test_static_files_alone(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_a_body_has_a_limit(client: TestClient) -> None:
+    assert client.post("/api/predict", content=b"x" * (BODY_BYTES + 1)).status_code == 413
+    assert client.post("/api/predict", headers={"content-length": "-1"}).status_code == 413
+
+    def endless() -> object:
+        for _ in range(BODY_BYTES // 1000):
+            yield b"x" * 2000
+
+    assert client.post("/api/predict", content=endless()).status_code in (400, 413, 422)
+
+
+def test_what_a_user_types_is_escaped(client: TestClient) -> None:
+    text = client.get("/plan", params={"model": '"><script>alert(1)</script>', "layout": "<img src=x>"}).text
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
