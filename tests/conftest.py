@@ -21,6 +21,10 @@ settings.load_profile("busy")
 
 # Threads do not survive a fork, but what waits for them does: neither OpenMP nor the compiler may have any here.
 os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# With several workers each keeps to one core: two that share all cores wait for each other's threads most of the time.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 # Triton's kernels run in its interpreter where there is no GPU; it reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
