@@ -15,6 +15,11 @@ TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
 AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
+DTENSOR = {
+    "column_inputs": Fact(
+        "kept", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"
+    )
+}
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
 
 FSDP2 = Entry(
@@ -39,6 +44,7 @@ TORCHTITAN = Entry(
     version="018740b",
     family="torch",
     facts=AUTOGRAD
+    | DTENSOR
     | {
         "attention": Fact("flash2", f"{PARALLELIZE}: scaled_dot_product_attention, FlashAttention-2 since PyTorch 2.2"),
         "loss": Fact("plain", "pytorch/torchtitan@00a388d:torchtitan/components/loss.py: cross_entropy(pred.float())"),

@@ -60,6 +60,9 @@ class Stack(Record):
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
     # sums itself (ours); apart: each for itself, under autograd
     linears: Literal["fanned", "apart"] = "fanned"
+    # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
+    # gathered again for the gradients of their weights, or kept until then (PyTorch's autograd, which knows no better)
+    column_inputs: Literal["regathered", "kept"] = "regathered"
     # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
     # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer
     # Engine); late: all live until the backward has ended, and then are added to sums that live from the start;
@@ -109,6 +112,10 @@ class Stack(Record):
     def _one_way(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
+        if self.linears == "fanned" and self.column_inputs == "kept":
+            raise ValueError(
+                "linears='fanned' gather their input again for dW; column_inputs='kept' needs linears='apart'"
+            )
         return self
 
     @property

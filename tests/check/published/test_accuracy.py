@@ -53,8 +53,9 @@ BOUNDS = {
     ("xtuner", "time, held out"): 15.5,
     ("megatron_moe_zoo", "time"): 9.0,
     ("nemo_automodel", "time, held out"): 13.0,
-    ("nanotron_bench", "time"): 36.0,
-    ("nanotron_bench", "peak"): 30.0,
+    ("nanotron_bench", "time"): 38.5,  # its pipelines take twice as long as predicted, for a reason not found
+    ("nanotron_bench", "peak"): 11.0,
+    ("nanotron_bench", "peak, held out"): 11.0,
     ("nccl_logs", "message"): 35.0,
     ("nccl_logs", "message, held out"): 38.5,
 }

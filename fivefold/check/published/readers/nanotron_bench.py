@@ -2,7 +2,8 @@
 
 huggingface.co/nanotron/old_bench and bench_cluster, log_metrics.csv of each layout; huggingface/bench_cluster@2e2b026:
 template/base_config.py and create_configs.py@0144ad0: ZeRO-1, fp32 gradient sums, 1F1B, tensor parallelism whose
-messages are waited for (tp_linear_async_communication is off), nothing recomputed. Seconds are the median of
+messages are waited for (tp_linear_async_communication is off) and whose gathered inputs autograd keeps
+(nanotron@eca4bdc: parallel/tensor_parallel/functional.py, column_linear), nothing recomputed. Seconds are the median of
 iterations 8 to 12, empty where they disagree. Of pipelines it is not stated whose memory the log has. Half is held out.
 """
 
@@ -29,7 +30,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "nanotron_bench",
         row,
-        stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False),
+        stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False, column_inputs="kept"),
         model=model,
         machine=machines,
         layout=layout,

@@ -3,8 +3,8 @@
     column   x ──(sp: all_gather)── x W_col        backward: reduce_scatter, or all_reduce without sp
     row      x W_row ──reduce_scatter, or all_reduce without sp── y        backward: all_gather, or nothing
 
-Under sp the gathered input is freed and gathered again for dW, in 16 bits; in the forward fp8 and fp4 ones travel as
-they are cast. Other stacks keep that cast instead of the input; Fivefold casts around each product (``Op.casts``).
+Under sp the gathered input is freed and gathered again for dW, in 16 bits, or kept (``Stack.column_inputs``); in the
+forward fp8 and fp4 ones travel as cast. Other stacks keep that cast; Fivefold casts around each product (``Op.casts``).
 Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
 """
 
@@ -43,10 +43,12 @@ class Source:
             return
         self.read = f"{tensor}.whole{reader}"
         if part.sp:
-            self.rows, self.regathered = local.rows, size * local.outer
+            kept = local.job.stack.column_inputs == "kept"
+            self.rows, self.regathered = local.rows, 0 if kept else size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
             wide = local.rows * into * local.width
-            message = Message(over(part), "all_gather", "reduce_scatter", size * local.outer, 1, "all_gather", wide)
+            again = "" if kept else "all_gather"
+            message = Message(over(part), "all_gather", "reduce_scatter", size * local.outer, 1, again, wide)
             if local.job.precision.narrow and not keeps_casts(local):
                 self.cast_rows = rows
                 payload, *scales = travelling(local, into)
@@ -55,6 +57,8 @@ class Source:
                 exchange(f"{tensor}.gather", self.kept, self.read, size=size * local.outer, message=message,
                          gradient_bytes=wide)
             )  # fmt: skip
+            if kept:
+                self.kept = self.read
         else:
             message = Message("tp", "", "all_reduce", rows * into * local.width)
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))

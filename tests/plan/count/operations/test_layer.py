@@ -38,10 +38,10 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     yield 1, list(head_unit(local).ops)
 
 
-def kept(model: Model, job: Job, *, sequences: int) -> int:
+def kept(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
-    ops = block(Local(model, job, Part(sequences)), layer=0)
-    sizes = {"x": sequences * job.sequence * model.width * 2} | {n: s for op in ops for n, s in op.writes.items()}
+    ops = block(Local(model, job, Part(sequences, tp=tp, sp=tp > 1)), layer=0)
+    sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
     names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
     return sum(sizes[name] for name in names)
 
@@ -72,6 +72,22 @@ def test_joint_projections_compute_and_keep_the_same() -> None:
     shapes = {op.name: op.shape for op in joint if op.kind == "matmul"}
     assert shapes["attention.qkv"] == (2 * 64, (4 + 2 * 2) * 32 // 2, 128)
     assert shapes["mlp.gate_up"] == (2 * 64, 2 * 344 // 2, 128)
+
+
+def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
+    """The whole inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
+    B, T, D = 3, 64, LLAMA.width
+    again, whole = (Job(sequence=T, linears="apart", column_inputs=each) for each in ("regathered", "kept"))
+    for tp in (2, 4):
+        parts = kept(LLAMA, whole, sequences=B, tp=tp) - kept(LLAMA, again, sequences=B, tp=tp)
+        assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
+    messages = [
+        [(op.message.forward, op.message.backward, op.message.regather) for op in ops if op.message]
+        for ops in (block(Local(LLAMA, job, Part(B, tp=2, sp=True)), layer=0) for job in (again, whole))
+    ]
+    assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
+    assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
+    assert kept(LLAMA, again, sequences=B) == kept(LLAMA, whole, sequences=B)
 
 
 def test_pytorchs_own_kernels_keep_more() -> None:
