@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fivefold.layout.explanation import AgainstPrediction, Explanation
 
 Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE…", help="A log, or a memory snapshot (.pickle); or a folder of them.")
+    list[Path],
+    typer.Argument(metavar="FILE…", help="Logs, memory snapshots, flight recorders, stacks; or their folder."),
 ]
 Against = Annotated[
     tuple[str, str, str] | None,
@@ -35,7 +36,7 @@ def explain(
     top: Annotated[int, typer.Option("--top", min=1, help="How many lines of code to list.")] = 12,
     json: AsJson = False,
 ) -> None:
-    """Why a run failed: an out-of-memory message, a memory snapshot, a log; and the least change that fits."""
+    """Why a run failed or hung: logs, memory snapshots, flight recorders, stacks; and the least change that fits."""
     from fivefold.check.explain import explain as read
     from fivefold.job import Job
     from fivefold.show.explanation import page

@@ -28,6 +28,11 @@ def page(found: Sequence[Explanation], *, beside: AgainstPrediction | None = Non
         parts += [Text(f"· {line}", overflow="fold") for line in each.findings]
         if each.memory is not None:
             parts += _memory(each.memory)
+        if each.ranks:
+            rows = tuple((at.rank, at.state, at.line or "–") for at in each.ranks)
+            parts += [heading("By rank"), Grid(("rank", "state", "line"), rows, words=("rank", "state", "line"))]
+        if each.losses:
+            parts += [heading("What happened"), *(Text(f"· {event.line}", overflow="fold") for event in each.losses)]
         parts.append(Text(""))
     if beside is not None:
         parts += _prediction(beside)

@@ -97,8 +97,9 @@ def test_a_folder_is_its_files(log: Path) -> None:
     [
         (None, (), "no such file"),
         (b"", (), "an empty file"),
-        (b"hello\n", (), "neither a memory snapshot nor"),
-        (b"{\"a\": 1}", (), "holds a dict of a"),
+        (b"hello\n", (), "neither a memory snapshot, a flight recorder"),
+        (b"{\"a\": 1}", (), "neither"),
+        (pickle.dumps({"a": 1}), (), "holds a dict of a; it is neither"),
         (b"PK\x03\x04rest", (), "torch.save"),
         (b"\x80\x04cos\nsystem\n.", (), "names os.system"),
         (b"\xff\xfe\x00\x01", (), "neither"),

@@ -2,6 +2,7 @@
 
 explain(files) → by what each holds, an Explanation of
 out_of_memory · snapshot · category   a log's message; a memory snapshot, and what its blocks were
+flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
 against                               what the planner predicts beside it; the least change that fits
 frames · plain_pickle                 lines of code in stacks; pickles that hold data alone
 """
@@ -9,22 +10,38 @@ frames · plain_pickle                 lines of code in stacks; pickles that hol
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fivefold.check.explain import out_of_memory, plain_pickle, snapshot
+from fivefold.check.explain import flight_recorder, losses, out_of_memory, plain_pickle, snapshot, stacks
 from fivefold.layout.explanation import Explanation
 from fivefold.record import Mistake
 
 TAIL = 64 << 20  # bytes of a longer text's end that are read
+RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
+
+
+class _Ranks(NamedTuple):
+    """What only all ranks together explain: dumps of flight recorders, and texts of stacks by name."""
+
+    dumps: dict[int, dict[str, Any]]
+    dump_files: list[str]
+    stacks: dict[str, str]
+    stack_files: list[str]
 
 
 def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
-    """Explain every file, or every file of a folder. ``top``: how many lines of code are listed."""
+    """Explain every file, or every file of a folder; dumps of ranks together. ``top``: how many lines are listed."""
     found: list[Explanation] = []
+    ranks = _Ranks({}, [], {}, [])
     for path in _files(paths):
-        found += _read(path, top=top)
+        found += _read(path, ranks, top=top)
+    if ranks.dumps:
+        found.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
+    if ranks.stacks:
+        found.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
     return tuple(found)
 
 
@@ -34,34 +51,29 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             raise Mistake(f"{path}: no such file")
         within = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
         if not within:
-            raise Mistake(f"{path}: an empty folder")
+            raise Mistake(f"{path}: a folder without files")
         yield from within
 
 
-def _read(path: Path, *, top: int) -> list[Explanation]:
+def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     with path.open("rb") as file:
         begin = file.read(4096)
     if not begin.strip():
         raise Mistake(f"{path}: an empty file")
-    files = (str(path),)
     if begin.startswith(plain_pickle.MAGIC):
-        return [_of_data(plain_pickle.load(path), files=files, top=top)]
+        return _of_data(plain_pickle.load(path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
         raise Mistake(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
     text = _text(path)
-    if begin.lstrip().startswith((b"{", b"[")):
-        data = _json(text)
-        if data is not None:
-            return [_of_data(data, files=files, top=top)]
-    found = _of_text(text, files=files)
-    if not found:
-        raise Mistake(f"{path}: {KNOWN}")
-    return found
+    data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
+    if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):
+        return _of_data(data, path, ranks, top=top)
+    return _of_text(text, path, ranks)
 
 
 KNOWN = (
-    "neither a memory snapshot nor a log with an out-of-memory message; write the first by "
-    "torch.cuda.memory._dump_snapshot, or give the whole log"
+    "neither a memory snapshot, a flight recorder, a stack dump nor a log with an out-of-memory message or losses: "
+    "see docs/explain.md for how each is written"
 )
 
 
@@ -81,13 +93,38 @@ def _json(text: str) -> Any:
         return None
 
 
-def _of_data(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
+def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     if snapshot.is_snapshot(data):
-        return snapshot.explain(data, files=files, top=top)
-    what = f"a {type(data).__name__}" + (f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else "")
-    raise Mistake(f"{files[0]}: holds {what[:200]}; {KNOWN}")
+        return [snapshot.explain(data, files=(str(path),), top=top)]
+    if not flight_recorder.is_dump(data):
+        keys = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
+        raise Mistake(f"{path}: holds a {type(data).__name__}{keys[:200]}; it is {KNOWN}")
+    rank = _rank_of(path, data.get("rank"))
+    if rank is None:
+        rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
+    if rank in ranks.dumps:
+        raise Mistake(f"{path}: rank {rank} has another dump, {ranks.dump_files[-1]}; give one of each rank")
+    ranks.dumps[rank] = data
+    ranks.dump_files.append(str(path))
+    return []
 
 
-def _of_text(text: str, *, files: tuple[str, ...]) -> list[Explanation]:
-    readers = (out_of_memory.explain,)
-    return [found for read in readers if (found := read(text, files=files)) is not None]
+def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
+    files, found = (str(path),), list[Explanation]()
+    if stacks.is_stacks(text):
+        rank = _rank_of(path, None)
+        ranks.stacks[path.name if rank is None else str(rank)] = text
+        ranks.stack_files.append(str(path))
+    for each in (out_of_memory.explain(text, files=files), losses.explain(losses.read(text), files=files)):
+        found += [each] if each is not None else []
+    if not found and str(path) not in ranks.stack_files:
+        raise Mistake(f"{path}: {KNOWN}")
+    return found
+
+
+def _rank_of(path: Path, said: object) -> int | None:
+    """The rank whose file it is, by its name or by what it says."""
+    match = RANK.search(path.name)
+    if match is not None:
+        return int(match[1])
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
