@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
+    from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import SearchResult
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.sweep.row import Row
     from fivefold.shown import Rows
     from fivefold.step import Step
 
+    Loaded = Step | Comparison | SearchResult | RunFolder | Rows[Row]
+
 ROWS = (".jsonl", ".csv", ".parquet")
 
 
-def load(path: str | PathLike[str]) -> Step | SearchResult | RunFolder | Rows[Row]:
-    """The folder of a run (``"runs/demo"``); what ``--json`` printed of predict, dryrun or search; rows of a sweep.
+def load(path: str | PathLike[str]) -> Loaded:
+    """The folder of a run (``"runs/demo"``); rows of a sweep; what ``--json`` printed of predict,
+    dryrun, compare or search.
 
     A ``Mistake`` says what a file is not.
     """
@@ -39,7 +43,8 @@ def load(path: str | PathLike[str]) -> Step | SearchResult | RunFolder | Rows[Ro
     return _of_json(path)
 
 
-def _of_json(path: Path) -> Step | SearchResult | Rows[Row]:
+def _of_json(path: Path) -> Step | Comparison | SearchResult | Rows[Row]:
+    from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import SearchResult
     from fivefold.record import read_text
     from fivefold.show.sweep.row import Row
@@ -55,10 +60,14 @@ def _of_json(path: Path) -> Step | SearchResult | Rows[Row]:
     if isinstance(found, list) and all(isinstance(each, dict) and "status" in each for each in found):
         return Rows(Row.read(each, origin=str(path)) for each in found)
     if isinstance(found, dict):
+        if "variants" in found:
+            return Comparison.read(found, origin=str(path))
         if "tried" in found:
             return SearchResult.read(found, origin=str(path))
         if isinstance(found.get("rehearsed"), dict):
             return Step.read(found["rehearsed"], origin=f"{path}: rehearsed")
         if "kind" in found:
             return Step.read(found, origin=str(path))
-    raise Mistake(f"{path}: is no step, search or sweep; load what --json printed, rows of a sweep, or a run's folder")
+    raise Mistake(
+        f"{path}: is no step, comparison, search or sweep; load what --json printed, rows of a sweep, or a run's folder"
+    )

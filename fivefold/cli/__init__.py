@@ -4,7 +4,7 @@ options · job_options · nouns · settle   what commands share; options of a jo
 plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
-pictures · lanes · hosts         charts of a step; a run's traces beside its prediction; ranks of many hosts
+pictures · report · again · lanes · hosts   charts of a step; as a file, with its command; a run's traces; many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 
@@ -28,6 +28,7 @@ from fivefold.cli import (
     numerics,
     plan,
     published,
+    report,
     run,
     search,
     sweep,
@@ -44,7 +45,7 @@ app = typer.Typer(
 COMMANDS = (
     plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
-    trace.trace, explain.explain, formats.write, web.web,
+    trace.trace, explain.explain, report.report, formats.write, web.web,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

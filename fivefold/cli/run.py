@@ -108,7 +108,26 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         if process.rank == 0:
             if settings.trace_steps and proof.measured is not None and not proof.outcome.stopped:
                 lanes.add(settings, layout, model=model, machine=machine, steps=(proof.predicted, proof.measured))
+            if not proof.outcome.stopped:
+                _report(settings, layout, model=model, machine=machine)
             _print_proof(settings, proof, json=json)
+
+
+def _report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
+    """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
+    try:
+        from fivefold.cli import report
+        from fivefold.plan.predict import planner
+        from fivefold.show.run_folder import read
+
+        if not (run.folder / "step.json").exists():
+            return
+        found = read(run.folder)
+        known = run.schedule is None  # the planner has the layout's own schedules
+        drawing = report.drawing(planner(model, machine, run.job), layout, found.predicted) if known else None
+        say(f"wrote {report.of_run(found, drawing, run)}")
+    except Exception as error:
+        say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
 def data(

@@ -52,11 +52,16 @@ def step(what: Step) -> str:
 def step_parts(what: Step) -> list[str]:
     """Headline, memory, time, traffic and work."""
     parts = [headline(what), key_figures(what)]
-    parts += [paragraph(line, kind="soft") for line in str(expectation(what)).splitlines() if line.strip()]
+    parts += expected(what)
     parts += [*memory(what), heading("Time", f"bound by {what.time.bound_by}" if what.time.bound_by else "")]
     parts += [time([what]), folded("Traffic and work", traffic(what) + work(what))]
     parts += [paragraph(line, kind="bad") for line in what.findings]
     return parts
+
+
+def expected(what: Step) -> list[str]:
+    """Where comparable published runs lie."""
+    return [paragraph(line, kind="soft") for line in expectation(what).plain.splitlines() if line.strip()]
 
 
 def headline(what: Step) -> str:
@@ -76,7 +81,7 @@ def key_figures(what: Step) -> str:
     ])  # fmt: skip
 
 
-def memory(what: Step, *, capacity_bytes: int | None = None) -> list[str]:
+def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> list[str]:
     """A bar of the peak by category for each pipeline stage."""
     stages = what.memory.stages
     if not stages:
@@ -90,7 +95,9 @@ def memory(what: Step, *, capacity_bytes: int | None = None) -> list[str]:
     limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
     colours = dict(zip(PARTS, COLOURS, strict=True))
     return [
-        heading("Memory", f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak"),
+        heading(
+            "Memory", f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak", level=level
+        ),
         bars(rows, colours, limit=capacity_bytes, limit_name=limit),
     ]
 

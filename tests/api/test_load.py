@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
 from fivefold.shown import Rows
 from fivefold.step import Step
+from tests.api.standalone import stands_alone
 
 
 @pytest.fixture(scope="module")
@@ -38,34 +38,12 @@ def run(step: Step, tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Page(HTMLParser):
-    """Tags that are open, and whatever would be fetched or run."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
-        self.fetched += [tag] if tag in ("script", "link", "iframe", "img", "object") else []
-        if tag not in ("br", "meta", "hr"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})
     for what in (step, ff.load(run), search, rows, ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)):
         text = what._repr_html_()
-        page = Page(text)
-        assert (page.open, page.fetched) == ([], [])
-        assert "url(" not in text
-        assert "://" not in text
+        stands_alone(text)
         assert len(repr(what)) < 250
 
 
@@ -111,7 +89,7 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
     ("name", "text", "line"),
     [
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "{}", "is no step, search or sweep"),
+        ("a.json", "{}", "is no step, comparison, search or sweep"),
         ("a.json", '{"kind": "predicted"}', "missing: model, machine"),
         ("a.jsonl", "[1]\n", "are no rows of a sweep"),
         ("a.csv", "a,b\n1,2\n", "row 1: "),

@@ -595,7 +595,7 @@ def test_two_processes_end_and_go_on() -> None:
     ended = Launched().wait()
     assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 400 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
-        "checkpoints", "data", "log.jsonl", "step.json", "tensorboard",
+        "checkpoints", "data", "log.jsonl", "report.html", "step.json", "tensorboard",
     ]  # fmt: skip
     set_run(**TWO)
 

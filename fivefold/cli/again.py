@@ -1,0 +1,71 @@
+"""The command line that asks again what a record says was asked: for reports, to make what they show once more."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from fivefold.cli.job_options import FIELDS, load_job
+from fivefold.record import Mistake, Record
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.step import Step
+
+
+def job_said(step: Step) -> Job:
+    """The job that a step says."""
+    from fivefold.job import Job
+
+    return Job.read(dict(step.job), origin="job")
+
+
+def command(verb: str, words: list[str], job: Job) -> str:
+    """The command line that asks the same; where options cannot say the job, it names a file of it."""
+    options = _options(job)
+    said = ["fivefold", verb, *words, *(text for option in options for text in option)]
+    plain: dict[str, Any] = {name[2:]: value for name, value in options if name[2:] in FIELDS}
+    try:
+        same = load_job(settings=[value for name, value in options if name == "--set"], **plain) == job
+    except Mistake:
+        same = False
+    if same:
+        return shlex.join(said)
+    return shlex.join(["fivefold", verb, *words, "--job", "job.json"]) + "    # with the job's fields, above"
+
+
+def _options(job: Job) -> list[tuple[str, str]]:
+    """The options that make ``job`` of the default one."""
+    from fivefold.job import RECIPES
+    from fivefold.job import Job as Default
+    from fivefold.stack.catalog import STACKS
+    from fivefold.stack.spec import FACTS
+
+    default, stack = Default(), job.stack
+    named = STACKS.get(stack.name, stack)
+    found: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
+    if stack.name != default.stack.name:
+        found.append(("--stack", stack.name))
+    if job.precision != default.precision:
+        wide = stack.reduce_in_fp32
+        names = [name for name, each in RECIPES.items() if each.reduced(in_fp32=wide) == job.precision]
+        found.append(("--precision", names[0] if names else job.precision.name))
+    for name in sorted(FACTS):
+        if (value := getattr(stack, name)) != getattr(named, name):
+            found += [("--attention", value) if name == "attention" else ("--set", f"{name}={_text(value)}")]
+    for name in Default.model_fields:
+        value, usual = getattr(job, name), getattr(default, name)
+        if name in ("sequence", "global_batch", "precision", "stack") or value == usual:
+            continue
+        if isinstance(value, Record) and isinstance(usual, Record):
+            found += [("--set", f"{name}.{field}={_text(getattr(value, field))}") for field in type(value).model_fields
+                      if getattr(value, field) != getattr(usual, field)]  # fmt: skip
+        else:
+            found.append(("--set", f"{name}={_text(value)}"))
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,209 @@
+"""The command report: a run, steps, a search, a sweep, or an answer asked for at once, as one HTML file to share."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fivefold.cli import lanes
+from fivefold.cli.again import command, job_said
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import load_machine, say
+from fivefold.record import Fault, Mistake
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.plan.predict import Planner
+    from fivefold.show.report import Asked, Drawing
+    from fivefold.show.run_folder import RunFolder
+    from fivefold.step import Step
+    from fivefold.train.run import Run
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+NAME = "report.html"
+
+
+@takes_job
+def report(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]",
+            help="A run's folder; what --json printed; rows of a sweep; or a question, with a job.",
+        ),
+    ],
+    job: Job,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
+    ] = None,
+) -> None:
+    """One self-contained HTML file: what was asked, proposed and why, memory, time, predicted beside measured."""
+    from fivefold.job import Job as Default
+
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise Mistake(f"--out {out}: a report is .html; print it to PDF from a browser")
+    if all(Path(word).suffix in SUFFIXES or Path(word).is_dir() for word in what):
+        if job != Default():
+            raise Mistake("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
+        title, parts, commands = _of_files([Path(word) for word in what])
+        commands.append(shlex.join(["fivefold", "report", *what]))
+        folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
+    else:
+        title, parts, commands = _of_question(what, job)
+        commands.append(command("report", what, job))
+        folder = Path()
+    path = out or folder / NAME
+    _write(path, title, parts, commands)
+    say(f"wrote {path}")
+
+
+def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
+    """Write the report of a run into its folder, with the run file that makes it again."""
+    from fivefold.show import report as page
+
+    fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
+    commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
+    path = run.folder / NAME
+    what, parts = run.measured, page.of_run(run, drawing, lanes.of_run(run.folder))
+    _write(path, _title(what.model, what.machine, what.world), parts, commands)
+    return path
+
+
+def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> None:
+    from fivefold.show.report import document
+
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(document(title, parts, asked=_asked(commands)), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise Fault(f"{path}: the report cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _asked(commands: list[str]) -> Asked:
+    from fivefold import __version__
+    from fivefold.show.report import Asked
+
+    versions = {"fivefold": __version__, "Python": platform.python_version(), "system": platform.platform()}
+    versions |= {"processors": str(os.cpu_count())}
+    for package in ("torch", "numpy", "pydantic"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return Asked(commands, versions)
+
+
+def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
+    """A model, a machine and perhaps a layout: the predicted step, or what a search proposes."""
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import planner, predict
+    from fivefold.show import report as page
+
+    if not 2 <= len(what) <= 3:
+        raise Mistake("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
+    model, machine = resolve(what[0]), load_machine(what[1])
+    if len(what) == 3:
+        layout = Layout.parse(what[2])
+        step = predict(model=model, machine=machine, layout=layout, job=job)
+        parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
+        return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
+    from fivefold.cli.search import ALIKE, others
+    from fivefold.plan.search import search
+
+    found = search(model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=12)
+    choice = found.proposal.choice if found.proposal else None
+    drawn = None
+    if choice is not None:
+        asked = job_said(choice.step)
+        drawn = drawing(planner(model, machine, asked), Layout.parse(choice.step.layout), choice.step)
+    again = [command("search", what, job)]
+    again += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
+    return _title(model.name, machine.name, machine.ranks), page.of_search(found, drawn), again
+
+
+def _title(model: str, machine: str, ranks: int) -> str:
+    return f"{model} on {ranks:,} × {machine}" if ranks > 1 else f"{model} on {machine}"
+
+
+def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
+    """Whatever the files hold, one after another; commands that made it."""
+    from fivefold.api.load import load
+    from fivefold.show.elements import heading
+
+    found = [_of_file(path, load(path)) for path in paths]
+    commands = [line for _, _, lines in found for line in lines]
+    if len(found) == 1:
+        return found[0][0], found[0][1], commands
+    parts = [part for title, inside, _ in found for part in (heading(title, level=1), *inside)]
+    return f"{len(paths)} reports", parts, commands
+
+
+def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
+    from fivefold.layout.comparison import Comparison
+    from fivefold.layout.search_result import SearchResult
+    from fivefold.show import report as page
+    from fivefold.show.run_folder import RunFolder
+    from fivefold.step import Step
+
+    if isinstance(found, RunFolder):
+        title, drawn, again = _again(found.predicted, "predict")
+        return title, page.of_run(found, drawn, lanes.of_run(found.folder)), again
+    if isinstance(found, SearchResult):
+        if not found.best:
+            return str(path), page.of_search(found), []
+        choice = found.proposal.choice if found.proposal else found.best[0]
+        title, drawn, again = _again(choice.step, "search")
+        return title, page.of_search(found, drawn), again
+    if isinstance(found, Step):
+        title, drawn, again = _again(found, "dryrun" if found.kind == "rehearsed" else "predict")
+        return title, page.of_step(found, drawn), again
+    return str(path), page.of_comparison(found) if isinstance(found, Comparison) else page.of_rows(found), []
+
+
+def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
+    """Title, drawing and command of a step that was read; no drawing where its names no longer say what they said."""
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import planner
+
+    title, asked = _title(step.model, step.machine, step.world), job_said(step)
+    names = [step.model, f"{step.machine}:{step.world}", step.layout]
+    again = [command(verb, names[:2] if verb == "search" else names, asked)]
+    try:
+        model, machine, layout = resolve(names[0]), load_machine(names[1]), Layout.parse(names[2])
+        found = planner(model, machine, asked)
+        same = step.kind != "predicted" or found.step(layout).memory.peak_bytes == step.memory.peak_bytes
+    except Mistake:
+        return title, None, again
+    return title, drawing(found, layout, step) if same else None, again
+
+
+def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
+    """The planned step's spans and the fullest rank's live bytes."""
+    from fivefold.cli.pictures import IN_CHART
+    from fivefold.plan.price.memory_over_time import levels
+    from fivefold.plan.price.spans import shown, spans
+    from fivefold.show.pipeline import remark
+    from fivefold.show.report import Drawing
+
+    rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
+    limit, micro_batches = IN_CHART // layout.v, layout.micro_batches(planner.job)
+    rows = spans(planner, layout, limit=limit)
+    drawn = remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    return Drawing(
+        rows, [f"rank {place}" for place in range(len(rows))], levels(planner, layout, rank=rank, limit=limit), rank,
+        planner.machine.chip.memory_bytes, layout.pp, drawn,
+    )  # fmt: skip

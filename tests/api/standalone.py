@@ -1,0 +1,35 @@
+"""Whether a page of HTML is whole, and fetches and runs nothing."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+VOID = ("br", "meta", "hr")
+FETCHING = ("script", "link", "iframe", "img", "object", "embed", "video", "audio")
+
+
+class Page(HTMLParser):
+    """Tags that are open; whatever would be fetched or run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
+        self.fetched += [tag] if tag in FETCHING else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def stands_alone(text: str) -> None:
+    page = Page(text)
+    assert (page.open, page.fetched) == ([], [])
+    assert "url(" not in text
+    assert "://" not in text
+    assert "@import" not in text

@@ -1,0 +1,183 @@
+"""The report: one file that stands alone, says what was asked, and holds the commands that make it again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fivefold as ff
+from fivefold.check.prove import write_steps
+from fivefold.cli import again, app
+from fivefold.cli.job_options import load_job
+from fivefold.cli.report import NAME
+from fivefold.cli.run import _report
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve as machine_of
+from fivefold.model.catalog import resolve as model_of
+from fivefold.record import Mistake
+from fivefold.show import svg
+from fivefold.step import Step
+from fivefold.train.run import Run
+from tests.api.standalone import stands_alone
+from tests.plan import draws
+
+QUESTION = ("llama3-8b", "h100:8", "dp2 tp2 pp2 v2 zero1 mbs1")
+JOB = ("--seq", "2048", "--gbs", "16", "--precision", "fp8")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str) -> str:
+    found = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def report(*words: str, at: str = NAME) -> str:
+    run("report", *words)
+    text = Path(at).read_text()
+    stands_alone(text)
+    assert re.findall(r"<h2>(What was asked|To make it again|Environment)", text)
+    return text
+
+
+def commands(text: str) -> list[list[str]]:
+    found = re.search(r"To make it again</h2><pre>(.*?)</pre>", text, flags=re.DOTALL)
+    assert found
+    return [shlex.split(line, comments=True) for line in unescape(found[1]).splitlines()]
+
+
+def test_a_question_with_its_layout() -> None:
+    text = report(*QUESTION, *JOB)
+    step = ff.predict(*QUESTION, seq=2048, gbs=16, precision="fp8")
+    for figure in ("dp2 tp2 pp2 v2 zero1", f"{step.mfu.causal:.1%}", "stage 1", "rank 1", "mlp.down",
+                   "32.77 k tokens a step"):  # fmt: skip
+        assert figure in text
+    assert text.count("<svg") == 2
+    predict, again_ = commands(text)
+    assert json.loads(run(*predict[1:], "--json")) == step.model_dump(mode="json")
+    assert report(*again_[2:]) == text
+
+
+def test_a_question_without_one_is_searched() -> None:
+    text = report("nano", "h100:2", "--gbs", "8")
+    proposed = ff.search("nano", "h100:2", gbs=8).proposal
+    assert proposed is not None
+    for word in (proposed.layout, "Proposal", "to be found", proposed.why[0].line):
+        assert word in unescape(text)
+    assert json.loads(run(*commands(text)[1][1:], "--json"))["layout"] == proposed.layout
+
+
+def steps(factor: float) -> tuple[Step, Step]:
+    step = ff.predict(*QUESTION, seq=2048, gbs=16)
+    time = step.time
+    slower = time.replace(step_seconds=time.step_seconds * factor, parts={"<core>": time.step_seconds * factor})
+    return step, step.replace(kind="measured", time=slower, findings=("slow link: <b>",))
+
+
+def folder() -> Path:
+    path = Path("runs/a")
+    path.mkdir(parents=True)
+    write_steps(path / "step.json", *steps(1.25))
+    lines: list[dict[str, Any]] = [{"step": at, "loss": 5 - at / 100} for at in range(100)]
+    lines += [{"step": at, "heldout_loss": 5 - at / 100} for at in range(0, 100, 20)]
+    lines += [{"step": 50, "loss": float("nan")}, {"step": 60, "event": "rolled back <to> 40"}]
+    (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_run() -> None:
+    text = report(str(folder()), at="runs/a/report.html")
+    for word in ("-20.0%", "exact", "held-out loss from 5.00 to 4.20", "rolled back &lt;to&gt; 40", "&lt;core&gt;",
+                 "slow link: &lt;b&gt;", "What makes up the error", "measured"):  # fmt: skip
+        assert word in text
+    assert text.count("<svg") == 3
+    assert [words[1] for words in commands(text)] == ["predict", "report"]
+
+
+def test_what_commands_have_written() -> None:
+    axes = 'models = ["nano"]\nmachines = ["h100"]\nranks = [1, 2]\nbatches = [4, 8]\n'
+    Path("sweep.toml").write_text(axes + 'layouts = ["dp*", "dp2 mbs3"]\n')
+    run("sweep", "sweep.toml", "--out", "rows.csv")
+    asked = ("compare", "llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", *JOB)
+    for name, words in {
+        "search": ("search", "nano", "h100:2", "--gbs", "8"), "step": ("predict", *QUESTION, *JOB),
+        "beside": asked,
+    }.items():  # fmt: skip
+        Path(f"{name}s.json").write_text(run(*words, "--json"))
+    rows = report("rows.csv")
+    assert "4 fit" in rows
+    assert "refused" in rows.lower()
+    text = report("searchs.json", "steps.json", "besides.json", "-o", "all.html", at="all.html")
+    assert "3 reports" in text
+    assert "trains most tokens per second" in text
+    assert text.count("<svg") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("nano",), "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE"),
+        (("nano", "h100:2", "dp2", "-o", "a.pdf"), "a report is .html; print it to PDF from a browser"),
+        (("nano", "h100:2", "dp3"), "needs 3 ranks"),
+        (("gone.json",), "gone.json: no such file"),
+        ((".", "--gbs", "16"), "what was written says its own job"),
+        ((".",), "holds no step.json"),
+    ],
+)
+def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
+    with pytest.raises(Mistake, match=re.escape(line)):
+        CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
+
+
+def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    path, (predicted, _) = folder(), steps(1.0)
+    run_ = Run(folder=path, model="llama3-8b", job=again.job_said(predicted))
+    what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
+    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    assert "wrote runs/a/report.html" in capsys.readouterr().err
+    text = (path / NAME).read_text()
+    stands_alone(text)
+    assert "fivefold train run.json --layout" in text
+    (path / NAME).unlink()
+    (path / NAME).mkdir()
+    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    assert "no report: runs/a/report.html: the report cannot be written" in capsys.readouterr().err
+    (path / "step.json").write_text("{")
+    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    assert "no report: runs/a/step.json: not valid JSON" in capsys.readouterr().err
+
+
+def test_a_command_asks_for_the_job_again() -> None:
+    """Of 300 random jobs, every field drawn: the options say the same job, or the line names a file of it."""
+    named = 0
+    for seed in range(300):
+        job = draws.case(seed).job
+        words = shlex.split(again.command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
+        assert words[:5] == ["fivefold", "predict", "nano", "h100:8", "dp8"]
+        if words[5] == "--job":
+            named += 1
+            continue
+        pairs = list(zip(words[5::2], words[6::2], strict=True))
+        plain: dict[str, Any] = {name[2:]: value for name, value in pairs if name != "--set"}
+        assert load_job(settings=[value for name, value in pairs if name == "--set"], **plain) == job
+    assert named < 290, "some jobs are said by options"
+
+
+@pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])
+def test_ticks_are_round_and_within(first: float, last: float) -> None:
+    found = svg.ticks(first, last)
+    assert 1 <= len(found) <= 8
+    assert all(first - 1e-9 <= each <= last + 1e-9 for each in found)
+    assert len({round(b - a, 9) for a, b in pairwise(found)}) <= 1
