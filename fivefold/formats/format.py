@@ -97,12 +97,14 @@ def reading(
 ) -> Reading:
     """The result: layout and job of ``fields`` by path, none of which is None; no layout if ``ranks`` are missing."""
     software, version = form
-    lacks = missing + (() if model else ("the model: say --model NAME, or a config.json",))
+    lacks = missing if model or missing else ("the model: say --model NAME",)
     layout = job = None
-    if ranks is not None:
+    if model is None:
+        ranks = None
+    elif ranks is not None:
         layout = Layout.read(nested(fields, "layout"), origin=document.origin)
         job = Job.read(nested(fields, "job"), origin=document.origin)
-    elif RANKS_MISSING not in lacks:
+    elif not missing:
         lacks += (RANKS_MISSING,)
     return Reading(
         software=software, version=version, origin=document.origin, model=model, layout=layout, job=job, ranks=ranks,

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fivefold.formats.alike import fitted
 from fivefold.formats.files import document
 from fivefold.formats.format import Asked, Document, Format
+from fivefold.formats.megatron import args
+from fivefold.formats.shell.expand import substituted
+from fivefold.formats.shell.launch import launched
+from fivefold.formats.shell.script import is_script, script
 from fivefold.formats.torchtitan import python, toml
 from fivefold.layout.legal import reasons
-from fivefold.record import Mistake, nearest
+from fivefold.model import catalog
+from fivefold.model.huggingface.export import differs
+from fivefold.model.spec import Model
+from fivefold.record import Mistake, nearest, read_text
 from fivefold.stack.reading import Reading
 
 FORMATS = (
     Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
+    Format("megatron", args.VERSION, "megatron-core", args.recognises, args.read, args.write),
     Format("torchtitan-0.2", toml.VERSION, "torchtitan", toml.recognises, toml.read, toml.write),
 )
 
 
 def read(words: Sequence[str], asked: Asked = Asked()) -> Reading:  # noqa: B008 (a frozen record)
-    """What ``words`` say, a file (``FILE.py:FUNCTION`` one of its configs) or a launch line.
+    """What ``words`` say: a file (``FILE.py:FUNCTION`` one of its configs), with ``NAME=VALUE`` for variables that it
+    leaves open, or a launch line.
 
     Raises ``Mistake`` if they are of no known software, or contradict themselves.
     """
-    found = _document(words)
-    form = next((each for each in FORMATS if each.recognises(found)), None)
+    documents = _documents(words)
+    pairs = ((form, each) for each in documents for form in FORMATS if form.recognises(each))
+    form, found = next(pairs, (None, documents[0]))
     if form is None:
         known = ", ".join(dict.fromkeys(each.name for each in FORMATS))
         raise Mistake(f"{found.origin}: is no config that is known; of {known}, it has none's keys")
     result = form.read(found, asked)
+    if result.model is not None and asked.model is None:
+        result = result.replace(model=_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
         return result
     refused = tuple(reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(refused=refused)
+
+
+def _known(model: Model) -> Model:
+    """The model under its name in the catalog, if it is one of it."""
+    for name, entry in catalog.CATALOG.items():
+        config = entry.config
+        if (config["num_hidden_layers"], config["hidden_size"]) == (model.layers, model.width):
+            there = catalog.named(name)
+            if differs(there, fitted(model, there)) is None:
+                return model.replace(name=name)
+    return model
 
 
 def named(name: str) -> Format:
@@ -43,11 +69,46 @@ def named(name: str) -> Format:
     raise nearest(name, [each.name for each in FORMATS if each.write], kind="format")
 
 
-def _document(words: Sequence[str]) -> Document:
+def _documents(words: Sequence[str]) -> list[Document]:
+    """What may be the config, the likeliest first: the file, or the commands of a script, the last first."""
     if not words:
         raise Mistake("nothing to read; name a file, or give a launch line after --")
     path, _, function = words[0].partition(".py:")
+    variables = dict(word.split("=", 1) for word in words[1:] if SETS.fullmatch(word))
+    alone = len(variables) == len(words) - 1
     if function and len(words) == 1:
         found = document(Path(f"{path}.py"))
-        return found._replace(values={"function": function})
-    return document(Path(words[0]))
+        return [found._replace(values={"function": function})]
+    if alone and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
+        return _commands(Path(words[0]), variables)
+    if alone:
+        found = document(Path(words[0]))
+        return [found._replace(values=_set(found.values, variables))]
+    run = launched(words)
+    return [Document("the launch line", "words", words=run.words, ranks=run.ranks())]
+
+
+SETS = re.compile(r"[A-Za-z_]\w*=.*")
+
+
+def _set(values: Any, variables: Mapping[str, str]) -> Any:
+    """The values of a file with ``${NAME}`` replaced."""
+    if isinstance(values, dict):
+        return {key: _set(value, variables) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_set(value, variables) for value in values]
+    return substituted(values, variables) if isinstance(values, str) and variables else values
+
+
+def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
+    """The commands of a script."""
+    read = script(read_text(path, kind="a script"), variables)
+    found = []
+    for words in reversed(read.commands):
+        run = launched(words)
+        ranks = run.ranks(read.slurm.nodes, read.slurm.per_node)
+        known = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
+        found.append(known._replace(remarks=read.remarks, values=read.variables))
+    if not found:
+        raise Mistake(f"{path}: holds no command; name a config, a script, or a launch line")
+    return found

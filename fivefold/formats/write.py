@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from fivefold.formats.alike import fitted
 from fivefold.formats.format import Asked, Format, Plan, Written
 from fivefold.formats.read import named, read
 from fivefold.layout.legal import refuse
@@ -50,14 +51,6 @@ def _read_back(found: Written, plan: Plan) -> Reading:
             (Path(folder) / name).write_text(text, encoding="utf-8")
         asked = Asked(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
         return read([str(Path(folder) / next(iter(found.files)))], asked)
-
-
-def fitted(model: Model, found: Model) -> Model:
-    """``model`` with what costs nothing as ``found`` has it: how positions are scaled, how experts are balanced."""
-    model = model.replace(rope_scaling=found.rope_scaling)
-    if model.moe is None or found.moe is None:
-        return model
-    return model.replace(moe=model.moe.replace(balance=found.moe.balance))
 
 
 def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:

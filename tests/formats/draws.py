@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fivefold.formats.alike import fitted
 from fivefold.formats.format import Asked, Plan
 from fivefold.formats.read import named, read
-from fivefold.formats.write import fitted, write
+from fivefold.formats.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import reasons
 from fivefold.layout.names import V_SHAPED

@@ -1,0 +1,130 @@
+"""Megatron's arguments as a script, a launch line or a YAML, read; and a script with them, written."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, replicas, world
+from fivefold.formats.keys import Table, Values, written
+from fivefold.formats.megatron import back
+from fivefold.formats.megatron.flags import named
+from fivefold.formats.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE
+from fivefold.formats.megatron.model import model as model_of
+from fivefold.formats.megatron.read import batch, degrees, pipeline, precision, rate, recomputed, stack
+from fivefold.formats.render import commented
+from fivefold.formats.shell.launch import keys
+from fivefold.record import Mistake
+from fivefold.stack.reading import Reading
+
+VERSION = "core_v0.16.1"
+SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-attention-heads", "hidden-size")
+
+
+def recognises(document: Document) -> bool:
+    """Whether the words, or a YAML's keys, are Megatron's arguments."""
+    return sum(sign in _plain(document) for sign in SIGNS) >= 2
+
+
+def _plain(document: Document) -> set[str]:
+    if document.kind == "words":
+        return {key.replace("_", "-") for key in keys(document.words)}
+    if document.kind not in ("yaml", "json"):
+        return set()
+    return {name.lstrip("-").replace("_", "-") for name in _flat(document.values)}
+
+
+def _flat(values: Any) -> dict[str, Any]:
+    """All keys of a YAML, whatever group they are in; its lists are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value)
+        else:
+            found[str(key)] = value
+    return found
+
+
+def read(document: Document, asked: Asked) -> Reading:
+    """Arguments in our nouns."""
+    given = keys(document.words) if document.kind == "words" else _flat(document.values)
+    environment = document.values if document.kind == "words" else given
+    segments = "expandable_segments:True" in str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    arguments = {name: value for name, value in given.items() if not name.isupper()}
+    origin, found = document.origin, named(arguments, dict(TABLE))
+    for name, value in found.items():
+        if name in TABLE and name != "tokenizer_model" and str(value).startswith("$"):
+            variable = str(value).strip("${}")
+            raise Mistake(
+                f"{origin}: --{name.replace('_', '-')} is {value}, which is not set; add {variable}=VALUE to the file"
+            )
+    values = Values(TABLE, found, origin=origin, software=f"Megatron {VERSION}")
+    model, missing = model_of(values, asked)
+    ranks = world(document, asked)
+    if model is None:
+        return reading(("megatron", VERSION), values, {}, document=document, model=None, ranks=None, missing=missing)
+    fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
+    fields |= {**stack(values, model), **rate(values), "job.precision": precision(values)}
+    fields["job.documents"] = "apart" if values["reset_attention_mask"] else "joined"
+    fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
+    fields["job.stack.expandable_segments"] = segments
+    fields["job.optimizer.betas"] = (values["adam_beta1"], values["adam_beta2"])
+    if lacking := [name for name in ("seq_length", "micro_batch_size") if values[name] is None]:
+        missing += (*(f"--{name.replace('_', '-')}" for name in lacking), *(() if ranks else (RANKS_MISSING,)))
+        return reading(("megatron", VERSION), values, {}, document=document, model=model, ranks=None, missing=missing)
+    if ranks is not None:
+        tp, cp, pp = (values.whole(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
+        dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=origin)
+        assert dp is not None
+        fields |= degrees(values, model, dp=dp) | batch(values, dp=dp) | pipeline(values, model, pp=pp)
+        fields["layout.ac"] = recomputed(values, model, fields)
+    missing += () if ranks else (RANKS_MISSING,)
+    return reading(("megatron", VERSION), values, fields, document=document, model=model, ranks=ranks, missing=missing)
+
+
+def arguments(plan: Plan) -> dict[str, Any]:
+    """The arguments of a plan, by name; those that are as Megatron has them by default are left out."""
+    found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | back.values(plan)
+    kept = {name: value for name, value in found.items() if value is not None and value is not False}
+    return {name: value for name, value in kept.items() if name not in TABLE or value != TABLE[name].default}
+
+
+def write(plan: Plan) -> Written:
+    """A script that starts Megatron-LM's pretrain_gpt.py."""
+    found = arguments(plan)
+    per_node = min(plan.layout.world, plan.ranks_per_node)
+    nodes = -(-plan.layout.world // per_node)
+    groups: dict[str, Table] = {"MODEL": MODEL, "LAYOUT": LAYOUT, "JOB": JOB, "STACK": STACK}
+    lines = [
+        "#!/bin/bash",
+        f"# Megatron-LM {VERSION}: {plan.model.name}, {plan.layout}",
+        "# On every node, with MASTER_ADDR and NODE_RANK set; put your data and tokenizer at the end.",
+        *(
+            ["export CUDA_DEVICE_MAX_CONNECTIONS=1  # messages are launched in the order of the host"]
+            if plan.layout.tp > 1
+            else []
+        ),
+    ]
+    for group, table in groups.items():
+        lines += ["", f"{group}=("]
+        lines += [
+            commented(f"    {_flag(name, value)}", table[name].means) for name, value in found.items() if name in table
+        ]
+        lines += [")"]
+    extra = [f"    {_flag(name, value)}" for name, value in found.items() if name not in TABLE]
+    lines += [
+        "DATA=(", *extra, commented("    --mock-data", "what is read: --data-path yours"),
+        commented("    --use-mcore-models", "Megatron-Core"), ")", "",
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} "
+        '--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" --master_port 29500 \\',
+        '    pretrain_gpt.py "${MODEL[@]}" "${LAYOUT[@]}" "${JOB[@]}" "${STACK[@]}" "${DATA[@]}"',
+    ]  # fmt: skip
+    return Written({"megatron.sh": "\n".join(lines) + "\n"})
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return flag
+    words = value if isinstance(value, list | tuple) else [value]
+    return f"{flag} {' '.join(shlex.quote(str(word)) for word in words)}"

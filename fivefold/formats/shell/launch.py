@@ -1,0 +1,110 @@
+"""A command line as a launcher starts it: what is run with which words, on how many ranks.
+
+torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 …   → pretrain_gpt.py --num-layers 32 …, 32 ranks
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+PYTHON = re.compile(r"(.*/)?python[\d.]*")
+MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.torchrun", "deepspeed")
+LAUNCHERS = (
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "srun",
+    "mpirun",
+    "python",
+    "sbatch",
+    "nohup",
+    "exec",
+    "time",
+    "env",
+)
+PER_NODE = ("nproc_per_node", "num_gpus", "gpus_per_node", "ntasks_per_node", "nproc-per-node")
+NODES = ("nnodes", "num_nodes", "num_machines")
+ALL = ("num_processes",)
+FLAGS = ("standalone", "module", "no_python", "multi_gpu", "use_fsdp", "use_deepspeed", "master_port_auto", "rdzv_auto")
+
+
+class Launch(NamedTuple):
+    """What is run, and the launcher's own numbers."""
+
+    words: tuple[str, ...]
+    options: Mapping[str, str]
+
+    def ranks(self, nodes: int | None = None, per_node: int | None = None) -> int | None:
+        """How many ranks, with those of Slurm where the launcher does not say."""
+        numbers = {name: int(text) for name, text in self.options.items() if text.isdecimal() and int(text) > 0}
+        every = next((numbers[name] for name in ALL if name in numbers), None)
+        if every:
+            return every
+        local = next(
+            (numbers[name.replace("-", "_")] for name in PER_NODE if name.replace("-", "_") in numbers), per_node
+        )
+        hosts = next((numbers[name] for name in NODES if name in numbers), nodes)
+        if local is None or (hosts is None and self.options.keys() & {"nnodes", "num_nodes", "num_machines"}):
+            return None
+        return local * (hosts or 1)
+
+
+def launched(words: Sequence[str]) -> Launch:
+    """Take the launchers off a command line, one after another."""
+    rest, options = list(words), dict[str, str]()
+    while rest:
+        name = rest[0].rpartition("/")[2]
+        if re.fullmatch(r"\w+=.*", rest[0]) or name in ("nohup", "exec", "time", "env"):
+            rest = rest[1:]
+        elif PYTHON.fullmatch(rest[0]):
+            rest = _options(rest[1:], {}, stop_at_module=True)
+        elif name in ("torchrun", "deepspeed", "srun", "mpirun", "sbatch") or rest[0] in MODULES:
+            rest = _options(rest[1:], options)
+        elif name == "accelerate" and rest[1:2] == ["launch"]:
+            rest = _options(rest[2:], options)
+        else:
+            break
+    return Launch(tuple(rest), options)
+
+
+def _options(words: list[str], found: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
+    """Read options up to the first word that is none; that and the rest."""
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        word = words[place]
+        if word == "-m":
+            if stop_at_module:
+                return words[place + 1 :]
+            place += 1
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        name = {"N": "nnodes", "n": "ntasks", "g": "nproc_per_node"}.get(name, name).replace("-", "_")
+        if equals:
+            found[name] = value
+            place += 1
+        elif name in FLAGS or stop_at_module or place + 1 >= len(words) or words[place + 1].startswith("-"):
+            found.setdefault(name, "")
+            place += 1
+        else:
+            found[name] = words[place + 1]
+            place += 2
+    return words[place:]
+
+
+def keys(words: Sequence[str]) -> dict[str, object]:
+    """``--tensor-model-parallel-size 8 --swiglu`` → ``{"tensor-model-parallel-size": "8", "swiglu": True}``.
+
+    Several words after a key are a list; a word that begins with - and a digit is a value.
+    """
+    found: dict[str, object] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            key, equals, value = word[2:].partition("=")
+            found[key] = value if equals else True
+        elif key:
+            before = found[key]
+            found[key] = word if before is True else [*(before if isinstance(before, list) else [before]), word]
+    return found

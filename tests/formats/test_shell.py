@@ -1,0 +1,70 @@
+"""Scripts and launch lines as words: as bash makes them, and what is logic is named and not followed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from fivefold.formats.shell.launch import launched
+from fivefold.formats.shell.script import script
+
+PLAIN = r"""
+export A=1 B="two words"
+LIST=(--x $A
+    --y "$B"   # a comment ( with brackets
+    --z 'a # b')
+LIST+=(--more)
+TEXT="--one 1 \
+  --two 2"
+N=$((A*8+$A))
+show "${LIST[@]}" $TEXT ${UNSET:-default} "q${A}r" $N a\ b '$A' "\$A" x"$B"y; show second && show third | show fourth
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_words_are_those_that_bash_makes() -> None:
+    function = 'show() { printf "%s\\n" "show" "$@" END; }\n'
+    run = subprocess.run(
+        ["bash", "-c", function + PLAIN.replace("| show", "\nshow")], capture_output=True, text=True, check=True
+    )
+    theirs = [tuple(part.strip("\n").split("\n")) for part in run.stdout.split("END\n") if part]
+    assert list(script(PLAIN).commands) == theirs
+
+
+def test_logic_is_named_and_not_followed() -> None:
+    found = script('A=1\nif [ -z "$A" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
+    assert found.commands == (("run", "1", "$B"),)
+    assert [(said.key, said.value) for said in found.remarks] == [
+        ("line 2", 'if [ -z "$A" ]'),
+        ("line 6", "f() { A=9 }"),
+    ]
+
+
+def test_here_documents_are_passed_over() -> None:
+    assert script("cat > x <<EOF\n{ if (a }\nEOF\nrun it\n").commands == (("run", "it"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "ranks"),
+    [
+        ("torchrun --nnodes 4 --nproc-per-node=8 train.py --x 1", ("train.py", "--x", "1"), 32),
+        ("torchrun --standalone --nproc_per_node 8 -m torchtitan.train --y", ("torchtitan.train", "--y"), 8),
+        ("python3 -u -m torch.distributed.launch --nproc_per_node 4 t.py", ("t.py",), 4),
+        ("srun -N 2 torchrun --nnodes 2 --nproc_per_node 4 t.py", ("t.py",), 8),
+        ("accelerate launch --config_file a.yaml --num_processes 16 t.py -a", ("t.py", "-a"), 16),
+        ("deepspeed --num_gpus 8 --num_nodes 2 t.py --deepspeed ds.json", ("t.py", "--deepspeed", "ds.json"), 16),
+        ("A=1 nohup python t.py", ("t.py",), None),
+        ("torchrun --nnodes $N --nproc_per_node 8 t.py", ("t.py",), None),
+    ],
+)
+def test_launchers_are_taken_off(text: str, words: tuple[str, ...], ranks: int | None) -> None:
+    found = launched(text.split())
+    assert (found.words, found.ranks()) == (words, ranks)
+
+
+def test_slurm_says_nodes_and_gpus() -> None:
+    found = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
+    run = launched(found.commands[0])
+    assert run.ranks(found.slurm.nodes, found.slurm.per_node) == 32
