@@ -29,9 +29,9 @@ def page(found: Comparison) -> RenderableType:
         parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
         if variant.refused:
             parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
-    parts += [Text(""), Text(_finding(found), style="bold", overflow="fold"), Text("")]
+    parts += [Text(""), Text(finding(found), style="bold", overflow="fold"), Text("")]
     parts += [_table(found), Text("* best; in brackets against the first", style="dim")]
-    if same := [f"{row.name} {_show(row, row.values[0])}" for row in found.rows if not row.differs]:
+    if same := [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]:
         parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
     return Group(*parts)
 
@@ -45,7 +45,7 @@ def _words(variant: Variant) -> str:
     return " ".join(variant.facts) or "nothing else"
 
 
-def _finding(found: Comparison) -> str:
+def finding(found: Comparison) -> str:
     """Which step is the fastest that fits, and by how much over the next; whether a prediction can tell them apart."""
     steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
     # per token, since variants may differ in their batch
@@ -84,10 +84,11 @@ def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
         by = f" ({over:+.1%})" if told and over and abs(over) > EQUAL else ""
         short = row.name == LEFT and isinstance(value, float) and value < 0
         style = "bold red" if short else "bold green" if best else ""
-        yield Text(_show(row, value) + by + ("*" if best else ""), style=style)
+        yield Text(worded(row, value) + by + ("*" if best else ""), style=style)
 
 
-def _show(row: Quantity, value: float | str | None) -> str:
+def worded(row: Quantity, value: float | str | None) -> str:
+    """One value of a row, in its unit."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -115,7 +116,7 @@ def _time_chart(found: Comparison) -> Chart:
         ]
     ends = [{"variant": name, "size": step.time.step_seconds, "text": show_seconds(step.time.step_seconds)}
             for name, step in _named(found)]  # fmt: skip
-    return _bars(values, ends, colours=TIMES, axis="seconds of a step", title=_finding(found), found=found)
+    return _bars(values, ends, colours=TIMES, axis="seconds of a step", title=finding(found), found=found)
 
 
 def _memory_chart(found: Comparison) -> Chart:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fivefold.show.budget import budget, causes
 from fivefold.show.charts import COLOURS
 from fivefold.show.compare import Row, compare, shown
-from fivefold.show.comparison import _finding as finding
 from fivefold.show.comparison import _table as differing
+from fivefold.show.comparison import finding
 from fivefold.show.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,

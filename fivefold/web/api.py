@@ -12,14 +12,16 @@ from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from fivefold.layout.comparison import Comparison
 from fivefold.layout.search_result import Answer, Batch, Change, SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
+from fivefold.plan.compare import compare as side_by_side
 from fivefold.record import Mistake, Record
 from fivefold.step import Step
 from fivefold.web import answers
-from fivefold.web.question import About, Noun, Question, SearchQuestion
+from fivefold.web.question import About, CompareQuestion, Noun, Question, SearchQuestion
 from fivefold.web.site import Site
 
 QuestionName = Literal["micro-batch", "sequence", "batch", "run", "changes"]
@@ -61,6 +63,11 @@ def router(site: Site) -> APIRouter:
     async def ask(question: QuestionName, asked: Annotated[RunQuestion, Query()]) -> list[Answer | Change | Batch]:
         """What people ask of a layout: ``fivefold ask QUESTION --json``."""
         return await site.answer(asked, lambda noun: _asked(question, noun, asked.chosen(), asked.tokens))
+
+    @api.get("/compare")
+    async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
+        """Predicted steps side by side: ``fivefold compare --json``."""
+        return await site.work.soon(lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local))))
 
     @api.get("/search", response_model=SearchResult)
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:

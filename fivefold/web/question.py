@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple
 from urllib.parse import quote, urlencode
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,6 +22,7 @@ from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
+from fivefold.plan.compare import Case, in_precision, run_by
 from fivefold.record import Mistake, Record, Remark
 from fivefold.sizes import Ffn, Heads, Layers, Vocab, Width
 from fivefold.web.folder import Folder
@@ -93,6 +95,18 @@ class About(Record):
         name = " ".join([found.name, *(f"{field}={value}" for field, value in changes.items())])
         return Model.read(found.model_dump() | changes | {"name": name}, origin=name)
 
+    def about(self) -> About:
+        """The question without what only one page asks: with it a reader goes from page to page."""
+        return About(**{name: getattr(self, name) for name in About.model_fields})
+
+    def said(self) -> list[tuple[str, str]]:
+        """Fields that are not as by default, as a form repeats them."""
+        fields = type(self).model_fields
+        found = ((name, getattr(self, name)) for name in fields if getattr(self, name) != fields[name].default)
+        return [
+            (name, str(each)) for name, value in found for each in (value if isinstance(value, tuple) else (value,))
+        ]
+
     def url(self, path: str, **changes: Any) -> str:
         """The address of this question, with some of its fields changed, at ``path``; what is default is left out."""
         said = {name: value for name, value in dict(self).items() if name in type(self).model_fields} | changes
@@ -112,10 +126,32 @@ class Question(About):
         """The layout."""
         return Layout.parse(self.layout)
 
-    @classmethod
-    def of(cls, about: About, layout: str) -> Self:
-        """``about`` with a layout."""
-        return cls(**{name: getattr(about, name) for name in About.model_fields}, layout=layout)
+
+class CompareQuestion(About):
+    """... and what is laid beside each other: every layout on every machine, by every software, in every precision."""
+
+    layout: Lines = Field((), description="Layouts.")
+    machines: Lines = Field((), description="Machines, besides the first.")
+    stacks: Lines = Field((), description="Several softwares.")
+    precisions: Lines = Field((), description="Several precisions.")
+
+    def cases(self, *, folder: Folder, local: Path) -> dict[Case, str]:
+        """Every combination, and the address of its plan."""
+        noun = self.resolve(folder=folder, local=local)
+        found: dict[Case, str] = {}
+        names = (self.machine, *self.machines)
+        for stack, precision, name, text in product(self.stacks or ("",), self.precisions or ("",), names, self.layout):
+            job = run_by(noun.job, stack) if stack else noun.job
+            job = in_precision(job, precision) if precision else job
+            machine = machines.resolve(name, local=local, find=folder.path)
+            words = {
+                "machine": name,
+                "layout": text,
+                "stack": stack or self.stack,
+                "precision": precision or self.precision,
+            }
+            found[Case(noun.model, machine, Layout.parse(text), job)] = self.about().url("/plan", **words)
+        return found
 
 
 class SearchQuestion(About):
@@ -129,6 +165,10 @@ class SearchQuestion(About):
     exact: bool = Field(False, description="The ranking alone, without a proposal.")
     front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
     also: Lines = Field((), description="Another precision to try, such as fp8.")
+
+    def question(self) -> SearchQuestion:
+        """The question without what is a page's."""
+        return SearchQuestion(**{name: getattr(self, name) for name in SearchQuestion.model_fields})
 
 
 def _table(text: str) -> dict[str, Any]:

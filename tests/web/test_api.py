@@ -50,6 +50,13 @@ def test_search_is_what_the_command_prints(client: TestClient) -> None:
     assert found == {key: value for key, value in expected.items() if key != "seconds"}
 
 
+def test_compare_is_what_the_command_prints(client: TestClient) -> None:
+    query = {"layout": ["dp8 zero3", "dp4 tp2 zero1", "dp3"], "machines": ["h200:8"], "gbs": 64, "precisions": "bf16"}
+    words = ["llama3-8b", "h100:8", "h200:8", *query["layout"], "--gbs", "64", "--precisions", "bf16"]  # type: ignore[misc]
+    assert client.get("/api/compare", params=query).json() == printed("compare", *words)
+    assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
+
+
 def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: Path) -> None:
     file = client.get("/api/predict", params={"model": "own.toml"}).json()
     import tomllib

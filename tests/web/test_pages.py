@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -24,9 +24,18 @@ AXE = Path(__file__).with_name("axe.min.js")  # axe-core 4.14.1, MPL-2.0, by Deq
 PLAN = "/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3+mbs1&seq=8192&gbs=64"
 
 
+COMPARE = "/compare?layout=dp8+zero3&layout=dp4+tp2&gbs=64"
+
+
+class Server(NamedTuple):
+    """A running ``fivefold web``: where it says that it serves, and its process."""
+
+    address: str
+    process: int
+
+
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    """Where ``fivefold web`` says that it serves."""
+def server(folder: Path) -> Iterator[Server]:
     process = subprocess.Popen(
         [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
         stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
@@ -34,7 +43,7 @@ def address(folder: Path) -> Iterator[str]:
     )  # fmt: skip
     assert process.stderr is not None
     line = process.stderr.readline()
-    yield line.split("/ shows")[0]
+    yield Server(line.split("/ shows")[0], process.pid)
     process.terminate()
     process.wait(timeout=30)
     process.stderr.close()
@@ -49,15 +58,15 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
+def page(browser: Any, server: Server) -> Iterator[Any]:
     """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=server.address)
     context.set_default_timeout(60_000)
     found = context.new_page()
     said: list[str] = []
     found.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     found.on("pageerror", lambda error: said.append(str(error)))
-    found.on("request", lambda asked: None if asked.url.startswith(address) else said.append(asked.url))
+    found.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))
     yield found
     context.close()
     assert said == []
@@ -149,7 +158,74 @@ def test_a_pasted_config_is_a_model(page: Any) -> None:
     assert "16 layers of width 2,048" in page.locator("#answer .about").inner_text()
 
 
-@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense"])
+def children(process: int) -> list[str]:
+    """The command lines of the processes that a process has started."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(each.read_text().rpartition(")")[2].split()[1]) == process:
+                found.append((each.parent / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
+    page.goto("/search?model=nano&machine=h100:4&gbs=16")
+    page.get_by_role("button", name="Search", exact=True).click()
+    playwright.expect(page.get_by_role("heading", name=re.compile("^Proposal"))).to_be_visible()
+    words = ["search", "nano", "h100:4", "--gbs", "16"]
+    printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    proposed = page.locator(".proposal .big").inner_text()
+    assert f"Proposal  {proposed}" in printed
+    rows = page.locator("#layouts tbody tr")
+    assert rows.count() == 20
+    page.get_by_role("button", name="peak").click()
+    sizes = [float(each.get_attribute("data-value")) for each in page.locator("#layouts tbody td:nth-child(5)").all()]
+    assert sizes == sorted(sizes)
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")
+    page.get_by_placeholder("filter").fill("dp4")
+    shown = [row.inner_text() for row in rows.all() if row.is_visible()]
+    assert 0 < len(shown) <= 20
+    assert all("dp4" in row for row in shown)
+    page.get_by_placeholder("filter").fill("")
+    for box in page.get_by_role("checkbox").all()[:3]:
+        box.check()
+    page.get_by_role("button", name="Compare 3").click()
+    assert len(page.locator(".variants li").all()) == 3
+    page.go_back()
+    link = page.locator("#layouts tbody a").first  # the result is kept: it is there at once
+    layout = link.inner_text()
+    link.click()
+    assert page.locator("input[name=layout]").input_value() == layout
+
+
+def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
+    page.goto("/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192&run=1")
+    playwright.expect(page.locator("#going p")).to_contain_text("layouts")
+    assert any("worker search" in line for line in children(server.process))
+    page.get_by_role("button", name="Stop").click()
+    assert page.get_by_role("alert").inner_text() == "stopped"
+    deadline = time.monotonic() + 30
+    while children(server.process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children(server.process) == []
+
+
+def test_compare_lays_layouts_beside_each_other(page: Any) -> None:
+    page.goto("/compare?model=llama3-8b&gbs=64&layout=dp8+zero3")
+    page.get_by_label("another: layouts").fill("dp4 tp2 zero1")
+    playwright.expect(page.locator("#answer h2").first).to_contain_text("A trains most tokens per second")
+    words = ["compare", "llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", "--gbs", "64"]
+    printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    assert page.locator("#answer h2").first.inner_text() in printed
+    for cell in page.get_by_role("row", name=re.compile("^step")).locator("td").all():
+        assert cell.inner_text().split("\n")[0] in printed
+    page.locator(".variants a").nth(1).click()
+    assert page.locator("input[name=layout]").input_value() == "dp4 tp2 zero1"
+
+
+@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense", "/search", COMPARE])
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})

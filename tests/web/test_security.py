@@ -51,7 +51,10 @@ def test_every_answer_has_the_policy(client: TestClient, path: str) -> None:
     assert headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["/plan?seq=8192&gbs=64", "/plan?layout=nonsense", "/search"])
+COMPARE = "/compare?layout=dp8+zero3&layout=dp4+tp2&gbs=64"
+
+
+@pytest.mark.parametrize("path", ["/plan?seq=8192&gbs=64", "/plan?layout=nonsense", "/search", COMPARE])
 def test_no_page_needs_inline_script_or_style(client: TestClient, path: str) -> None:
     text = client.get(path).text
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=|javascript:", text)

@@ -16,7 +16,7 @@ from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About
 
-PAGES = (("plan", "Plan"),)
+PAGES = (("plan", "Plan"), ("search", "Search"), ("compare", "Compare"))
 
 environment = Environment(
     loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -41,11 +41,11 @@ def page(
 ) -> HTMLResponse:
     """The page: ``mistake`` in one line in the place of an answer, which it is: a browser takes no offence at it."""
     text = environment.get_template(template).render(
-        here=request.url.path, asked=asked, about=about(asked), mistake=mistake, **values
+        here=request.url.path, asked=asked, about=asked.about(), mistake=mistake, **values
     )
     return HTMLResponse(text, status_code=code)
 
 
-def about(asked: About) -> About:
-    """The question without what only one page asks: with it a reader goes from page to page."""
-    return About(**{name: getattr(asked, name) for name in About.model_fields})
+def fragment(template: str, **values: Any) -> str:
+    """A part of a page."""
+    return environment.get_template(template).render(**values)

@@ -118,3 +118,80 @@ document.addEventListener("focusin", (event) => {
   tell(element, box.left, box.bottom - 12);
 });
 document.addEventListener("scroll", hideTip, { passive: true });
+
+// Tables: a heading sorts, a word filters, boxes choose up to so many.
+function dress(root) {
+  for (const heading of root.querySelectorAll("th[data-sort]")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    button.addEventListener("click", () => sort(heading));
+  }
+}
+function sort(heading) {
+  const column = [...heading.parentElement.children].indexOf(heading);
+  const down = heading.getAttribute("aria-sort") === "ascending";
+  for (const each of heading.parentElement.children) each.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const body = heading.closest("table").tBodies[0];
+  const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+  const order = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
+  body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * order(key(a), key(b))));
+}
+document.addEventListener("input", (event) => {
+  const table = document.getElementById(event.target.dataset?.filter);
+  if (table) {
+    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of table.tBodies[0].rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+  }
+  const form = event.target.type === "checkbox" && event.target.form;
+  const button = form && form.querySelector("button[data-most]");
+  if (button) {
+    const picked = form.querySelectorAll("input[type=checkbox]:checked").length;
+    button.disabled = picked < 2 || picked > Number(button.dataset.most);
+    button.textContent = picked < 2 ? "Compare" : picked > Number(button.dataset.most) ? `at most ${button.dataset.most}` : `Compare ${picked}`;
+  }
+});
+
+// Long work (a search, a rehearsal) streams: how far it is, then what was found. Closing the stream ends the work.
+const worker = document.querySelector("form[data-stream]");
+if (worker) {
+  const going = document.getElementById("going"), found = document.getElementById("found"), stop = document.getElementById("stop");
+  let stream = null;
+  const end = () => { stream?.close(); stream = null; going.hidden = stop.hidden = true; };
+  const begin = (url) => {
+    end();
+    found.replaceChildren();
+    going.hidden = stop.hidden = false;
+    const bar = going.querySelector("progress"), line = going.querySelector("p");
+    bar.removeAttribute("value");
+    line.textContent = "begins …";
+    stream = new EventSource(`${worker.dataset.stream}${url.search}`);
+    stream.addEventListener("progress", (event) => {
+      const [done, total] = JSON.parse(event.data);
+      bar.max = total;
+      bar.value = done;
+      line.textContent = `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}`;
+    });
+    stream.addEventListener("found", (event) => {
+      found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
+      dress(found);
+      end();
+    });
+    stream.addEventListener("mistake", (event) => { end(); complain(JSON.parse(event.data)); });
+    stream.addEventListener("error", () => { if (stream) { end(); complain("the server does not answer; is fivefold web still running?"); } });
+  };
+  const complain = (text) => {
+    const line = document.createElement("p");
+    line.className = "mistake";
+    line.setAttribute("role", "alert");
+    line.textContent = text;
+    found.replaceChildren(line);
+  };
+  const address = () => { const url = target(worker); url.searchParams.set("run", "1"); return url; };
+  worker.addEventListener("submit", (event) => { event.preventDefault(); const url = address(); history.pushState(null, "", url); begin(url); });
+  stop.addEventListener("click", () => { end(); complain("stopped"); });
+  if (found.dataset.run) begin(new URL(location.href));
+}
+dress(document);

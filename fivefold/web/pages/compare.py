@@ -1,0 +1,76 @@
+"""Compare: up to six layouts, machines, softwares or precisions beside each other, what differs first."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from fivefold.layout.comparison import Comparison, Variant
+from fivefold.plan.compare import compare as run
+from fivefold.record import Mistake
+from fivefold.show.comparison import finding, worded
+from fivefold.units import show_bytes
+from fivefold.web.drawing.bars import Part, stacked
+from fivefold.web.pages.plan import memory_parts, time_parts
+from fivefold.web.pages.render import page
+from fivefold.web.question import CompareQuestion
+from fivefold.web.site import Site
+
+MOST = 6  # beside each other
+
+
+def router(site: Site) -> APIRouter:
+    """The routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/compare")
+    async def compare(request: Request, asked: Annotated[CompareQuestion, Query()]) -> HTMLResponse:
+        found, mistake = None, ""
+        if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
+            try:
+                found = await site.work.soon(lambda: look(site, asked))
+            except Mistake as error:
+                mistake = site.folder.plain(str(error))
+        return page("compare.html", request, asked=asked, found=found, mistake=mistake, worded=worded)
+
+    return pages
+
+
+def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
+    """The comparison with its pictures, all to one scale."""
+    cases = asked.cases(folder=site.folder, local=site.local)
+    if len(cases) > MOST:
+        raise Mistake(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
+    found = run(list(cases))
+    known = [variant.step for variant in found.variants if variant.step]
+    slowest = max(step.time.step_seconds for step in known)
+    fullest = max(step.memory.peak_bytes for step in known)
+    return {
+        "comparison": found, "finding": finding(found),
+        "variants": list(zip(found.variants, cases.values(), strict=True)),
+        "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in found.predicted],
+        "times": looks(found, memory=False), "memories": looks(found, memory=True),
+    }  # fmt: skip
+
+
+def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
+    """The time and the memory of a variant."""
+    assert variant.step is not None
+    step = variant.step
+    stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
+    label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
+    return (stacked(time_parts(step), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
+            stacked(memory_parts(stage), whole=fullest * 1.05, label=label))  # fmt: skip
+
+
+def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
+    """Classes and names of what the bars show."""
+    parts: list[Part] = []
+    for variant in found.predicted:
+        assert variant.step is not None
+        stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
+        parts += memory_parts(stage) if memory else time_parts(variant.step)
+    merged = ((part.look, "messages, exposed" if part.look == "messages" else part.name) for part in parts)
+    return list(dict.fromkeys(merged))

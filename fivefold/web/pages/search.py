@@ -1,0 +1,117 @@
+"""Search: begins with a button, streams how far it is, can be stopped; then proposal, front, table, why others lost.
+
+The search lives as long as the stream: who closes the page, or stops, ends it. The last results are kept for a while.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+from starlette.responses import StreamingResponse
+
+from fivefold.layout.search_result import Ranked, SearchResult
+from fivefold.record import Mistake
+from fivefold.units import GIB, show_bytes, show_seconds
+from fivefold.web.drawing import scatter
+from fivefold.web.pages.render import fragment, page
+from fivefold.web.question import SearchQuestion
+from fivefold.web.site import Site
+from fivefold.web.work import Busy
+
+KEPT = 16  # results
+
+
+class SearchPage(SearchQuestion):
+    """... as the page asks it: more of everything."""
+
+    top: int = Field(20, ge=1, le=200, description="How many layouts to show.")
+    run: bool = Field(False, description="Whether the search begins at once.")
+
+
+def router(site: Site) -> APIRouter:
+    """The routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+    kept: OrderedDict[str, str] = OrderedDict()
+
+    @pages.get("/search")
+    async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
+        return page("search.html", request, asked=asked)
+
+    @pages.get("/search/events")
+    async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
+        return StreamingResponse(streamed(site, asked, kept), media_type="text/event-stream")
+
+    return pages
+
+
+async def streamed(site: Site, asked: SearchPage, kept: OrderedDict[str, str]) -> AsyncIterator[str]:
+    """Server-sent events: ``progress`` (done, total), then ``found`` (HTML) or ``mistake`` (a line)."""
+    key = asked.model_dump_json()
+    if key in kept:
+        yield event("found", kept[key])
+        return
+    ended = False
+    try:
+        async for each in site.events("search", asked.question()):
+            ended = "progress" not in each
+            if "result" in each:
+                kept[key] = shown(asked, SearchResult.model_validate(each["result"]))
+                while len(kept) > KEPT:
+                    kept.popitem(last=False)
+                yield event("found", kept[key])
+            elif "mistake" in each:
+                yield event("mistake", site.folder.plain(each["mistake"]))
+            else:
+                yield event("progress", each["progress"])
+    except (Busy, Mistake) as error:
+        ended = True
+        yield event("mistake", str(error))
+    if not ended:
+        yield event("mistake", "the search ended without an answer; it needed more memory than there is")
+
+
+def event(name: str, data: Any) -> str:
+    """One server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+def shown(asked: SearchPage, found: SearchResult) -> str:
+    """The result as HTML."""
+    return fragment(
+        "found.html", asked=asked, found=found, to=lambda each: address(asked, each),
+        front=front(asked, found) if len(found.front) > 1 else None,
+    )  # fmt: skip
+
+
+def address(asked: SearchQuestion, each: Ranked) -> str:
+    """The plan of one of the layouts found, with what the search changed of the job."""
+    name = each.step.job["precision"]["name"]  # type: ignore[index]
+    changes = {"precision": name} if name.removesuffix("-grad16") in asked.also else {}
+    return _plan(asked, layout=each.step.layout, reduce=each.reduce, **changes)
+
+
+def _plan(asked: SearchQuestion, *, layout: str, reduce: str, **changes: Any) -> str:
+    settings = (*asked.set, f"reduce={reduce}") if reduce != "micro_batch" else asked.set
+    return asked.about().url("/plan", layout=layout, set=settings, **changes)
+
+
+def front(asked: SearchQuestion, found: SearchResult) -> Any:
+    """The front as a picture."""
+    points = [
+        scatter.Point(
+            each.memory_bytes / GIB, each.step_seconds,
+            f"{each.layout}\n{show_seconds(each.step_seconds)}, {show_bytes(each.memory_bytes)}, {each.precision}",
+            _plan(asked, layout=each.layout, reduce=each.reduce),
+        )
+        for each in found.front
+    ]  # fmt: skip
+    return scatter.picture(
+        points, label="memory against time of the layouts that are the fastest for their memory", stairs=True,
+        x_title="memory of the fullest rank, GiB", y_title="s",
+    )  # fmt: skip
