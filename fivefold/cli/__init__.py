@@ -1,6 +1,6 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
-options · job_options · nouns · settle   what commands share; options of a job; records of words or a file; exit codes
+options · job_options · nouns · completion · settle   what commands share; records of words or a file; exit codes
 plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from fivefold import __version__
 from fivefold.cli import (
     calibrate,
     compare,
@@ -38,10 +39,7 @@ from fivefold.cli import (
 from fivefold.cli.settle import launcher, remark, settle
 from fivefold.train.faults.signals import install_signal_handlers, leave
 
-app = typer.Typer(
-    name="fivefold", add_completion=False, pretty_exceptions_enable=False,
-    help="Plans, rehearses, trains and proves the training step of a large language model.",
-)  # fmt: skip
+app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (
     plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
     sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
@@ -53,6 +51,22 @@ app.command("show")(run.show_run)
 app.command("read", context_settings={"ignore_unknown_options": True})(formats.read)
 app.command("import")(huggingface.import_weights)
 app.command("export")(huggingface.export_weights)
+
+
+def say_version(asked: bool) -> None:
+    """Print the version of the package, and end."""
+    if asked:
+        print(f"fivefold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def face(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Plans, rehearses, trains and proves the training step of a large language model."""
 
 
 def entry() -> NoReturn:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from fivefold.cli import completion
 from fivefold.cli.options import Precision
 from fivefold.record import Mistake
 
@@ -31,7 +32,12 @@ FIELDS = {
 OPTIONS: dict[str, Any] = {
     "job": Annotated[Path | None, typer.Option("--job", help="A .toml file of job fields.")],
     "stack": Annotated[
-        str | None, typer.Option("--stack", help="The software that runs it: fivefold, megatron-core, torchtitan, …")
+        str | None,
+        typer.Option(
+            "--stack",
+            help="The software that runs it: fivefold, megatron-core, torchtitan, …",
+            autocompletion=completion.stacks,
+        ),
     ],
     "seq": Annotated[int | None, typer.Option("--seq", help="Tokens per sequence.")],
     "gbs": Annotated[int | None, typer.Option("--gbs", help="Sequences per optimizer step.")],

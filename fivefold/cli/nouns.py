@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fivefold.cli import completion
 from fivefold.cli.job_options import OPTIONS, load_job
 from fivefold.cli.options import load_machine
 from fivefold.record import Mistake
@@ -25,9 +26,9 @@ MODEL = "Catalog name, or path to a config.json, .toml or .json."
 MACHINE = "NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."
 LAYOUT = "Such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."
 ARGUMENTS: dict[str, Any] = {
-    "model": Annotated[str | None, typer.Argument(help=MODEL)],
-    "machine": Annotated[str | None, typer.Argument(help=MACHINE)],
-    "layout": Annotated[str | None, typer.Argument(help=LAYOUT)],
+    "model": Annotated[str | None, typer.Argument(help=MODEL, autocompletion=completion.models)],
+    "machine": Annotated[str | None, typer.Argument(help=MACHINE, autocompletion=completion.machines)],
+    "layout": Annotated[str | None, typer.Argument(help=LAYOUT, autocompletion=completion.layouts)],
 }
 FROM: dict[str, Any] = {
     "from_file": Annotated[

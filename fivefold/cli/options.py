@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.cli import completion
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
@@ -19,11 +20,23 @@ if TYPE_CHECKING:
 
     from fivefold.machine.spec import Machine
 
-ModelName = Annotated[str, typer.Argument(help="Catalog name, or path to a config.json, .toml or .json.")]
-MachineName = Annotated[
-    str, typer.Argument(help="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local.")
+ModelName = Annotated[
+    str,
+    typer.Argument(help="Catalog name, or path to a config.json, .toml or .json.", autocompletion=completion.models),
 ]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …")]
+MachineName = Annotated[
+    str,
+    typer.Argument(
+        help="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local.",
+        autocompletion=completion.machines,
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …", autocompletion=completion.precisions
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 
 

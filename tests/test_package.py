@@ -1,0 +1,123 @@
+"""The package: every file of data travels, its facts agree, and the base answers with nothing but what it names.
+
+Built, installed into empty environments and measured by ``tests.endure.package``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fivefold
+
+ROOT = Path(__file__).parents[1]
+FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = FACTS["project"]
+# What the base package may load: what it names, and what those bring.
+BASE = (
+    "numpy pydantic typer rich yaml pydantic_core annotated_types typing_extensions typing_inspection click shellingham"
+)
+BASE += " markdown_it mdurl pygments annotated_doc"
+
+
+def test_every_file_of_data_is_in_the_package() -> None:
+    patterns = FACTS["tool"]["setuptools"]["package-data"]["fivefold"]
+    listed = subprocess.run(["git", "ls-files", "fivefold"], cwd=ROOT, capture_output=True, text=True, check=False)
+    files = [line.removeprefix("fivefold/") for line in listed.stdout.splitlines()]
+    if not files:
+        pytest.skip("no git here, so which files belong to the package is not known")
+    data = [name for name in files if not name.endswith(".py")]
+    assert "check/published/left_out.csv" in data
+    assert [name for name in data if not any(fnmatch(name, each) and name.count("/") == each.count("/") for each in
+            patterns)] == []  # fmt: skip
+
+
+def test_its_facts_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert PROJECT["version"] == fivefold.__version__ == str(citation["version"])
+    assert PROJECT["license"] == citation["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
+    assert PROJECT["description"] == citation["abstract"]
+    assert "urls" not in PROJECT, "a URL that is named must be ours, and answer"
+    first = PROJECT["requires-python"].removeprefix(">=")
+    assert f"Programming Language :: Python :: {first}" in PROJECT["classifiers"]
+
+
+def test_github_runs_what_everyone_runs() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
+    assert jobs["check"]["steps"][-1]["run"] == ".ci/run"
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
+        head = yaml.safe_load(path.read_text().split("---\n")[1])
+        assert set(head) == {"name", "about", "labels"}
+
+
+def test_the_image_copies_what_is_there() -> None:
+    words = [line.split()[1:-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    assert [name for names in words for name in names if not (ROOT / name).exists()] == []
+    extras = re.search(r"'\.\[(.*?)\]'", (ROOT / "Dockerfile").read_text())
+    assert extras
+    assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+BARE = f"""
+import sys
+allowed = set({BASE!r}.split()) | set(sys.stdlib_module_names) | {{"fivefold"}}
+class Empty:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in allowed and not top.startswith("_"):
+            raise ModuleNotFoundError(f"No module named {{top!r}}", name=top)
+sys.meta_path.insert(0, Empty())
+from fivefold.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--version",), f"fivefold {fivefold.__version__}\n"),
+        (("predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"), "MFU"),
+        (("search", "nano", "h100:2"), "Proposal"),
+        (("report", "nano", "h100:2", "dp2"), ""),
+    ],
+)
+def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """No torch, no Altair, no pyarrow: whatever the base does not name cannot be imported."""
+    ended = subprocess.run(
+        [sys.executable, "-c", BARE, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert said in ended.stdout
+    assert words[0] != "report" or (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("fivefold pred", {"predict"}),
+        ("fivefold predict llama3-7", {"llama3-70b"}),
+        ("fivefold search llama3-8b mi300", {"mi300x"}),
+        ("fivefold predict llama3-8b h100:8 dp8 --stack torchti", {"torchtitan"}),
+        ("fivefold predict llama3-8b h100:8 zbp", set()),
+        ("fivefold predict llama3-8b h100:8 dp8 --precision mxf", {"mxfp8"}),
+    ],
+)
+def test_the_shell_completes(line: str, expected: set[str]) -> None:
+    words = {"_FIVEFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    code = "import sys; sys.argv = ['fivefold']; from fivefold.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | words, cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+    assert set(ended.stdout.split()) == expected
