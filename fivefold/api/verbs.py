@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult, Walk
     from fivefold.layout.spec import Layout
+    from fivefold.layout.whole_run import Offers, WholeRun
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.plan.search.across import Goal
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.sweep.row import Row
     from fivefold.show.traced import Traced
@@ -73,6 +75,26 @@ def search(
     return found
 
 
+def across(
+    model: str | Model, machines: Sequence[str | Machine], *, by: Goal = "time", tokens: float | None = None,
+    price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
+    where: str = "", within: float | None = None, **job: Unpack[JobWords],
+) -> Offers:  # fmt: skip
+    """One run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
+
+    ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
+    """
+    from fivefold.cli.across import offers
+    from fivefold.cli.search import ALIKE
+    from fivefold.layout.where import Where as Constraint
+
+    return offers(
+        _model(model), [_machine(each) for each in machines], job_of(job), by=by, where=Constraint.parse(where),
+        within=ALIKE if within is None else within, tokens=tokens, prices=price, deadline=deadline, ranks=ranks,
+        assume=assume,
+    )  # fmt: skip
+
+
 def walk(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, by: By = "time", where: str = "",
     memory: str | None = None, **job: Unpack[JobWords],
@@ -89,18 +111,24 @@ def walk(
 
 def ask(
     question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
-    tokens: float = 1e12, **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[Batch] | Rows[Change]:  # fmt: skip
+    tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
+) -> Rows[Answer] | Rows[Batch] | Rows[Change] | Rows[WholeRun]:  # fmt: skip
     """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
     ``"changes"``.
 
-    ``tokens``: of the whole run, for batch and run. Without a layout, of the fastest that fits.
+    ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``).
+    Without a layout, of the fastest that fits.
     """
+    from fivefold.cli.across import priced
     from fivefold.cli.plan import answers
+    from fivefold.machine.site import assumed
     from fivefold.shown import Rows
 
     chosen = None if layout is None else _layout(layout)
-    found = answers(question, _model(model), _machine(machine), chosen, job=job_of(job), tokens=tokens)
+    (ranks,) = priced([_machine(machine)], price)
+    found = answers(
+        question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume)
+    )  # fmt: skip
     return Rows(found)
 
 

@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · nouns · completion · settle   what commands share; records of words or a file; exit codes
-plan · search · compare   predict ask ratios; search; side by side     dryrun · run · slurm   dryrun; train data show
+plan · search · across · compare   predict ask ratios; search; side by side   dryrun · run · slurm   dryrun; train data
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
 pictures · report · again · lanes · hosts   charts of a step; as a file, with its command; a run's traces; many hosts

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fivefold.cli.across import Assume, Prices, priced
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import (
@@ -15,6 +17,7 @@ from fivefold.cli.options import (
     MachineName,
     ModelName,
     load_machine,
+    say,
     show,
 )
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
@@ -24,6 +27,7 @@ from fivefold.units import show_bytes
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
+    from fivefold.machine.site import Site
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
@@ -69,29 +73,56 @@ def ask(
     *,
     job: Job,
     tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for batch and run.")] = 1e12,
+    price: Prices = None,
+    assume: Assume = None,
+    chart: Annotated[Path | None, typer.Option(help="Of run: draw goodput by interval (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
     """What people ask: largest micro-batch, longest sequence, fewest gpus, largest model that fits, sound
     batch sizes, time and cost of a run, what one more change would give. Without a layout, of the fastest that fits.
     """
     from fivefold.layout.spec import Layout
+    from fivefold.machine.site import assumed
     from fivefold.model.catalog import resolve
     from fivefold.show import search as page
+    from fivefold.show import whole_run
 
     chosen = Layout.parse(layout) if layout else None
-    found = answers(question, resolve(model), load_machine(machine), chosen, job=job, tokens=tokens)
+    (ranks,) = priced([load_machine(machine)], price or [])
+    if chart and question not in PICTURES:
+        raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
+    found = answers(
+        question, resolve(model), ranks, chosen, job=job, tokens=tokens, site=assumed(assume or [])
+    )  # fmt: skip
     if json:
         show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
     else:
-        pages: dict[str, Callable[[Any], Any]] = {"batch": page.batches, "changes": page.changes}
+        pages: dict[str, Callable[[Any], Any]] = {
+            "batch": page.batches, "changes": page.changes, "run": lambda runs: whole_run.page(runs[0]),
+        }  # fmt: skip
         show(pages.get(question, page.answers)(found))
+    if chart:
+        save_chart(whole_run.chart(found[0]), chart)
+
+
+PICTURES = ("run",)  # questions whose answer has a picture
+
+
+def save_chart(chart: Any, path: Path) -> None:
+    """A picture of an answer."""
+    from fivefold.show.charts import save
+
+    save(chart, path)
+    say(f"drew {path}")
 
 
 def answers(
-    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float
+    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site
 ) -> list[Any]:
     """The answers to one question; without a layout, of the fastest that fits."""
     from fivefold.plan import questions
+    from fivefold.plan.predict import predict as predicted
+    from fivefold.plan.whole_run import whole_run
 
     if question == "gpus":
         return [questions.fewest_gpus(model=model, machine=machine, job=job)]
@@ -102,7 +133,16 @@ def answers(
         "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
         "sequence": lambda: [questions.longest_sequence(model=model, machine=machine, job=job, layout=chosen)],
         "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens),
-        "run": lambda: [questions.whole_run(model=model, machine=machine, job=job, layout=chosen, tokens=tokens)],
+        "run": lambda: [
+            whole_run(
+                step=predicted(model=model, machine=machine, layout=chosen, job=job),
+                model=model,
+                machine=machine,
+                job=job,
+                tokens=tokens,
+                site=site,
+            )
+        ],
         "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen),
     }
     if question not in asked:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, priced, show_offers
 from fivefold.cli.doctor import parse_bytes
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import AsJson, local_file, say, show
+from fivefold.cli.options import AsJson, load_machine, local_file, say, show
 from fivefold.record import Mistake
 from fivefold.units import show_bytes
 
@@ -45,7 +47,8 @@ def search(
     model: Model,
     machine: Machine,
     job: Job,
-    by: Annotated[Literal["time", "cost", "memory"], typer.Option(help="What the best has least of.")] = "time",
+    others: Others = None,
+    by: Annotated[Literal["time", "cost", "memory", "energy"], typer.Option(help="The best has least of it.")] = "time",
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
@@ -57,32 +60,52 @@ def search(
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     measure: Measure = 0,
     two: Two = False,
+    tokens: Tokens = None,
+    price: Prices = None,
+    deadline: Deadline = None,
+    ranks: Ranks = None,
+    assume: Assume = None,
     json: AsJson = False,
 ) -> None:
-    """The best of all legal layouts that fit, and why the others lost."""
-    from fivefold.job import recipe
+    """The best of all legal layouts that fit, and why the others lost; or one run on several machines."""
     from fivefold.layout.where import Where
-    from fivefold.plan.search import search as run
     from fivefold.show import search as page
-    from fivefold.show.progress import bar
 
-    machine = limited(machine, memory)
-    if keep is not None:
-        show_walk(model, machine, job, start=keep, by=by, where=Where.parse(where), top=top, json=json)
-        return
-    with bar("searching") as progress:
-        found = run(
-            model=model, machine=machine, job=job, by=by, top=top, levels=front,
-            within=None if exact else ALIKE if within is None else within, where=Where.parse(where),
-            recipes=[recipe(name) for name in also or []], reduces=others(job), two_dimensional=two,
-            report=lambda done, total: progress("layouts", done, total),
+    only, near = Where.parse(where), None if exact else ALIKE if within is None else within
+    if is_asked(by, others, tokens, deadline, ranks):
+        machines = [limited(each, memory) for each in (machine, *(load_machine(word) for word in others or []))]
+        show_offers(
+            model, machines, job, by=by, where=only, within=near or 0.0, tokens=tokens, prices=price or [],
+            deadline=deadline, ranks=ranks, assume=assume or [], json=json,
         )  # fmt: skip
+        return
+    machine = limited(priced([machine], price or [])[0], memory)
+    if keep is not None:
+        show_walk(model, machine, job, start=keep, by=by, where=only, top=top, json=json)
+        return
+    asked = {"by": by, "top": top, "levels": front, "within": near, "where": only, "two_dimensional": two}
+    found = found_layouts(model, machine, job, also=also or [], **asked)
     if measure and found.best:
         finalists, _ = measured_best(model, machine, job, count=measure)
         found = found.replace(finalists=tuple(finalists))
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if chart:
         draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
+
+
+def found_layouts(
+    model: Model, machine: Machine, job: Job, *, also: Sequence[str], **options: Any
+) -> SearchResult:  # fmt: skip
+    """What ``plan.search`` finds with ``options``, with a bar on the terminal; ``also``: other precisions to try."""
+    from fivefold.job import recipe
+    from fivefold.plan.search import search as run
+    from fivefold.show.progress import bar
+
+    with bar("searching") as progress:
+        return run(
+            model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
+            report=lambda done, total: progress("layouts", done, total), **options,
+        )  # fmt: skip
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:
@@ -99,7 +122,7 @@ def limited(machine: Machine, memory: str | None) -> Machine:
 
 
 def show_walk(
-    model: Model, machine: Machine, job: Job, *, start: str, by: By, where: Where, top: int, json: bool
+    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, top: int, json: bool
 ) -> None:  # fmt: skip
     """One change at a time from the layout ``start``."""
     from fivefold.layout.spec import Layout
@@ -107,7 +130,8 @@ def show_walk(
     from fivefold.plan.search.neighbours import walk
     from fivefold.show import search as page
 
-    found = walk(planner(model, machine, job), Layout.parse(start), by=by, where=where)
+    least: By = "memory" if by == "memory" else "time"
+    found = walk(planner(model, machine, job), Layout.parse(start), by=least, where=where)
     show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))
 
 

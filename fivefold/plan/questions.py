@@ -1,6 +1,6 @@
 """The questions of ``fivefold ask``, each answered with a number, a layout, its memory and its step time.
 
-    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · a whole run · one change more
+    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · one change more
 
 The numbers come from ``Planner.estimate`` and ``search``; the largest size that fits is found by bisection.
 """
@@ -20,9 +20,9 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import fits_any, search
+from fivefold.plan.whole_run import checked
 from fivefold.record import Mistake
-from fivefold.sizes import RUN_TOKENS
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count
 
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
@@ -106,13 +106,6 @@ def scaled(model: Model, factor: float) -> Model:
     )  # fmt: skip
 
 
-def checked(tokens: float) -> float:
-    """``tokens``, if a run can have so many; else a ``Mistake``."""
-    if not 1 <= tokens <= RUN_TOKENS:
-        raise Mistake(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
-    return tokens
-
-
 def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
     """Global batches of 4 to 60 million tokens that the layout can split, in powers of two, for a run of ``tokens``."""
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
@@ -125,23 +118,6 @@ def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
         )
         for size in sizes
     ]  # fmt: skip
-
-
-def whole_run(*, model: Model, machine: Machine, job: Job, layout: Layout, tokens: float) -> Answer:
-    """Time and cost of training on ``tokens``, without pauses and failures; the line says so if it does not fit."""
-    planner = Planner(model=model, machine=machine, job=job)
-    refuse(layout, model=model, job=job, machine=machine)
-    steps = ceil(checked(tokens) / job.tokens_per_step)
-    step, room = planner.estimate(layout), room_bytes(machine)
-    seconds = steps * step.step_time.seconds
-    hours = seconds * layout.world / 3600
-    price = machine.dollars_per_rank_hour
-    money = "" if price is None else f", {hours * price:,.0f} dollars"
-    span = f"{seconds / 86400:.1f} days" if seconds > 172_800 else show_seconds(seconds)
-    line = f"{steps:,} steps, {span}, {show_count(hours)} GPU-hours{money}"
-    if step.peak_bytes > room:
-        line += f"; but it does not fit: {show_bytes(step.peak_bytes)} of {show_bytes(room)}"
-    return _answer(f"a run of {show_count(tokens)} tokens", line, seconds, planner, layout)
 
 
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list[Change]:

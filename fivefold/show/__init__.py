@@ -1,6 +1,6 @@
 """Print and draw it: tables, charts, pages of text. No torch.
 
-table · compare · comparison · search · ratios · published · numerics · doctor · rehearsal · stages · grid
+table · compare · comparison · whole_run · search · ratios · published · numerics · doctor · rehearsal · stages · grid
 reading · budget · interval · run_folder · traced               time by cause; what to expect; what a run, a trace left
 charts · published_charts · pipeline · memory · trace pictures, Perfetto
 html · elements · svg · report                        records as HTML, for notebooks; pictures in it; files of it

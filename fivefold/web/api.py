@@ -15,6 +15,7 @@ from pydantic import Field
 from fivefold.layout.comparison import Comparison
 from fivefold.layout.search_result import Answer, Batch, Change, SearchResult
 from fivefold.layout.spec import Layout
+from fivefold.layout.whole_run import WholeRun
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.plan.compare import compare as side_by_side
@@ -60,7 +61,9 @@ def router(site: Site) -> APIRouter:
         return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
 
     @api.get("/ask/{question}")
-    async def ask(question: QuestionName, asked: Annotated[RunQuestion, Query()]) -> list[Answer | Change | Batch]:
+    async def ask(
+        question: QuestionName, asked: Annotated[RunQuestion, Query()]
+    ) -> list[Answer | Change | Batch | WholeRun]:
         """What people ask of a layout: ``fivefold ask QUESTION --json``."""
         return await site.answer(asked, lambda noun: _asked(question, noun, asked.chosen(), asked.tokens))
 
@@ -85,14 +88,18 @@ async def _long(site: Site, verb: str, asked: About) -> Response:
 
 
 def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:
+    from fivefold.machine.site import Site as Assumed
     from fivefold.plan import questions
+    from fivefold.plan.predict import predict
+    from fivefold.plan.whole_run import whole_run
 
     of: dict[str, Any] = {"model": noun.model, "machine": noun.machine, "job": noun.job, "layout": layout}
+    run = {name: noun for name, noun in of.items() if name != "layout"}
     verbs: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [questions.largest_micro_batch(**of)],
         "sequence": lambda: [questions.longest_sequence(**of)],
         "batch": lambda: list(questions.sound_batches(job=noun.job, layout=layout, tokens=tokens)),
-        "run": lambda: [questions.whole_run(**of, tokens=tokens)],
+        "run": lambda: [whole_run(step=predict(**of), **run, tokens=tokens, site=Assumed())],
         "changes": lambda: list(questions.changes(**of)),
     }
     return verbs[question]()

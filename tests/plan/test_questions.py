@@ -76,23 +76,6 @@ def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
     assert found[0].steps == -(-(10**12) // found[0].tokens)
 
 
-def test_a_whole_run_costs_its_steps() -> None:
-    priced, layout = NODE.replace(dollars_per_rank_hour=2.0), Layout.parse("dp8 zero3 mbs1")
-    answer = questions.whole_run(model=LLAMA, machine=priced, job=JOB, layout=layout, tokens=1e9)
-    steps = -(-(10**9) // JOB.tokens_per_step)
-    assert answer.value == pytest.approx(steps * answer.step_seconds)  # type: ignore[operator]
-    assert f"{answer.value * 8 / 3600 * 2:,.0f} dollars" in answer.line
-
-
-def test_a_run_that_does_not_fit_says_so() -> None:
-    fits, too_large = (
-        questions.whole_run(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text), tokens=1e9).line
-        for text in ("dp8 zero3 mbs1", "dp8 mbs1")
-    )
-    assert "fit" not in fits
-    assert "does not fit: " in too_large
-
-
 def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)

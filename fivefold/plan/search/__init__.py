@@ -3,7 +3,7 @@
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
 bounds · estimates · branch_and_bound   lower bounds; their cached parts; what they let pass is estimated, best first
 simplest · neighbours   of those as good as the best the simplest; one change at a time from a given layout
-rejections · constraints   why layouts lost; which constraint leaves nothing
+rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
 

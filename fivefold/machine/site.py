@@ -1,0 +1,133 @@
+"""What a site adds to its machines over a whole run: failures, restarts, storage, evaluation, power and the grid.
+
+Each figure has a source and the range in which published ones lie; ``--assume NAME=VALUE`` changes one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from fivefold.record import Mistake, Record, nearest
+
+# gCO2e per kWh of electricity, life cycle, 2023: Ember, by ourworldindata.org/grapher/carbon-intensity-electricity;
+# the world: Ember, by Statista 943137.
+GRIDS: Mapping[str, float] = {
+    "world": 481, "australia": 549, "austria": 111, "belgium": 138, "brazil": 98, "canada": 170, "chile": 291,
+    "china": 582, "denmark": 152, "finland": 79, "france": 56, "germany": 381, "india": 713, "ireland": 291,
+    "norway": 30,
+}  # fmt: skip
+
+
+class Site(Record):
+    """How often machines fail, how fast a run comes back, and what power it takes beside the chips'."""
+
+    failures: NonNegativeFloat = 0.47  # unexpected interruptions per 1,000 GPU-days
+    restart_seconds: NonNegativeFloat = 600.0  # from a failure until the run trains again
+    storage: PositiveFloat = 1e9  # bytes/s that a node writes of a checkpoint
+    to_host: PositiveFloat = 20e9  # bytes/s that a GPU copies to host memory, while training waits
+    pause_seconds: NonNegativeFloat = 1.0  # for which training waits at the least, at each checkpoint
+    checkpoint_seconds: PositiveFloat | None = None  # between checkpoints; None: what loses the least
+    evaluation: float = Field(0.01, ge=0, lt=1)  # of the time of training
+    node_power: float = Field(1.5, ge=1)  # power of a node over that of its chips
+    pue: float = Field(1.2, ge=1)  # of the building over its nodes
+    grid: str = "world"
+    carbon: NonNegativeFloat = GRIDS["world"]  # gCO2e per kWh
+
+
+class Known(NamedTuple):
+    """Where a figure comes from; ``low`` and ``high``: between which published ones lie."""
+
+    words: str
+    low: float | None
+    high: float | None
+    source: str
+
+
+SOURCES: Mapping[str, Known] = {
+    "failures": Known(
+        "failures per 1,000 GPU-days", 0.29, 0.81,
+        "419 of 16,384 H100 in 54 days (Llama 3, arXiv:2407.21783 §3.3.4); 2.34 and 6.50 per 1,000 days of nodes of 8 "
+        "(two clusters of Meta, arXiv:2410.21680)",
+    ),
+    "restart": Known(
+        "to be back after a failure", 300.0, 1500.0,
+        "less than 10 min to find and isolate it, 15 min to catch up (MegaScale, arXiv:2402.15627)",
+    ),
+    "storage": Known(
+        "a node writes", 1e9, 3.4e9, "2 TB/s sustained, 7 TB/s at most, for 16,384 GPUs (Llama 3, ibid. §3.3.1)"
+    ),
+    "pause": Known(
+        "training waits at a checkpoint, at the least", None, None, "our assumption; a GPU copies 20 GB/s to its host"
+    ),
+    "evaluation": Known("evaluation, of the time", None, None, "our assumption"),
+    "node": Known(
+        "power of a node over its chips'", 1.38, 1.82,
+        "8.4 kW at most of eight H100 of 700 W in training, rated 10.2 (arXiv:2412.08602); 76 % of the rating "
+        "(arXiv:2506.14551)",
+    ),
+    "pue": Known("of the building over its nodes", 1.1, 1.56, "1.2 at Jean Zay (BLOOM, arXiv:2211.02001)"),
+    "grid": Known("gCO2e per kWh", None, None, "Ember, life cycle, 2023"),
+}  # fmt: skip
+
+
+def assumed(words: Sequence[str]) -> Site:
+    """A site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``."""
+    values: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key not in READ:
+            raise nearest(key, list(READ), kind="assumption")
+        if not equals or not text:
+            raise Mistake(f"--assume {word!r} is not NAME=VALUE; write such as failures=2 or grid=france")
+        try:
+            values |= READ[key](text)
+        except ValueError as error:
+            raise Mistake(f"--assume {word}: {error}") from None
+    return Site.read(values, origin="--assume")
+
+
+def seconds_of(text: str) -> float:
+    """``10min`` in seconds; a ``ValueError`` says what a time is."""
+    return _sized(text, {"s": 1, "min": 60, "h": 3600, "d": 86400}, such="90s, 30min, 2h or 30d")
+
+
+def _sized(text: str, units: Mapping[str, float], *, such: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", text)
+    if match is None or match[2] not in units:
+        raise ValueError(f"is not a number and a unit; write such as {such}")
+    return float(match[1]) * units[match[2]]
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        raise ValueError("is not a number; write such as 1.2")
+    return float(text)
+
+
+def _checkpoint(text: str) -> dict[str, object]:
+    return {"checkpoint_seconds": None if text == "best" else seconds_of(text)}
+
+
+def _grid(text: str) -> dict[str, object]:
+    if text.lower() in GRIDS:
+        return {"grid": text.lower(), "carbon": GRIDS[text.lower()]}
+    if not text[:1].isdigit():
+        raise ValueError(f"is no grid that is known; write gCO2e per kWh, as 350, or one of {', '.join(GRIDS)}")
+    return {"grid": "as stated", "carbon": _number(text)}
+
+
+READ: Mapping[str, Callable[[str], dict[str, object]]] = {
+    "failures": lambda text: {"failures": _number(text)},
+    "restart": lambda text: {"restart_seconds": seconds_of(text)},
+    "storage": lambda text: {"storage": _sized(text, {"MB": 1e6, "GB": 1e9, "TB": 1e12}, such="2GB")},
+    "checkpoint": _checkpoint,
+    "pause": lambda text: {"pause_seconds": seconds_of(text)},
+    "evaluation": lambda text: {"evaluation": _number(text)},
+    "node": lambda text: {"node_power": _number(text)},
+    "pue": lambda text: {"pue": _number(text)},
+    "grid": _grid,
+}
