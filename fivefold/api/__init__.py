@@ -1,5 +1,6 @@
 """The verbs as functions, with the words and defaults of the command line: what ``import fivefold as ff`` offers.
 
 verbs · job_fields     predict, search, compare, ask, sweep, dryrun, train, trace; the job's words as keyword arguments
+watch                  a loop of one's own, measured as a step
 load                   what an earlier command has written: a run's folder, a step, a search, a sweep
 """

@@ -110,7 +110,7 @@ def measured_step(
     )  # the model FLOPs, and which parameters are active, are definitions and not measured
     pp = group(layout, "pp")
     stages = tuple(
-        _stage(stage, [one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == stage])
+        stage_memory(stage, [one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == stage])
         for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in everyone)
@@ -126,7 +126,7 @@ def measured_step(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, fits=True, stages=stages
         ),
         work=done,
-        traffic=_traffic([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
+        traffic=traffic_of([one for rank, (one, _, _) in enumerate(everyone) if pp.place(rank) == 0]),
         time=time,
         tokens_per_second_per_gpu=run.job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(
@@ -156,7 +156,7 @@ def _measured_time(
     return found[0], found[1]
 
 
-def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
+def traffic_of(ranks: list[Measured]) -> tuple[Traffic, ...]:
     """Return the traffic of the first stage, its bytes averaged over ``ranks``: with experts they depend on routing."""
     sent: Counter[tuple[str, str]] = Counter()
     for one in ranks:
@@ -165,7 +165,7 @@ def _traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
     return tuple(item.replace(bytes=round(sent[item.axis, item.collective] / len(ranks))) for item in ranks[0].traffic)
 
 
-def _stage(stage: int, ranks: list[Measured]) -> StageMemory:
+def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
     """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of its fullest rank."""
     fullest = max(ranks, key=lambda one: one.peak_bytes)
     parameters, gradients, moments = (

@@ -159,6 +159,11 @@ def show_run(
     from fivefold.show.budget import page
     from fivefold.show.compare import compare, read_pair, table
 
+    if (alone := _measured_alone(folder / "step.json")) is not None:
+        from fivefold.show.table import step as step_page
+
+        show(alone.model_dump_json(indent=2) if json else step_page(alone))
+        return
     predicted, measured = read_pair(folder / "step.json")
     rows = compare(predicted, measured)
     if json:
@@ -179,6 +184,15 @@ def show_run(
             draw.save(chart, folder / f"{name}.svg")
             say(f"drew {folder / name}.svg")
         lanes.draw(folder, measured)
+
+
+def _measured_alone(path: Path) -> Step | None:
+    """The step of a watched loop that has no prediction beside it; None for what ``train`` writes."""
+    from fivefold.record import read_file
+    from fivefold.step import Step
+
+    found = read_file(path)
+    return Step.read(found["measured"], origin=f"{path}: measured") if [*found] == ["measured"] else None
 
 
 def _machine(run: Run, layout: str | None) -> Machine:

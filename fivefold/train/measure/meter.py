@@ -119,11 +119,13 @@ class Meter(TorchDispatchMode):
     def _see(self, tensor: Tensor) -> None:
         """Count the storage of ``tensor`` if it is new, until it is freed."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes()
-            self.live_bytes += storage.nbytes()
-            weakref.finalize(storage, self._gone, key)
+        if storage._cdata not in self._sizes:
+            self._watch(storage)
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.live_bytes += storage.nbytes()
+        weakref.finalize(storage, self._gone, storage._cdata)
 
     def _gone(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key)
@@ -137,7 +139,7 @@ class Meter(TorchDispatchMode):
     def _count_message(self, func: Any, args: Any) -> None:
         """Count a c10d operation: one message, and the bytes that this rank sends in it."""
         collective, full = COLLECTIVES[func]
-        group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
+        group = group_of(args)
         payload = sum(tensor.nbytes for tensor in tensors(args[full]))
         key = self._axis(group.group_name), collective
         self._messages[key] += 1
@@ -149,6 +151,11 @@ def resident_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def group_of(args: Any) -> Any:
+    """The process group among the arguments of a c10d operation."""
+    return next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
 
 
 def is_group(value: Any) -> bool:

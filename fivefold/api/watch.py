@@ -1,0 +1,39 @@
+"""``watch``: a training loop of one's own, measured as a ``Step``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fivefold.api.job_fields import JobWords
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.check.watched import Watched
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+
+
+def watch(
+    model: Any, optimizer: Any, /, *, tokens: int = 0, mesh: Any = None, stage: int = 0, called: str = "",
+    against: tuple[str | Model, str | Machine, str | Layout] | None = None, **job: Unpack[JobWords],
+) -> Watched:  # fmt: skip
+    """Watch the loop within: memory, FLOPs, messages and seconds of a step, as ``watched.step`` when it ends.
+
+    ``model``, ``optimizer``: a module, as it is trained (wrapped by DistributedDataParallel, sharded, …), and its
+    optimizer, or a tuple of them. ``tokens``: of a step, over all ranks. ``mesh``: a DeviceMesh, whose dimensions name
+    the axes of messages. ``stage``: of this rank in a pipeline. ``called``: a name for the layout. ``against``: model,
+    machine and layout whose predicted step ``watched.save(FOLDER)`` writes beside it, for ``show``; takes a job.
+    """
+    from fivefold.api import verbs
+    from fivefold.check.watched import watch as run
+
+    predicted, machine = None, None
+    if against is not None:
+        machine = verbs._machine(against[1])
+        predicted = verbs.predict(against[0], machine, against[2], **job)
+        tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
+    elif job:
+        raise Mistake("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+    return run(model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine,
+               called=called)  # fmt: skip
