@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fivefold.formats.keys import Values, nested
 from fivefold.job import Job
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, divisor_below
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.reading import Reading, Said
@@ -25,6 +25,8 @@ class Document(NamedTuple):
     folder: Path = Path()
     ranks: int | None = None  # that a launcher or a Slurm script says
     remarks: tuple[Said, ...] = ()
+    options: Mapping[str, str] = {}  # of the launcher
+    given: Mapping[str, str] = {}  # keys that the user adds
 
 
 class Asked(NamedTuple):
@@ -43,6 +45,12 @@ class Plan(NamedTuple):
     layout: Layout
     job: Job
     ranks_per_node: int = 8
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Hosts, and ranks on each."""
+        each = divisor_below(self.layout.world, self.ranks_per_node)
+        return self.layout.world // each, each
 
 
 class Written(NamedTuple):

@@ -10,6 +10,9 @@ from typing import Any
 from fivefold.formats.alike import fitted
 from fivefold.formats.files import document
 from fivefold.formats.format import Asked, Document, Format
+from fivefold.formats.huggingface import read as huggingface
+from fivefold.formats.huggingface import write
+from fivefold.formats.huggingface.gather import recognises
 from fivefold.formats.megatron import args
 from fivefold.formats.shell.expand import substituted
 from fivefold.formats.shell.launch import launched
@@ -25,6 +28,8 @@ from fivefold.stack.reading import Reading
 FORMATS = (
     Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
     Format("megatron", args.VERSION, "megatron-core", args.recognises, args.read, args.write),
+    Format("accelerate", huggingface.VERSIONS["accelerate"], "fsdp2", recognises, huggingface.read, write.accelerate),
+    Format("deepspeed", huggingface.VERSIONS["deepspeed"], "deepspeed", recognises, huggingface.read, write.deepspeed),
     Format("torchtitan-0.2", toml.VERSION, "torchtitan", toml.recognises, toml.read, toml.write),
 )
 
@@ -83,9 +88,10 @@ def _documents(words: Sequence[str]) -> list[Document]:
         return _commands(Path(words[0]), variables)
     if alone:
         found = document(Path(words[0]))
-        return [found._replace(values=_set(found.values, variables))]
+        return [found._replace(values=_set(found.values, variables), given=variables)]
     run = launched(words)
-    return [Document("the launch line", "words", words=run.words, ranks=run.ranks())]
+    here = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
+    return [here._replace(options=run.options)]
 
 
 SETS = re.compile(r"[A-Za-z_]\w*=.*")
@@ -108,6 +114,7 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         run = launched(words)
         ranks = run.ranks(read.slurm.nodes, read.slurm.per_node)
         known = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
+        known = known._replace(options=run.options, given=variables)
         found.append(known._replace(remarks=read.remarks, values=read.variables))
     if not found:
         raise Mistake(f"{path}: holds no command; name a config, a script, or a launch line")

@@ -32,11 +32,13 @@ class Range(NamedTuple):
     models: Sequence[str] = MODELS
     recipes: Sequence[str] = RECIPES
     acs: Sequence[str] = ("none", "none", "full", "selective", "full/2")
+    axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep")
 
 
-def layout(some: random.Random, stack: Stack, model: Model, acs: Sequence[str]) -> Layout:
+def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Layout:
     """A layout; often one that the stack runs."""
-    runs, pick = stack.runs, some.choice
+    pick, acs = some.choice, among.acs
+    runs = stack.runs.replace(axes=tuple(axis for axis in stack.runs.axes if axis in among.axes))
     pp = pick((1, 1, 2, 4)) if "pp" in runs.axes else 1
     schedule = pick(runs.schedules) if pp > 1 else "1f1b"
     v = 2 if schedule in V_SHAPED else pick((2, 3)) if schedule == "interleaved" else 1
@@ -65,7 +67,7 @@ def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
     """A plan that is legal for ``stack``, or None."""
     model = model_named(some.choice(among.models))
     try:
-        chosen = layout(some, stack, model, among.acs)
+        chosen = layout(some, stack, model, among)
         steps, warmup = some.choice((100, 1000)), some.choice((0, 10))
         rate = LearningRate(
             kind=some.choice(("cosine", "constant", "wsd")), peak=3e-4, floor=0.1, warmup_steps=warmup, decay_steps=20

@@ -92,8 +92,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
 def write(plan: Plan) -> Written:
     """A script that starts Megatron-LM's pretrain_gpt.py."""
     found = arguments(plan)
-    per_node = min(plan.layout.world, plan.ranks_per_node)
-    nodes = -(-plan.layout.world // per_node)
+    nodes, per_node = plan.hosts
     groups: dict[str, Table] = {"MODEL": MODEL, "LAYOUT": LAYOUT, "JOB": JOB, "STACK": STACK}
     lines = [
         "#!/bin/bash",

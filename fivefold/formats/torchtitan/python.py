@@ -176,9 +176,9 @@ def write(plan: Plan) -> Written:
     found = flavor_of(model)
     sizes = None if found else _sizes(model)
     remarks = () if job.documents == "apart" else ("torchtitan 0.3 keeps documents of a sequence apart",)
-    per_node = min(layout.world, plan.ranks_per_node)
+    nodes, per_node = plan.hosts
     start = (
-        f"torchrun --nnodes {-(-layout.world // per_node)} --nproc_per_node {per_node} -m torchtitan.train "
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "
         "--module torchtitan_config --config config"
     )
     text = python_file(

@@ -158,10 +158,9 @@ def write(plan: Plan) -> Written:
         if layout.etp not in (1, layout.tp):
             raise Mistake(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them")
         values[f"{P}expert_tensor_parallel_degree"] = layout.etp
-    per_node = min(layout.world, plan.ranks_per_node)
+    nodes, per_node = plan.hosts
     start = (
-        f"torchrun --nnodes {-(-layout.world // per_node)} --nproc_per_node {per_node} -m torchtitan.train "
-        "--job.config_file torchtitan.toml"
+        f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train --job.config_file torchtitan.toml"
     )
     about = (f"torchtitan {VERSION}: {model.name}, {layout}", f"Start: {start}")
     extra = {

@@ -1,0 +1,284 @@
+"""TrainingArguments, accelerate's YAML and DeepSpeed's JSON -> model, layout and job.
+
+ranks = dp·cp·tp; global batch = per_device_train_batch_size · gradient_accumulation_steps · dp
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fivefold.formats.format import RANKS_MISSING, Asked, Document, reading, replicas, world
+from fivefold.formats.huggingface.gather import gather, is_idle
+from fivefold.formats.huggingface.keys import TABLE
+from fivefold.formats.keys import Values
+from fivefold.job import Recipe, recipe
+from fivefold.model import catalog
+from fivefold.model.spec import Model
+from fivefold.record import Mistake
+from fivefold.stack.reading import Reading
+
+VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",
+    "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
+    "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adafactor": "adafactor", "sgd": "sgd",
+    "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit",
+}  # fmt: skip
+ATTENTION = {
+    "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash", "eager": "unfused",
+    "flex_attention": "flash2",
+}  # fmt: skip
+AUTOCAST = Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4)
+FSDP = "accelerate.fsdp_config.fsdp_"
+PARALLEL = "accelerate.parallelism_config.parallelism_config_"
+
+
+def read(document: Document, asked: Asked) -> Reading:
+    """A job of a trainer on transformers."""
+    found = gather(document)
+    given = {key: value for key, value in found.given.items() if not is_idle(key, found.dialect)}
+    table = {**TABLE, **(found.dialect.table if found.dialect else {})}
+    kind = strategy(found.given)
+    name = found.dialect.name if found.dialect else "deepspeed" if kind == "deepspeed" else "accelerate"
+    version = found.dialect.version if found.dialect else VERSIONS[name]
+    values = Values(table, given, origin=document.origin, software=f"{name} {version}")
+    ranks = world(document._replace(ranks=document.ranks or found.ranks), asked)
+    model, missing = _model(values, document, asked)
+    if values["max_length"] is None:
+        missing += ("the length of a sequence: add max_length=4096 to the file",)
+    if model is None or ranks is None or values["max_length"] is None:
+        missing += () if ranks else (RANKS_MISSING,)
+        return reading((name, version), values, {}, document=document, model=model, ranks=None, missing=missing)
+    fields = values.fields()
+    fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
+    fields |= _batch(values, fields, kind) | _optimizer(values, kind) | _stack(values, kind)
+    fields["job.sequence"] = values.whole("max_length")
+    fields["job.precision"] = _precision(values, kind)
+    fields["job.documents"] = "apart" if values["padding_free"] else "joined"
+    on = [
+        values["gradient_checkpointing"],
+        values["activation_checkpointing"],
+        values[f"{FSDP}activation_checkpointing"],
+    ]
+    fields["layout.ac"] = "full" if any(each not in (None, False, "none") for each in on) else "none"
+    return reading((name, version), values, fields, document=document, model=model, ranks=ranks, missing=missing)
+
+
+def strategy(given: dict[str, Any]) -> str:
+    """``deepspeed``, ``fsdp`` or ``ddp``."""
+    kind = str(given.get("accelerate.distributed_type", ""))
+    if kind == "DEEPSPEED" or given.get("deepspeed") or any(key.startswith("deepspeed.") for key in given):
+        return "deepspeed"
+    return "fsdp" if kind == "FSDP" or given.get("fsdp") else "ddp"
+
+
+def _model(values: Values, document: Document, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
+    """The user's model, a folder's, or the catalog's of that repository."""
+    if asked.model:
+        return asked.model, ()
+    said = values["model_name_or_path"]
+    if said is None:
+        return None, ("the model: say --model NAME",)
+    for folder in (document.folder / str(said), Path(str(said))):
+        if (folder / "config.json").is_file():
+            return catalog.resolve(str(folder)), ()
+    name = str(said).rstrip("/").rpartition("/")[2].lower()
+    for key, entry in catalog.CATALOG.items():
+        if key == name or name in _names(entry.source):
+            return catalog.named(key), ()
+    return None, (f"the model {said!r}, which is not of the catalog: say --model NAME, or its config.json",)
+
+
+def _names(source: str) -> set[str]:
+    """Names of a repository: with its version, as an instruction-tuned or base model."""
+    base = source.lower().rpartition("/")[2].removesuffix("-hf").removesuffix("-base").removesuffix("-instruct")
+    ends = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf")
+    return {base + end for end in ends} | {
+        base.replace("meta-", "").replace("llama-3-", "llama-3.1-") + end for end in ends
+    }
+
+
+def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
+    """dp, and how weights and states are sharded."""
+    tp, cp = values[f"{PARALLEL}tp_size"], values[f"{PARALLEL}cp_size"]
+    if kind == "deepspeed":
+        tp = values["deepspeed.tensor_parallel.autotp_size"] or 1
+        cp = values["deepspeed.sequence_parallel_size"] or 1
+    dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
+    assert dp is not None
+    found: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
+    if cp > 1 and kind == "deepspeed":
+        found["layout.cp_kind"] = "ulysses"
+    if kind == "deepspeed":
+        shard = values["deepspeed.zero_optimization.mics_shard_size"]
+        stage = _zero_stage(values)
+        group = {"layout.shard_group": shard} if stage and isinstance(shard, int) and 0 < shard < dp * cp else {}
+        return found | {"layout.zero": stage if dp * cp > 1 or stage == 0 else 0} | group
+    if kind == "ddp" or dp * cp == 1:
+        return found | {"layout.zero": 0}
+    return found | _fsdp(values, dp * cp, per_node)
+
+
+def _zero_stage(values: Values) -> int:
+    key = "accelerate.deepspeed_config.zero_stage"
+    if values.says(key):
+        return values.whole(key, least=0)
+    if any(name.startswith("deepspeed.") for name in values.given):
+        return values.whole("deepspeed.zero_optimization.stage", least=0)
+    return values.whole(key, least=0)
+
+
+def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
+    """ZeRO-3, freed after the forward or kept to the backward; in groups where replicas are said."""
+    said, version = values["fsdp"], values[f"{FSDP}version"] if not values["fsdp"] else values["fsdp_config.version"]
+    policy = values[f"{FSDP}reshard_after_forward"] if not said else values["fsdp_config.reshard_after_forward"]
+    strategy = str(values[f"{FSDP}sharding_strategy"]).upper()
+    if said:
+        strategy = str(said).upper().split()[0]
+    elif version == 1 and isinstance(policy, str) and values.says(f"{FSDP}reshard_after_forward"):
+        strategy = policy.upper()
+    names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
+    strategy = names.get(strategy, strategy)
+    if version == 1:
+        if strategy == "NO_SHARD":
+            return {"layout.zero": 0}
+        keys = [f"{FSDP}version"] if not said else ["fsdp"]
+        values.doubt(keys[0], "FSDP1 flattens the weights of a unit; counted as FSDP2")
+        keeps = strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    else:
+        keeps = policy is False or str(policy).lower() == "false"
+    found: dict[str, Any] = {"layout.zero": 3}
+    copies = values[f"{PARALLEL}dp_replicate_size"]
+    if copies > 1:
+        if replicas % copies:
+            raise Mistake(f"{values.origin}: dp_replicate_size={copies} does not divide {replicas} ranks")
+        found["layout.shard_group"] = replicas // copies
+    elif strategy.startswith("HYBRID") and replicas > per_node and replicas % per_node == 0:
+        found["layout.shard_group"] = per_node
+    return found | ({"job.stack.reshard": "backward"} if keeps else {})
+
+
+def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Micro-batch and global batch; ``Mistake`` if two files say two numbers."""
+    dp = fields["layout.dp"]
+    micro = _one(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
+    inner = "deepspeed.gradient_accumulation_steps"
+    other = "accelerate.deepspeed_config.gradient_accumulation_steps"
+    many = _one(values, "gradient_accumulation_steps", inner if values.says(inner) or not values.says(other) else other)
+    whole = values["deepspeed.train_batch_size"]
+    if whole is not None and kind == "deepspeed":
+        if not values.says("gradient_accumulation_steps") and values["deepspeed.gradient_accumulation_steps"] is None:
+            many = max(1, whole // (micro * dp))
+        if whole != micro * many * dp:
+            raise Mistake(
+                f"{values.origin}: train_batch_size={whole} is not micro-batch·accumulation·dp={micro}·{many}·{dp}="
+                f'{micro * many * dp}; let DeepSpeed\'s be "auto"'
+            )
+    steps = values["max_steps"]
+    found = {"layout.mbs": micro, "job.global_batch": micro * many * dp}
+    return found | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
+
+
+def _one(values: Values, ours: str, theirs: str) -> int:
+    """The number that the trainer's key and DeepSpeed's say."""
+    if values[theirs] is None or not values.says(theirs):
+        return values.whole(ours)
+    if values.says(ours) and values[ours] != values[theirs]:
+        raise Mistake(
+            f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; let DeepSpeed\'s be "auto"'
+        )
+    return values.whole(theirs)
+
+
+def _optimizer(values: Values, kind: str) -> dict[str, Any]:
+    ds = "deepspeed.optimizer."
+    own = kind == "deepspeed" and values[f"{ds}type"] is not None
+    said = str(values[f"{ds}type"] if own else values["optim"]).lower().rpartition(".")[2]
+    if said not in OPTIMIZERS:
+        values.doubt(f"{ds}type" if own else "optim", "is not among the optimizers here; read as adamw")
+    betas = (values["adam_beta1"], values["adam_beta2"])
+    found: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(said, "adamw")}
+    if own:
+        betas = tuple(values[f"{ds}params.betas"] or betas)
+        named = {
+            "lr": "job.learning_rate.peak",
+            "eps": "job.optimizer.epsilon",
+            "weight_decay": "job.optimizer.weight_decay",
+        }
+        found |= {
+            path: values[f"{ds}params.{name}"]
+            for name, path in named.items()
+            if values[f"{ds}params.{name}"] is not None
+        }
+    clip = values["deepspeed.gradient_clipping"] if kind == "deepspeed" else None
+    if clip is None and kind == "deepspeed":
+        clip = values["accelerate.deepspeed_config.gradient_clipping"]
+    found |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
+    offload = (values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
+               or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
+               or bool(values["deepspeed.zero_optimization.cpu_offload"]))  # fmt: skip
+    schedule = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+    rate = schedule.get(str(values["lr_scheduler_type"]), "wsd")
+    warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
+    steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
+    return found | {
+        "job.optimizer.betas": betas, "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),
+        "job.learning_rate.kind": rate, "job.learning_rate.warmup_steps": min(warmup, steps),
+        "job.learning_rate.floor": 0.0,
+        **({"job.learning_rate.decay_steps": max(1, steps - warmup)} if rate == "wsd" else {}),
+    }  # fmt: skip
+
+
+def _stack(values: Values, kind: str) -> dict[str, Any]:
+    """Kernels, and what the strategy does."""
+    said = str(values["attn_implementation"]).rpartition("/")[2]
+    if said not in ATTENTION:
+        values.doubt("attn_implementation", "is not known here; counted as flash_attention_2")
+    compiled = bool(values["torch_compile"]) or str(values["accelerate.dynamo_config.dynamo_backend"]).upper() not in (
+        "NO",
+        "NONE",
+    )
+    liger = bool(values["use_liger_kernel"])
+    found: dict[str, Any] = {
+        "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
+        "job.stack.attention": ATTENTION.get(said, "flash2"), "job.stack.compile": compiled,
+        "job.stack.kernels": "fused" if compiled or liger else "plain",
+        "job.stack.loss": "chunked" if liger else "plain",
+    }  # fmt: skip
+    if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch
+        found |= {
+            "job.stack.name": "ddp", "job.stack.family": "torch", "job.stack.linears": "apart",
+            "job.stack.overlap": ("dp",), "job.stack.weight_gradients": "buckets",
+            "job.stack.runs": {"axes": ("dp",), "zero": (0,)},
+        }  # fmt: skip
+    if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
+        found |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
+    if kind == "deepspeed":
+        stage, overlap = _zero_stage(values), values["deepspeed.zero_optimization.overlap_comm"]
+        hides = stage == 3 if overlap is None else bool(overlap)
+        wide = values["deepspeed.data_types.grad_accum_dtype"] == "fp32"
+        found |= {"job.stack.overlap": ("dp",) if hides else (), "job.stack.reduce_in_fp32": wide}
+    return found
+
+
+def _precision(values: Values, kind: str) -> Recipe:
+    """What a rank holds of a parameter."""
+    own = values["bf16"] is True or values["fp16"] is True  # Trainer's word goes over accelerate's
+    mixed = "no" if own else str(values["accelerate.mixed_precision"])
+    half = values["bf16"] is True or mixed == "bf16" or values["deepspeed.bf16.enabled"] is True
+    fp16 = values["fp16"] is True or mixed == "fp16" or values["deepspeed.fp16.enabled"] is True
+    if half and fp16:
+        raise Mistake(f"{values.origin}: bf16 and fp16 are both on; keep one")
+    if mixed == "fp8":
+        values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
+        half = True
+    if not (half or fp16):
+        return recipe("tf32" if values["tf32"] else "fp32")
+    if kind == "ddp":
+        return AUTOCAST if half else AUTOCAST.replace(name="fp16-autocast", compute="fp16", loss_scaling=True)
+    if kind == "deepspeed" and values["deepspeed.data_types.grad_accum_dtype"] == "fp32":
+        return recipe("bf16") if half else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
+    if half:
+        return recipe("bf16").reduced(in_fp32=False)
+    return recipe("fp16")
