@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivefold.api.load import load
-    from fivefold.api.verbs import across, ask, compare, dryrun, predict, search, sweep, trace, train, walk
+    from fivefold.api.verbs import across, ask, compare, dryrun, playbook, predict, search, sweep, trace, train, walk
     from fivefold.api.watch import watch
     from fivefold.record import Fault, Mistake
     from fivefold.step import Step
 
 __version__ = "0.1.0"
-_VERBS = ("across", "ask", "compare", "dryrun", "predict", "search", "sweep", "trace", "train", "walk")
+_VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "train", "walk")
 __all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "search", "sweep"]
-__all__ += ["across", "trace", "train", "walk", "watch"]
+__all__ += ["across", "playbook", "trace", "train", "walk", "watch"]
 _HOMES = dict.fromkeys(_VERBS, "fivefold.api.verbs")
 _HOMES |= {"watch": "fivefold.api.watch", "load": "fivefold.api.load", "Step": "fivefold.step"}
 _HOMES |= dict.fromkeys(("Fault", "Mistake"), "fivefold.record")

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from fivefold.check.dryrun import Rehearsal
     from fivefold.check.sweep.journal import Journal
     from fivefold.cli.plan import Question
+    from fivefold.cli.playbook import Batch
     from fivefold.layout.comparison import Comparison
-    from fivefold.layout.search_result import Answer, Batch, By, Change, SearchResult, Walk
+    from fivefold.layout.playbook import Playbook
+    from fivefold.layout.search_result import Answer, By, Change, SearchResult, Walk
+    from fivefold.layout.search_result import Batch as BatchSize
     from fivefold.layout.spec import Layout
     from fivefold.layout.whole_run import Offers, WholeRun
     from fivefold.machine.spec import Machine
@@ -75,6 +78,18 @@ def search(
     return found
 
 
+def playbook(
+    model: str | Model, machine: str | Machine, *, tokens: float = 1e12, batch: Batch = "advised", where: str = "",
+    price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
+) -> Playbook:  # fmt: skip
+    """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
+    from fivefold.cli.across import priced
+    from fivefold.cli.playbook import playbook as run
+
+    (ranks,) = priced([_machine(machine)], price)
+    return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume)
+
+
 def across(
     model: str | Model, machines: Sequence[str | Machine], *, by: Goal = "time", tokens: float | None = None,
     price: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),
@@ -112,7 +127,7 @@ def walk(
 def ask(
     question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
     tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[Batch] | Rows[Change] | Rows[WholeRun]:  # fmt: skip
+) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun]:  # fmt: skip
     """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
     ``"changes"``.
 

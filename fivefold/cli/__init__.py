@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · nouns · completion · settle   what commands share; records of words or a file; exit codes
-plan · search · across · compare   predict ask ratios; search; side by side   dryrun · run · slurm   dryrun; train data
+plan · playbook · search · across · compare · dryrun · run · slurm   predict ask ratios; … side by side; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
 pictures · report · again · lanes · hosts   charts of a step; as a file, with its command; a run's traces; many hosts
@@ -28,6 +28,7 @@ from fivefold.cli import (
     huggingface,
     numerics,
     plan,
+    playbook,
     published,
     report,
     run,
@@ -41,9 +42,9 @@ from fivefold.train.faults.signals import install_signal_handlers, leave
 
 app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (
-    plan.predict, search.search, plan.ask, compare.compare, plan.ratios, published.published, dryrun.dryrun,
-    sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate, numerics.numerics,
-    trace.trace, explain.explain, report.report, formats.write, web.web,
+    plan.predict, search.search, plan.ask, playbook.plan, compare.compare, plan.ratios, published.published,
+    dryrun.dryrun, sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate,
+    numerics.numerics, trace.trace, explain.explain, report.report, formats.write, web.web,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.options import show
+from fivefold.cli.options import show, tokens_of
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 Others = Annotated[
     list[str] | None, typer.Argument(metavar="[MACHINE…]", help="More machines: one table of the run on each.")
 ]
-Tokens = Annotated[float | None, typer.Option(help="Tokens of the run, with several machines or ranks: such as 2e12.")]
+Tokens = Annotated[
+    float | None,
+    typer.Option(parser=tokens_of, metavar="TOKENS", help="Of the run, with several machines or ranks: such as 2T."),
+]
 Prices = Annotated[list[str] | None, typer.Option("--price", help="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")]
 Deadline = Annotated[
     str | None, typer.Option(help="The fewest ranks of each machine whose run takes at most this: 30d.")

@@ -19,6 +19,7 @@ from fivefold.cli.options import (
     load_machine,
     say,
     show,
+    tokens_of,
 )
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.record import Mistake
@@ -72,7 +73,9 @@ def ask(
     layout: Annotated[str | None, typer.Argument(help="For micro-batch, sequence, batch, run and changes.")] = None,
     *,
     job: Job,
-    tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for batch and run.")] = 1e12,
+    tokens: Annotated[
+        float, typer.Option(parser=tokens_of, metavar="TOKENS", help="Of the whole run, for batch and run: 2T.")
+    ] = 1e12,
     price: Prices = None,
     assume: Assume = None,
     chart: Annotated[Path | None, typer.Option(help="Of run: draw goodput by interval (.svg or .html).")] = None,

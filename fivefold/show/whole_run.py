@@ -37,6 +37,13 @@ def page(found: WholeRun) -> RenderableType:
     return Group(*parts)
 
 
+def brief(found: WholeRun) -> RenderableType:
+    """Return what a run takes in a few lines."""
+    days = f"{_span(found.seconds)} ({_span(found.low_seconds)} to {_span(found.high_seconds)}), {found.steps:,} steps"
+    saved = f"{_fails(found)}; saved every {_span(found.interval_seconds)}, goodput {found.goodput:.1%}"
+    return Group(Text(days, style="bold"), Text(saved, overflow="fold"), _figures(found))
+
+
 def offers(found: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot."""
     rows = tuple(_row(place, offer) for place, offer in enumerate(found.offers, start=1) if offer.run is not None)

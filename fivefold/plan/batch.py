@@ -1,0 +1,64 @@
+"""How large a batch should be, in tokens, by the literature: laws fitted to small runs, and what teams chose.
+
+    DeepSeek LLM   0.2920·C^0.3271 with C = 6·P·D       Step Law   0.58·D^0.571
+
+P parameters outside the embedding that a token uses, D tokens of the run. A law is of its own data and optimizer: they
+differ by factors, and so do the teams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2, sqrt
+from typing import NamedTuple
+
+from fivefold.model.spec import Model
+
+
+class Advice(NamedTuple):
+    """A batch of ``tokens`` and who says or chose it; ``run``: tokens of the whole run, of a team."""
+
+    who: str
+    tokens: float
+    source: str
+    run: float | None = None
+
+
+# Tokens per step of whole runs; of a batch that grows, the last. The run's tokens beside them.
+TEAMS = (
+    Advice("GPT-3 175B", 3.2e6, "arXiv:2005.14165 table 2.1", 0.3e12),
+    Advice("Llama 1 65B", 4e6, "arXiv:2302.13971 table 2", 1.4e12),
+    Advice("Llama 2 70B", 4e6, "arXiv:2307.09288 table 1", 2e12),
+    Advice("OLMo 2 7B", 1024 * 4096, "arXiv:2501.00656 table 3", 4e12),
+    Advice("OLMo 2 13B", 2048 * 4096, "arXiv:2501.00656 table 3", 5e12),
+    Advice("Nemotron-4 340B", 2304 * 4096, "arXiv:2406.11704 §2.1", 9e12),
+    Advice("Llama 3 405B", 16e6, "arXiv:2407.21783 §3.4.1", 15.6e12),
+    Advice("DeepSeek-V3", 15_360 * 4096, "arXiv:2412.19437 §4.2", 14.8e12),
+)
+
+
+def laws(model: Model, tokens: float) -> list[Advice]:
+    """What the fitted laws say for a run of ``tokens``."""
+    compute = 6 * _active(model) * tokens
+    return [
+        Advice("DeepSeek LLM's law", 0.2920 * compute**0.3271, "arXiv:2401.02954 §3.1"),
+        Advice("Step Law", 0.58 * tokens**0.571, "arXiv:2503.04715"),
+    ]
+
+
+def advised(model: Model, tokens: float) -> float:
+    """Tokens per step between the laws: their geometric mean."""
+    first, second = laws(model, tokens)
+    return sqrt(first.tokens * second.tokens)
+
+
+def near(size: float, *, model: Model, tokens: float) -> Iterator[Advice]:
+    """Laws and teams whose batch is nearer to ``size`` than to its half or its double; teams of runs as long, ×4."""
+    for each in (*laws(model, tokens), *TEAMS):
+        alike = each.run is None or abs(log2(each.run / tokens)) <= 2
+        if alike and abs(log2(each.tokens / size)) < 0.5:
+            yield each
+
+
+def _active(model: Model) -> int:
+    return max(1, model.active_parameters - model.vocab * model.width)

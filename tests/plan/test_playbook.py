@@ -1,0 +1,152 @@
+"""The procedure, step by step: each step takes what it says it takes, and its run file is the job and trains."""
+
+from __future__ import annotations
+
+import tomllib
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.cli.options import tokens_of
+from fivefold.cli.playbook import playbook
+from fivefold.job import Job
+from fivefold.layout.legal import is_legal
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.site import Site
+from fivefold.model.catalog import named
+from fivefold.plan.batch import TEAMS, advised, laws, near
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.playbook import batch_size_stage, batch_stage, fit_stage, ladder
+from fivefold.plan.predict import Planner, predict
+from fivefold.plan.run_file import for_run, text
+from fivefold.plan.whole_run import whole_run
+from fivefold.record import Mistake
+from fivefold.train.run import Run
+
+NODE = resolve("h100:8", local=Path("/nowhere"))
+LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
+
+
+def test_laws_are_those_of_their_papers() -> None:
+    """DeepSeek LLM 67B on 2 T tokens: 0.2920·C^0.3271; Step Law for 100 G tokens: 0.58·D^0.571."""
+    deepseek, step = laws(LLAMA, 2e12)
+    active = LLAMA.active_parameters - LLAMA.vocab * LLAMA.width
+    assert deepseek.tokens == pytest.approx(0.2920 * (6 * active * 2e12) ** 0.3271)
+    assert 8e6 < deepseek.tokens < 11e6  # between the 4.7 and 18.9 M of DeepSeek LLM 7B and 67B, with their Table 2
+    assert step.tokens == pytest.approx(0.58 * (2e12) ** 0.571)
+    assert advised(LLAMA, 2e12) == pytest.approx(sqrt(deepseek.tokens * step.tokens))
+
+
+def test_teams_are_near_where_their_run_was_as_long() -> None:
+    who = [each.who for each in near(4e6, model=LLAMA, tokens=2e12)]
+    assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
+    assert "DeepSeek-V3" not in who
+    assert [each.who for each in near(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
+    assert len({each.source for each in TEAMS}) >= 6
+
+
+def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=False)
+    assert job.global_batch & (job.global_batch - 1) == 0
+    ratio = job.tokens_per_step / advised(LLAMA, 2e12)
+    assert 1 / sqrt(2) <= ratio <= sqrt(2)
+    assert [each.layout for each in stage.tried if each.chosen] == [f"gbs {job.global_batch}"]
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=True)
+    assert job.global_batch == 64
+    assert "as the job says" in stage.reason
+
+
+@pytest.mark.parametrize("memory", [90, 45, 24])
+def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
+    machine = resolve(f"h100:8 memory={memory}GiB", local=Path("/nowhere"))
+    planner = Planner(model=LLAMA, machine=machine, job=JOB)
+    stage, chosen = fit_stage(planner, world=8)
+    room = room_bytes(machine)
+    for _, layout in ladder(planner, 8):
+        legal = is_legal(layout, model=LLAMA, job=JOB, machine=machine)
+        if legal and planner.peak_bytes(layout) <= room:
+            assert layout == chosen
+            break
+    assert [each.layout for each in stage.tried if each.chosen] == [str(chosen)]
+    assert all(not each.fits for each in stage.tried[: [each.chosen for each in stage.tried].index(True)])
+
+
+def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
+    planner = Planner(model=named("llama3-405b"), machine=NODE, job=JOB)
+    with pytest.raises(Mistake, match=r"no rung of the ladder fits llama3-405b on 8 h100: the nearest, .* needs"):
+        fit_stage(planner, world=8)
+
+
+def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> None:
+    for name, world, batch in (("llama3-70b", 512, 64), ("deepseek-v3", 2048, 256), ("nano", 3, 4)):
+        planner = Planner(model=named(name), machine=NODE, job=JOB.replace(global_batch=batch))
+        rungs = [layout for _, layout in ladder(planner, world)]
+        assert len(rungs) == len(set(rungs)) >= 4
+        assert all(layout.world == world and (layout.dp <= batch or layout.dp % 2) for layout in rungs)
+
+
+def test_the_micro_batch_is_the_fastest_that_fits() -> None:
+    planner = Planner(model=LLAMA, machine=NODE, job=JOB)
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
+    stage, best = batch_size_stage(planner, layout)
+    estimates = {mbs: planner.estimate(layout.replace(mbs=mbs)) for mbs in (1, 2, 4, 8)}
+    room = room_bytes(NODE)
+    fits = {mbs: each.step_time.seconds for mbs, each in estimates.items() if each.peak_bytes <= room}
+    assert best.mbs == min(fits, key=lambda mbs: fits[mbs])
+    assert f"dp8 times mbs{best.mbs} times {64 // 8 // best.mbs} accumulated" in stage.reason
+
+
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"precision": "fp8", "stack": "megatron-core", "loss": "chunked", "offload": ["optimizer"]},
+    {"stack": "torchtitan", "compile": True, "precision": "bf16", "seed": 7},
+    {"optimizer": {"kind": "muon", "groups": [{"of": "head", "rate": 0.1}]}, "documents": "apart"},
+    {"ramp": {"first": 8, "step": 8, "every": 100}, "learning_rate": {"kind": "wsd", "peak": 1e-3}},
+    {"precision": {"name": "own", "compute": "bf16", "weights_bytes": 2, "gradients_bytes": 2}, "overlap": ["dp"]},
+]
+
+
+@pytest.mark.parametrize("fields", JOBS, ids=lambda fields: " ".join(fields) or "default")
+def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
+    job = for_run(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
+    assert job.steps == ceil(1e9 / (256 * 64))
+    step = predict(model=named("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
+    run = whole_run(step=step, model=named("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
+    content = text(job, model="nano", machine="h100:8", layout=step.layout, folder="runs/x", run=run, command="plan")
+    read = Run.read(tomllib.loads(content), origin="test")
+    assert read.job == job
+    assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/x")
+    assert 1 <= read.checkpoints.every_steps <= job.steps
+
+
+def test_tokens_are_numbers_or_words() -> None:
+    assert [tokens_of(each) for each in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
+    with pytest.raises(ValueError, match="such as 2e12 or 2T"):
+        tokens_of("2X")
+
+
+@pytest.mark.slow
+def test_what_is_planned_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fivefold import cli
+
+    monkeypatch.chdir(tmp_path)
+    one = resolve("h100:1", local=Path("/nowhere"))
+    found = playbook(named("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    assert [stage.title for stage in found.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
+    assert found.step.layout == next(each.layout for each in found.stages[-1].tried if each.chosen)
+    assert found.typed["fivefold"] == ("fivefold train run.toml",)
+    assert found.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
+    Path("texts").mkdir()
+    for number in range(4):
+        Path(f"texts/{number}.txt").write_text(f"All happy families are alike, {number}. " * 400)
+    Path("run.toml").write_text(found.run_file.replace('"stdlib"', '"texts"'))
+    monkeypatch.setattr("fivefold.cli.install_signal_handlers", lambda **_: None)
+    monkeypatch.setattr("sys.argv", ["fivefold", "train", "run.toml"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    steps = Run.load(Path("run.toml")).job.steps
+    assert f'"step": {steps}' in (tmp_path / "runs/nano/log.jsonl").read_text()
