@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,10 @@ print(json.dumps({"seconds": seconds, "torch": "torch" in sys.modules, "sizes": 
 
 
 def run(*words: object, cwd: Path | None = None) -> str:
-    ended = subprocess.run([*map(str, words)], cwd=cwd, capture_output=True, text=True, check=False, timeout=1200)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ended = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=clean, capture_output=True, text=True, check=False, timeout=1200
+    )
     if ended.returncode:
         raise SystemExit(f"{' '.join(map(str, words))}\n{ended.stdout}{ended.stderr}")
     return ended.stdout
