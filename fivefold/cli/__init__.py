@@ -4,7 +4,7 @@ options · job_options · nouns · completion · settle   what commands share; r
 plan · playbook · search · across · compare · dryrun · run · slurm   predict ask ratios; … side by side; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
-pictures · report · again · lanes · hosts   charts of a step; as a file, with its command; a run's traces; many hosts
+pictures · draw · report · again · lanes · hosts   charts; as a file, with its command; a run's traces; many hosts
 A user's mistake is one line and exit code 2, a fault of the system one line and exit code 1.
 """
 
@@ -21,6 +21,7 @@ from fivefold.cli import (
     calibrate,
     compare,
     doctor,
+    draw,
     dryrun,
     explain,
     formats,
@@ -44,7 +45,7 @@ app = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
 COMMANDS = (
     plan.predict, search.search, plan.ask, playbook.plan, compare.compare, plan.ratios, published.published,
     dryrun.dryrun, sweep.sweep, doctor.doctor, run.train, run.data, calibrate.calibrate, generate.generate,
-    numerics.numerics, trace.trace, explain.explain, report.report, formats.write, web.web,
+    numerics.numerics, trace.trace, explain.explain, report.report, draw.draw, formats.write, web.web,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

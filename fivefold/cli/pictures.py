@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,22 +40,29 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     show(memory.Picture(lives, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
 
-def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
-    """The pipeline and the fullest rank's memory, as pictures and as pages."""
+def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
+    """The pipeline and the fullest rank's memory as charts."""
     from fivefold.plan.price.memory_over_time import levels
     from fivefold.plan.price.spans import spans
-    from fivefold.show import charts, memory, pipeline
+    from fivefold.show import memory, pipeline
 
-    if folder.exists() and not folder.is_dir():
-        raise Mistake(f"--charts {folder}: is a file; name a folder")
     rank, limit = _fullest(step), IN_CHART // layout.v
     lives, drawn = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
-    pictures = {
+    return {
         "pipeline": pipeline.chart(spans(planner, layout, limit=limit), step=step, drawn=drawn),
         "memory": memory.chart(
             lives, step=step, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes, drawn=drawn
         ),
     }
+
+
+def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
+    """The pipeline and the fullest rank's memory, as pictures and as pages."""
+    from fivefold.show import charts
+
+    if folder.exists() and not folder.is_dir():
+        raise Mistake(f"--charts {folder}: is a file; name a folder")
+    pictures = charts_of(planner, layout, step)
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):

@@ -93,7 +93,7 @@ def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
 
 
 def save(chart: Chart, path: Path) -> None:
-    """Write a chart as ``.svg``, ``.png`` (two pixels per point) or ``.html`` that needs no network."""
+    """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
     _altair()
     import vl_convert
 
@@ -102,10 +102,12 @@ def save(chart: Chart, path: Path) -> None:
         content = vl_convert.vegalite_to_svg(spec).encode()
     elif path.suffix == ".png":
         content = vl_convert.vegalite_to_png(spec, scale=2)
+    elif path.suffix == ".pdf":
+        content = vl_convert.vegalite_to_pdf(spec)
     elif path.suffix == ".html":
         content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
     else:
-        raise Mistake(f"{path}: a chart is saved as .svg, .png or .html, not {path.suffix or 'without a suffix'}")
+        raise Mistake(f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}")
     try:
         path.write_bytes(content)
     except OSError as error:

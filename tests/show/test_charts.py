@@ -97,7 +97,7 @@ def test_saved_by_suffix_and_whole(small: Step, tmp_path: Path, suffix: str, sta
 
 def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
     chart = charts.memory_bars(small)
-    with pytest.raises(Mistake, match=r"a chart is saved as \.svg, \.png or \.html, not \.gif"):
+    with pytest.raises(Mistake, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
         charts.save(chart, tmp_path / "a.gif")
     with pytest.raises(Fault, match="cannot be written: No such file or directory"):
         charts.save(chart, tmp_path / "none" / "a.svg")

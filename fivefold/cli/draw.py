@@ -1,0 +1,109 @@
+"""The command draw: one picture into one file, as SVG, PNG, PDF or HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fivefold.cli.job_options import takes_job
+from fivefold.cli.options import load_machine, say, whole_numbers
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.machine.spec import Machine
+
+Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
+OF_STEPS = ("pipeline", "memory", "parts", "roofline")
+SIZES = tuple(2**power for power in range(12, 35))  # bytes of a buffer
+
+
+@takes_job
+def draw(
+    picture: Annotated[Picture, typer.Argument(help="What to draw.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]",
+            help="Of a step (the first four); of a machine (topology, bandwidth); ranks; names of formats.",
+        ),
+    ] = None,
+    *,
+    job: Job,
+    collective: Annotated[
+        Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"], typer.Option(help="For bandwidth.")
+    ] = "all_reduce",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=".svg, .png, .pdf or .html. Without it PICTURE.svg.")
+    ] = None,
+) -> None:
+    """One picture: a step's pipeline, memory or roofline, a machine, collectives, masks of a ring, number formats."""
+    from fivefold.job import Job as Default
+    from fivefold.show import charts
+
+    if picture not in OF_STEPS and job != Default():
+        raise Mistake(f"{picture} is of no job; drop its options")
+    path, said = out or Path(f"{picture}.svg"), words or []
+    chart = _of_step(picture, said, job) if picture in OF_STEPS else _other(picture, said, collective)
+    charts.save(chart, path)
+    say(f"drew {path}")
+
+
+def _of_step(picture: Picture, words: list[str], job: Job) -> Any:
+    from fivefold.cli.pictures import charts_of
+    from fivefold.layout.spec import Layout
+    from fivefold.model.catalog import resolve
+    from fivefold.plan.predict import planner
+    from fivefold.show.charts import memory_bars
+    from fivefold.show.figures import roofline
+
+    if len(words) != 3:
+        raise Mistake(f"{picture} is of a step: fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'")
+    model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
+    plans = planner(model, machine, job)
+    step = plans.step(layout)
+    if picture == "parts":
+        return memory_bars(step, subtitle=f"{step.model} on {step.machine}, {step.layout}")
+    if picture == "roofline":
+        return roofline.chart(step, chip=machine.chip, dtype=job.precision.compute)
+    return charts_of(plans, layout, step)[picture]
+
+
+def _other(picture: Picture, words: list[str], collective: str) -> Any:
+    from fivefold.show.figures import collectives, formats, masks
+    from fivefold.show.figures.machine import bandwidth, topology
+
+    if picture == "formats":
+        return formats.chart(words)
+    if len(words) > 1 or (not words and picture in ("topology", "bandwidth")):
+        such = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
+        raise Mistake(f"draw {picture} takes one {such}")
+    if picture in ("collectives", "masks"):
+        ranks = whole_numbers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
+        return collectives.chart(ranks) if picture == "collectives" else masks.chart(ranks)
+    machine = load_machine(words[0])
+    if picture == "topology":
+        return topology(machine)
+    return bandwidth(_curves(machine, collective), machine=machine, collective=collective)
+
+
+def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
+    """Bytes that a rank sends per second, by ranks and size of the buffer, as the planner prices it."""
+    from fivefold.layout.mesh import Group
+    from fivefold.plan.price.network import Network
+    from fivefold.show.figures.machine import series
+    from fivefold.step import sent_bytes
+
+    if machine.ranks < 2:
+        raise Mistake(f"{machine.name} has one rank, which sends nothing; take more of them, as in h100:16")
+    network = Network(machine)
+    return {
+        ranks: [
+            (size, sent_bytes(collective, payload=size, ranks=ranks) / seconds)
+            for size in SIZES
+            for seconds in (network.seconds(collective, size, Group(ranks, 1)),)
+        ]
+        for ranks in series(machine)
+    }  # fmt: skip
