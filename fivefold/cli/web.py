@@ -19,6 +19,6 @@ def web(
     """The page: plan, search, compare, rehearse, and look at runs, in the browser; served on 127.0.0.1 alone."""
     try:
         from fivefold.web.serve import serve
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise Mistake(f"the page needs the extra web ({error.name}): pip install 'fivefold[web]'") from None
     serve(folder, port=port, browser=browser, local=local_file(), say=say)

@@ -109,7 +109,7 @@ def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
 
 def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
     """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
-    cells = ((row.quantity, shown(row, row.predicted), shown(row, row.measured), _difference(row)) for row in rows)
+    cells = ((row.quantity, shown(row, row.predicted), shown(row, row.measured), difference(row)) for row in rows)
     return Grid(("quantity", *headings, "difference"), tuple(cells), words=("quantity",))
 
 
@@ -130,7 +130,8 @@ def shown(row: Row, value: float) -> str:
     return show_count(value)
 
 
-def _difference(row: Row) -> Text:
+def difference(row: Row) -> Text:
+    """The last cell of a row: exact, or by how much it is off."""
     if row.wrong:
         by = f" ({row.error:+.2%})" if row.error is not None else ""
         return Text(f"off by {row.predicted - row.measured:+,}{by}", style="bold red")

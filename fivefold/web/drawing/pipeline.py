@@ -26,37 +26,37 @@ class _Place(NamedTuple):
     height: float
 
 
-def picture(rows: Rows, *, label: str, names: Sequence[str] = ()) -> Markup:
-    """The chart; ``names`` of the rows, else ranks."""
+def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Markup:
+    """The chart; ``names`` of the rows, else ranks; ``pp``: pipeline ranks, else as many as rows."""
     last = max(row[-1].end for row in rows)
     per_second, unit = time_unit(last)
     high = max(9, min(30, HIGHEST // len(rows)))
-    names = names or [f"rank {rank}" for rank in range(len(rows))]
     every = 1 if high >= 13 else 4
-    drawn = list(_blocks(rows, last=last))
+    beside = names or [f"rank {rank}" for rank in range(len(rows))]
+    drawn = list(_blocks(rows, last=last, pp=pp or len(rows)))
     idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
                     class_="idle") for row in range(len(rows)))  # fmt: skip
     return plot(
         joined((*idle, *(_rectangle(place, block, tip) for place, block, tip in drawn))),
-        label=label, height=high * len(rows), grid=False, kind="pipeline",
+        label=label, height=high * len(rows), grid=False, kind="pipeline named" if names else "pipeline",
         x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
-        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(names) if row % every == 0],
+        y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
         x_title=f"time, {unit}",
         over=joined(_digits(drawn)) if high >= 13 else Markup(""),
     )  # fmt: skip
 
 
-def looks(rows: Rows) -> list[tuple[str, str]]:
+def looks(rows: Rows, *, pp: int | None = None) -> list[tuple[str, str]]:
     """Class and name of the kinds that the picture shows."""
-    kinds = {block.kind for row in rows for span in row for block in blocks(span, pp=len(rows))}
+    kinds = {block.kind for row in rows for span in row for block in blocks(span, pp=pp or len(rows))}
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
 
 
-def _blocks(rows: Rows, *, last: float) -> Iterator[tuple[_Place, Block, str]]:
+def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block, str]]:
     for rank, row in enumerate(rows):
         for span in row:
             tip = _told(span)
-            for block in blocks(span, pp=len(rows)):
+            for block in blocks(span, pp=pp):
                 if block.end > block.start:
                     top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
                     width, height = (block.end - block.start) / last, (bottom - top) / len(rows)

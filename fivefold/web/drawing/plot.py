@@ -42,6 +42,7 @@ def time_unit(largest: float) -> tuple[float, str]:
 def plot(
     marks: Markup, *, label: str, height: int, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]],
     x_title: str = "", y_title: str = "", over: Markup | str = "", grid: bool = True, kind: str = "",
+    role: str = "img",
 ) -> Markup:  # fmt: skip
     """The picture. ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: unstretched marks."""
     square = element(
@@ -49,7 +50,7 @@ def plot(
     )
     titles = joined(_titles(x_title, y_title))
     return element("svg", _grid(y) if grid else "", square, _labels(x, y), titles, over, class_=f"chart {kind}".strip(),
-                   height=height, role="img", aria_label=label)  # fmt: skip
+                   height=height, role=role, aria_label=label)  # fmt: skip
 
 
 def _grid(y: Sequence[tuple[float, str]]) -> Markup:

@@ -41,7 +41,7 @@ def picture(
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
         path = element("path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs")
     return plot(
-        path, label=label, height=HEIGHT, x_title=x_title, y_title=y_title,
+        path, label=label, role="group", height=HEIGHT, x_title=x_title, y_title=y_title,
         x=[((each - first_x) / (last_x - first_x), f"{each:g}") for each in ticks(last_x, first=first_x, about=6)],
         y=[(1 - (each - first_y) / (last_y - first_y), f"{each:g}") for each in ticks(last_y, first=first_y)],
         over=joined(_dot(point, x, y) for point, x, y in places),

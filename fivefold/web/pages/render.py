@@ -16,7 +16,7 @@ from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About
 
-PAGES = (("plan", "Plan"), ("search", "Search"), ("compare", "Compare"))
+PAGES = (("plan", "Plan"), ("search", "Search"), ("compare", "Compare"), ("sweep", "Sweep"), ("runs", "Runs"))
 
 environment = Environment(
     loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

@@ -47,6 +47,8 @@ function swap(next) {
     if (!fresh) continue;
     const open = [...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent);
     old.replaceChildren(...fresh.childNodes);
+    old.toggleAttribute("data-poll", fresh.hasAttribute("data-poll"));
+    dress(old);
     for (const each of old.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
   }
   if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
@@ -195,3 +197,9 @@ if (worker) {
   if (found.dataset.run) begin(new URL(location.href));
 }
 dress(document);
+
+// What still changes is asked again, as long as somebody looks.
+setInterval(() => {
+  const live = document.querySelector("[data-poll]");
+  if (live && !document.hidden && !document.body.classList.contains("busy")) go(location.href, { push: "", quiet: true });
+}, 2000);

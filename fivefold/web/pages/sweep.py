@@ -1,0 +1,133 @@
+"""Sweep: the rows of a sweep's file as points, as a table of colours, and as rows that lead to their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+
+from fivefold.check.sweep.rows_file import SUFFIXES, read
+from fivefold.record import Mistake
+from fivefold.show.sweep.row import Row
+from fivefold.units import GIB, show_bytes, show_count, show_seconds
+from fivefold.web.drawing import heat, scatter
+from fivefold.web.folder import Folder
+from fivefold.web.pages.render import page
+from fivefold.web.question import TEXT, About
+from fivefold.web.site import Site
+
+SHOWN, DOTS = 300, 1500  # rows of the table, and points
+REACH = 2  # points that do not fit are drawn up to so many times the fullest that does
+Across = Literal["dp", "tp", "cp", "pp", "ep", "v", "zero", "mbs", "sequence", "batch", "ranks", "recomputation",
+                 "schedule", "precision", "stack", "model", "machine"]  # fmt: skip
+Value = Literal["mfu_causal", "tokens_per_second_per_gpu", "step_seconds", "peak_bytes"]
+VALUES = {"mfu_causal": "MFU", "tokens_per_second_per_gpu": "tokens/s per GPU", "step_seconds": "step",
+          "peak_bytes": "peak"}  # fmt: skip
+
+
+class SweepQuestion(About):
+    """Which file, and what of it."""
+
+    file: str = Field("", max_length=1000)
+    across: Across = "tp"
+    down: Across = "pp"
+    value: Value = "mfu_causal"
+
+
+def router(site: Site) -> APIRouter:
+    """The routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/sweep")
+    async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
+        files, found, mistake = await site.work.soon(lambda: files_below(site.folder)), None, ""
+        if asked.file:
+            try:
+                found = await site.work.soon(lambda: look(site, asked))
+            except Mistake as error:
+                mistake = site.folder.plain(str(error))
+        return page("sweep.html", request, asked=asked, files=files, found=found, mistake=mistake, values=VALUES,
+                    axes=Across.__args__, words=worded)  # type: ignore[attr-defined]  # fmt: skip
+
+    return pages
+
+
+def files_below(folder: Folder) -> list[str]:
+    """Files that may hold rows, at most three folders deep."""
+    patterns = [f"{'*/' * depth}*{suffix}" for depth in range(4) for suffix in SUFFIXES]
+    found = (path for pattern in patterns for path in sorted(folder.root.glob(pattern)))
+    names = (folder.name(path) for path in found if path.name != "log.jsonl" and not path.is_symlink())
+    return [name for name in names if not any(part.startswith(".") for part in Path(name).parts)][:200]
+
+
+def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
+    """The rows and their pictures."""
+    rows = read(site.folder.path(asked.file))
+    known = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
+    fitting = [row for row in known if row.status == "fits"]
+    best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
+    return {
+        "rows": rows, "fits": len(fitting), "refused": sum(row.status == "refused" for row in rows),
+        "points": points(best, known) if known else "",
+        "heat": heat.table(cells(fitting, asked), show=lambda size: worded(asked.value, size),
+                           less=asked.value in ("step_seconds", "peak_bytes")) if fitting else None,
+        "shown": [(row, address(row)) for row in best[:SHOWN]],
+    }  # fmt: skip
+
+
+def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
+    """Memory against speed: those that fit, those that do not, those that were measured."""
+    most = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
+    over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= most)
+    chosen = [*best[:DOTS], *over][:DOTS]
+    dots = [
+        scatter.Point(
+            (row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
+            "dot over" if row.status != "fits" else "dot measured" if row.measured == "measured" else "dot",
+        )
+        for row in chosen
+    ]  # fmt: skip
+    return scatter.picture(dots, label="memory against speed of the rows", x_title="peak of the fullest rank, GiB",
+                           y_title="tokens/s", zero=True)  # fmt: skip
+
+
+def told(row: Row) -> str:
+    """A row in a few lines."""
+    seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
+    measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""
+    return (f"{row.layout}\n{row.model} on {row.ranks} {row.machine}, seq {row.sequence}, batch {row.batch}, "
+            f"{row.precision}\n{seconds}, {size}, MFU {row.mfu_causal or 0.0:.1%}{measured}")  # fmt: skip
+
+
+def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
+    """The best value of each pair of places, and the address of its plan."""
+    sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
+    found: dict[tuple[Any, Any], tuple[float, str]] = {}
+    for row in rows:
+        place, value = (getattr(row, asked.down), getattr(row, asked.across)), getattr(row, asked.value)
+        if value is not None and (place not in found or sign * value > sign * found[place][0]):
+            found[place] = value, address(row)
+    return found
+
+
+def address(row: Row) -> str:
+    """The plan of a row."""
+    name, *words = row.machine.split()
+    machine = " ".join([f"{name}:{row.ranks}", *words])
+    about = About(
+        model=row.model[:TEXT], machine=machine[:TEXT], seq=row.sequence, gbs=row.batch,
+        precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
+    )  # fmt: skip
+    return about.url("/plan", layout=row.layout)
+
+
+def worded(value: str, size: float | None) -> str:
+    """A value in its unit."""
+    if size is None:
+        return "–"
+    shows: dict[str, Any] = {"mfu_causal": "{:.1%}".format, "step_seconds": show_seconds, "peak_bytes": show_bytes}
+    return str(shows.get(value, show_count)(size))

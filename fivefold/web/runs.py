@@ -1,0 +1,113 @@
+"""The runs below the folder: which there are, and what each has logged so far. Read anew whenever it is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from fivefold.record import Mistake, Record, read_lines
+from fivefold.show import run_folder
+from fivefold.show.run_folder import RunFolder
+from fivefold.web.folder import Folder
+
+DEEPEST, MOST = 4, 200  # folders that are looked into, and runs that are listed
+LIVE_SECONDS = 30.0  # since the last line of a run that still trains
+LOG = "log.jsonl"
+
+
+class RunSummary(Record):
+    """A run in a line of the list."""
+
+    folder: str
+    state: Literal["running", "finished", "stopped"]
+    step: int
+    loss: float | None = None
+    heldout_loss: float | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    layout: str = ""
+    model: str = ""
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+
+
+def find(folder: Folder) -> list[RunSummary]:
+    """The runs, those that were written to last first."""
+    logs = sorted(_logs(folder.root, DEEPEST), key=lambda path: -path.stat().st_mtime)
+    return [summary(folder, path.parent) for path in logs[:MOST]]
+
+
+def _logs(root: Path, depth: int) -> Iterator[Path]:
+    """The logs in a folder and those below; links and hidden folders are passed by."""
+    try:
+        inside = sorted(root.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.is_symlink():
+            continue
+        if path.name == LOG and path.is_file():
+            yield path
+        elif depth and path.is_dir() and not path.name.startswith((".", "__")):
+            yield from _logs(path, depth - 1)
+
+
+def log(folder: Folder, name: str) -> list[dict[str, Any]]:
+    """The lines of a run's log; a ``Mistake`` if ``name`` is no run."""
+    path = folder.path(f"{name}/{LOG}")
+    if not path.is_file():
+        raise Mistake(f"{name}: holds no {LOG}; name the folder of a run")
+    try:
+        found = read_lines(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(f"{name}/{LOG}: cannot be read: {error}") from None
+    return [line for line in found if isinstance(line, dict) and isinstance(line.get("step"), int)]
+
+
+def steps(folder: Folder, name: str) -> RunFolder | None:
+    """Predicted and measured, once the run has ended."""
+    return run_folder.read(folder.path(name)) if folder.path(f"{name}/step.json").is_file() else None
+
+
+def summary(folder: Folder, path: Path) -> RunSummary:
+    """A run's line."""
+    name = folder.name(path)
+    try:
+        lines, ended = log(folder, name), steps(folder, name)
+    except Mistake:  # damaged, or too large: it is listed all the same
+        return RunSummary(folder=name, state="stopped", step=0)
+    training = [line for line in lines if "loss" in line]
+    last, held = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
+    facts: dict[str, Any] = {}
+    if ended is not None:
+        facts = {"layout": ended.measured.layout, "model": ended.measured.model,
+                 "predicted_seconds": ended.predicted.time.step_seconds,
+                 "measured_seconds": ended.measured.time.step_seconds}  # fmt: skip
+    return RunSummary(
+        folder=name, state="finished" if ended else "running" if is_live(folder, name) else "stopped",
+        step=max((line["step"] for line in lines), default=0), loss=_number(last.get("loss")),
+        heldout_loss=_number(held[-1].get("heldout_loss")) if held else None,
+        tokens=last.get("tokens") if isinstance(last.get("tokens"), int) else None,
+        tokens_per_second=speed(training[-20:]), **facts,
+    )  # fmt: skip
+
+
+def is_live(folder: Folder, name: str) -> bool:
+    """Whether the run has logged something just now."""
+    return time.time() - folder.path(f"{name}/{LOG}").stat().st_mtime < LIVE_SECONDS
+
+
+def speed(training: list[dict[str, Any]]) -> float | None:
+    """Tokens per second over some logged steps, by their own seconds."""
+    known = [line for line in training if _number(line.get("seconds")) and isinstance(line.get("tokens"), int)]
+    if len(known) < 2:
+        return None
+    seconds = sum(line["seconds"] for line in known[1:])
+    return float((known[-1]["tokens"] - known[0]["tokens"]) / seconds) if seconds > 0 else None
+
+
+def _number(value: object) -> float | None:
+    """A finite number, as it is."""
+    return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else None

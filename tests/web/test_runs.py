@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import fivefold
+from fivefold.web import runs
+from fivefold.web.app import create
+from fivefold.web.folder import Folder
+
+
+def write_run(folder: Path, *, steps: int, ended: bool = True) -> None:
+    """A run's folder as ``train`` leaves it."""
+    folder.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [{"step": 0, "heldout_loss": 5.5}]
+    lines += [
+        {"step": step, "loss": 5.5 - step / steps, "tokens": 512 * step, "seconds": 0.5, "resident_bytes": 2**28}
+        for step in range(1, steps + 1)
+    ]
+    lines += [{"step": steps, "event": "sample: def <b>main</b>"}, {"step": steps, "heldout_loss": 4.75}]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if ended:
+        predicted = fivefold.predict("nano", "h100:2", "dp2", gbs=4)
+        time_ = predicted.time.replace(step_seconds=predicted.time.step_seconds * 1.25)
+        measured = predicted.replace(kind="measured", time=time_, operations=())
+        pair = {step.kind: step.model_dump(mode="json") for step in (predicted, measured)}
+        (folder / "step.json").write_text(json.dumps(pair))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("runs")
+    write_run(found / "runs" / "done", steps=20)
+    write_run(found / "runs" / "going", steps=3, ended=False)
+    (found / "runs" / "broken").mkdir()
+    (found / "runs" / "broken" / "log.jsonl").write_text('{"step": 1, "loss": NaN}\n[3]\n{"step": "x"}\n{"st')
+    (found / "runs" / "broken" / "step.json").write_text("{")
+    (found / "elsewhere").symlink_to(found / "runs")
+    return found
+
+
+def test_runs_are_listed_with_where_they_are(root: Path) -> None:
+    found = {each.folder: each for each in runs.find(Folder(root))}
+    assert sorted(found) == ["runs/broken", "runs/done", "runs/going"]
+    done, going = found["runs/done"], found["runs/going"]
+    assert (done.state, done.step, done.loss, done.heldout_loss) == ("finished", 20, 4.5, 4.75)
+    assert done.tokens_per_second == pytest.approx(512 / 0.5)
+    assert done.measured_seconds == pytest.approx(1.25 * (done.predicted_seconds or 0))
+    assert (going.state, going.step, going.measured_seconds) == ("running", 3, None)
+    assert found["runs/broken"].state == "stopped"
+
+
+def test_a_run_that_logs_nothing_more_has_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = time.time() + 60
+    monkeypatch.setattr(runs.time, "time", lambda: late)
+    assert {each.folder: each.state for each in runs.find(Folder(root))}["runs/going"] == "stopped"
+
+
+def test_the_pages_of_runs(root: Path) -> None:
+    with TestClient(create(root, local=root / "none"), base_url="http://127.0.0.1:1") as client:
+        listed = client.get("/runs").text
+        assert listed.count("<tr>") == 4
+        assert "data-poll" in listed
+        done = client.get("/runs", params={"folder": "runs/done"}).text
+        assert "-20.0%" in done
+        assert "sample: def &lt;b&gt;main" in done
+        assert "data-poll" not in done
+        assert "data-poll" in client.get("/runs", params={"folder": "runs/going"}).text
+        assert client.get("/runs", params={"folder": "runs/broken"}).status_code == 200
+        for outside in ("../x", "/etc", "runs", "nothing"):
+            assert 'role="alert"' in client.get("/runs", params={"folder": outside}).text
+        assert {each["folder"] for each in client.get("/api/runs").json()} >= {"runs/done", "runs/going"}
+        compared = client.get("/api/show", params={"folder": "runs/done"}).json()
+        assert {row["quantity"]: row["error"] for row in compared}["step time"] == pytest.approx(-0.2)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import fivefold
+from fivefold.check.sweep.rows_file import write
+from fivefold.layout.spec import Layout
+from fivefold.show.sweep.row import Row, of_layout, of_step
+from fivefold.units import show_seconds
+from fivefold.web.app import create
+
+JOB = {"machine": "h100", "ranks": 8, "sequence": 4096, "batch": 16, "precision": "bf16", "stack": "fivefold"}
+
+
+def row(model: str, text: str) -> Row:
+    """A predicted row, as a sweep writes it."""
+    step, layout = fivefold.predict(model, "h100:8", text, gbs=16), Layout.parse(text)
+    status = "fits" if step.memory.fits else "memory"
+    return Row.model_validate({"model": model, **JOB, "status": status, **of_layout(layout), **of_step(step)})
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    found = [row("llama3-8b", text) for text in ("dp8", "dp4 tp2", "dp2 tp4", "dp4 pp2", "tp2 pp4")]
+    refused = {"status": "refused", "why": "no", "layout": "dp3", "recomputation": "none"}
+    return [*found, Row.model_validate({"model": "llama3-8b", **JOB, **refused})]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
+def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row], name: str) -> None:
+    write(rows, tmp_path / name)
+    with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
+        assert f"file={name}" in client.get("/sweep").text
+        page = client.get("/sweep", params={"file": name}).text
+        fitting = [row for row in rows if row.status == "fits"]
+        assert f"{len(rows)} rows, {len(fitting)} fit, 1 cannot be" in page
+        best = max(row.mfu_causal or 0 for row in fitting)
+        assert 'class="h8"' in page
+        assert f"{best:.1%}" in page
+        assert page.count('class="dot"') + page.count('class="dot over"') == 5 + 2  # and two in the legend
+        links = {unescape(link) for link in re.findall(r'<td class="code"><a href="([^"]+)"', page)}
+        assert len(links) == len(fitting)
+        plans = "".join(client.get(link).text for link in links)
+        assert [row.layout for row in fitting if show_seconds(row.step_seconds or 0) not in plans] == []
+
+
+def test_what_is_no_sweep_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    (tmp_path / "c.jsonl").write_text("{")
+    with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
+        for name in ("a.csv", "b.parquet", "c.jsonl", "d.csv", "e.txt", "../x.csv", "\x00.csv"):
+            answer = client.get("/sweep", params={"file": name})
+            assert answer.status_code == 200, name
+            assert 'role="alert"' in answer.text or "0 rows" in answer.text, name
