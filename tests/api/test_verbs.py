@@ -199,6 +199,14 @@ def test_the_import_is_light() -> None:
         _ = ff.prediction
 
 
+def test_plan_is_the_verb_and_the_room() -> None:
+    code = (
+        "import fivefold as ff\nimport fivefold.plan.predict\nassert ff.plan.predict.planner\n"
+        "print(ff.plan('nano', 'h100:2', tokens=1e9, seq=128, gbs=8, batch='job').run_file)"
+    )
+    assert "layout =" in python(code)
+
+
 def test_a_room_that_has_the_name_of_a_verb_is_both() -> None:
     """``import fivefold.train.run`` hangs the room over ``ff.train``: it can still be called."""
     code = (
