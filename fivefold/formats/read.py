@@ -28,8 +28,8 @@ from fivefold.stack.reading import Reading
 
 FORMATS = (
     Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
-    Format("bridge", bridge.BRIDGE, "megatron-bridge", bridge.recognises, bridge.read, bridge.write),
     Format("nanotron", file.VERSION, "nanotron", file.recognises, file.read, file.write),
+    Format("bridge", bridge.BRIDGE, "megatron-bridge", bridge.recognises, bridge.read, bridge.write),
     Format("megatron", args.VERSION, "megatron-core", args.recognises, args.read, args.write),
     Format("accelerate", huggingface.VERSIONS["accelerate"], "fsdp2", recognises, huggingface.read, write.accelerate),
     Format("deepspeed", huggingface.VERSIONS["deepspeed"], "deepspeed", recognises, huggingface.read, write.deepspeed),

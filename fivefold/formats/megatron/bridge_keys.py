@@ -106,13 +106,5 @@ MORE: Table = {
         "lr_scheduler", "offset",
     ),
 }  # fmt: skip
-STARTS = (
-    "tp_comm_bulk",
-    "tp_comm_overlap_",
-    "tp_comm_split",
-    "tp_comm_atomic",
-    "dsa_",
-    "linear_",
-    "mamba_",
-    "_",
-)  # idle
+# Of fields without effect, or of models that are none of ours.
+STARTS = ("tp_comm_bulk", "tp_comm_overlap_", "tp_comm_split", "tp_comm_atomic", "dsa_", "linear_", "mamba_", "_")
