@@ -75,7 +75,7 @@ def dryrun(
         )  # fmt: skip
         known = found.step is not None and table is None  # the planner has the layout's own schedules
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if known else None
-    show(json_module.dumps(_data(found, predicted), indent=2) if json else _page(found, predicted))
+    show(json_module.dumps(data(found, predicted), indent=2) if json else _page(found, predicted))
     if found.step is not None:
         if over_time and not json:
             _draw(found, machine)
@@ -89,7 +89,7 @@ def _ranks(text: str | None) -> tuple[int, ...]:
     return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
-def _data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
+def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
     """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
     if found.step is None:
         return {"findings": found.findings}

@@ -2,6 +2,6 @@
 
 app · site · guard · folder    the application; what its routes share; who may ask; which files a request may read
 question · answers · controls  what is asked (its URL), as records; answered; the words of a layout as choices
-work · worker                  short answers in a thread, long ones in processes that can be killed
-api · pages · drawing · serve  the routes; pictures as SVG; the server
+work · worker · runs           short answers in a thread, long ones in processes that can be killed; what runs log
+api · pages · drawing · rehearsed · serve   the routes; pictures as SVG; a rehearsal as HTML; the server
 """

@@ -47,6 +47,13 @@ class RunQuestion(Question):
 def router(site: Site) -> APIRouter:
     """The routes below ``/api``."""
     api = APIRouter(prefix="/api", tags=["fivefold"])
+    _short(api, site)
+    _others(api, site)
+    return api
+
+
+def _short(api: APIRouter, site: Site) -> None:
+    """Questions that are answered while one waits."""
 
     @api.get("/catalog")
     def catalog() -> Catalog:
@@ -75,10 +82,20 @@ def router(site: Site) -> APIRouter:
         """Predicted steps side by side: ``fivefold compare --json``."""
         return await site.work.soon(lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local))))
 
+
+def _others(api: APIRouter, site: Site) -> None:
+    """Questions that take a process of their own, and what lies in the folder."""
+
     @api.get("/search", response_model=SearchResult)
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
         """The best of all legal layouts that fit: ``fivefold search --json``."""
-        return await _long(site, "search", asked)
+        return JSONResponse(await _long(site, "search", asked))
+
+    @api.get("/dryrun")
+    async def dryrun(asked: Annotated[Question, Query()]) -> dict[str, Any]:
+        """A rehearsal of the training code, in a process with a limit of time: ``fivefold dryrun --json``."""
+        found: dict[str, Any] = (await _long(site, "dryrun", asked))["data"]
+        return found
 
     @api.get("/runs")
     async def listed() -> list[RunSummary]:
@@ -90,14 +107,13 @@ def router(site: Site) -> APIRouter:
         """Predicted beside measured of a run that has ended: ``fivefold show FOLDER --json``."""
         return await site.work.soon(lambda: list(run_folder.read(site.folder.path(folder)).compared))
 
-    return api
 
-
-async def _long(site: Site, verb: str, asked: About) -> Response:
+async def _long(site: Site, verb: str, asked: About) -> dict[str, Any]:
     event = await site.long(verb, asked)
     if "mistake" in event:
         raise Mistake(event["mistake"])
-    return JSONResponse(event["result"])
+    result: dict[str, Any] = event["result"]
+    return result
 
 
 def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:

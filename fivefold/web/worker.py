@@ -80,7 +80,25 @@ def search(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     return found.model_dump(mode="json")
 
 
-VERBS: dict[str, Callable[[dict[str, Any], Report], dict[str, Any]]] = {"search": search}
+def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
+    """What ``fivefold dryrun --json`` prints, as ``data``, and the pictures of it, as ``html``."""
+    from fivefold.layout.legal import refuse
+    from fivefold.plan.predict import predict
+    from fivefold.web.question import Question
+
+    question, (model, machine, job, _) = noun(asked, Question)
+    layout = question.chosen()
+    refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
+    from fivefold.check.dryrun import dryrun as run
+    from fivefold.cli.dryrun import data
+    from fivefold.web.rehearsed import html
+
+    found = run(model=model, machine=machine, layout=layout, job=job, progress=report)
+    predicted = None if found.step is None else predict(model=model, machine=machine, layout=layout, job=job)
+    return {"data": data(found, predicted), "html": html(found, machine=machine, predicted=predicted)}
+
+
+VERBS: dict[str, Callable[[dict[str, Any], Report], dict[str, Any]]] = {"search": search, "dryrun": dryrun}
 
 if __name__ == "__main__":
     main()

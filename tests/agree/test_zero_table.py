@@ -37,7 +37,7 @@ def table(zero: int) -> float:
 
 def rehearsed(layout: Layout) -> int:
     tape = rehearse_rank(model=MODEL, layout=layout, job=JOB, rank=0, streams=False).steady
-    events, lives = breakdown._events(tape), breakdown._lifetimes(tape)
+    events, lives = breakdown.events_of(tape), breakdown.lifetimes(tape)
     live = breakdown._live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
     last = next(at for at, scope in enumerate(named) if (scope.phase, scope.micro_batch) == ("forward", 3))

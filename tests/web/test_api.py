@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
+from fivefold.units import show_bytes
+from fivefold.web import worker
 from tests.web.conftest import OWN
 
 CASES = [
@@ -41,10 +43,11 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
         assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
 
 
-def test_search_is_what_the_command_prints(client: TestClient) -> None:
+def test_search_is_what_the_command_prints(folder: Path) -> None:
+    """In this process, where the server takes one of its own."""
     words, query = CASES[0]
     query = {key: value for key, value in query.items() if key != "layout"} | {"where": "tp<=2 zero>=2", "top": 4}
-    found = client.get("/api/search", params=query).json()
+    found = worker.search({"question": query, "root": str(folder), "local": "none"}, lambda done, total: None)
     expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2", "--top", "4")
     assert found.pop("seconds") > 0
     assert found == {key: value for key, value in expected.items() if key != "seconds"}
@@ -55,6 +58,19 @@ def test_compare_is_what_the_command_prints(client: TestClient) -> None:
     words = ["llama3-8b", "h100:8", "h200:8", *query["layout"], "--gbs", "64", "--precisions", "bf16"]  # type: ignore[misc]
     assert client.get("/api/compare", params=query).json() == printed("compare", *words)
     assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
+
+
+def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
+    """In this process, where the server takes one of its own."""
+    pytest.importorskip("torch")
+    words = ["nano", "h100:4", "dp2 pp2 zero1", "--gbs", "8"]
+    question = {"model": "nano", "machine": "h100:4", "layout": "dp2 pp2 zero1", "gbs": 8}
+    said: list[tuple[int, int]] = []
+    asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
+    found = worker.dryrun(asked, lambda done, total: said.append((done, total)))
+    assert json.loads(json.dumps(found["data"])) == printed("dryrun", *words)
+    assert show_bytes(found["data"]["rehearsed"]["memory"]["peak_bytes"]) in found["html"]
+    assert said == [(0, 2), (1, 2)]
 
 
 def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: Path) -> None:

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+import fivefold
 from fivefold.check.sweep.rows_file import write
 from fivefold.cli import app as cli
+from fivefold.units import show_bytes
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
 
@@ -261,7 +263,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     page.get_by_role("link", name="rows.csv").click()
     playwright.expect(page.locator(".heat a")).to_have_count(4)
     assert serious(page) == []
-    page.get_by_label("best").select_option("peak_bytes")
+    page.locator("select[name=value]").select_option("peak_bytes")
     playwright.expect(page.locator(".heat a").first).to_contain_text("GiB")
     page.locator("svg.chart a").first.hover()
     layout = page.locator("#tip").inner_text().split("\n")[0]
@@ -269,7 +271,30 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     assert page.locator("input[name=layout]").input_value() == layout
 
 
-@pytest.mark.parametrize("path", [PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep"])
+def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
+    page.goto("/rehearse?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
+    page.get_by_role("button", name="Rehearse", exact=True).click()
+    expected = fivefold.predict("nano", "h100:4", "dp2 pp2 zero1", gbs=8)
+    peak = show_bytes(expected.memory.peak_bytes)
+    playwright.expect(page.locator(".figures")).to_contain_text(f"{peak} predicted")
+    page.locator("svg.chart .hit").nth(120).hover()
+    told = page.locator("#tip").inner_text()
+    assert re.search(r"^[\d.]+ MiB at [\d.]+ .s\n.*micro-batch", told)
+    assert re.search(r"MiB +(\d+ × )?\w+ +blocks\.\*\.\w+.*\(fivefold/train/\S+\.py:\d+ ", told)
+    tips = page.locator("svg.streams rect.k-F").evaluate_all("all => all.map((each) => each.dataset.tip)")
+    assert any(tip.startswith("matmul: ") for tip in tips)
+    assert serious(page) == []
+
+
+def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:
+    page.goto("/rehearse?model=nano&machine=h100:4&layout=dp3&run=1")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
+
+
+PAGES = [PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/rehearse"]
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})

@@ -2,6 +2,6 @@
 
 svg · plot                 elements; axes around marks, text that keeps its size at any width
 bars · interval            parts of a whole; where comparable runs lie
-memory · pipeline          over time: stacked live bytes; who does what when
+memory · pipeline · streams   over time: stacked live bytes; who does what when; what a rank does at once
 scatter · lines · heat     a front or a sweep; curves of a run; a table of colours
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from markupsafe import Markup
@@ -17,15 +17,18 @@ HEIGHT = 250
 TOLD = 240  # places along the time at which the mouse is told what lives
 
 
-def picture(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> Markup:
-    """The chart."""
+def picture(
+    levels: Sequence[Level], *, rank: int, capacity_bytes: int, told: Sequence[tuple[float, float, str]] | None = None
+) -> Markup:  # fmt: skip
+    """The chart; ``told``: stretches of time with what is told of them, else the parts of the fullest level."""
     top, last = peak(levels), levels[-1].seconds or 1.0
     near = capacity_bytes <= 4 * top.live_bytes
     ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if near else 0) or 1
     size, unit = byte_unit(top.live_bytes)
     per_second, time_name = time_unit(last)
+    places = _stretches(levels, last=last) if told is None else told
     return plot(
-        joined((*_areas(levels, last=last, ceiling=ceiling), *_places(levels, last=last))),
+        joined((*_areas(levels, last=last, ceiling=ceiling), *_places(places, last=last))),
         label=finding(levels, rank=rank, capacity_bytes=capacity_bytes), height=HEIGHT,
         x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
         y=[(1 - at * size / ceiling, f"{at:g}") for at in ticks(ceiling / size)],
@@ -50,8 +53,15 @@ def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[
         yield element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z", class_=f"k-{part}")
 
 
-def _places(levels: Sequence[Level], *, last: float) -> Iterator[Markup]:
-    """Invisible columns, each of which tells what lives at its highest moment."""
+def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Markup]:
+    """Invisible columns that tell what lives."""
+    for start, end, tip in told:
+        yield element("rect", x=start / last * SIDE, width=(end - start) / last * SIDE, y=0, height=SIDE, class_="hit",
+                      data_tip=tip)  # fmt: skip
+
+
+def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float, float, str]]:
+    """Stretches of the time, and the parts of the highest level of each."""
     each = -(-len(levels) // TOLD)
     groups = [levels[i : i + each] for i in range(0, len(levels), each)]
     ends = [group[0].seconds for group in groups[1:]] + [last]
@@ -61,9 +71,7 @@ def _places(levels: Sequence[Level], *, last: float) -> Iterator[Markup]:
             continue
         told = [f"{part}  {show_bytes(size)}" for part, size in zip(LOOKS, parts(level), strict=True) if size]
         head = f"{show_bytes(level.live_bytes)} at {show_seconds(level.seconds)}"
-        tip = "\n".join([head, *([level.cause] if level.cause else []), *reversed(told)])
-        yield element("rect", x=start / last * SIDE, width=(end - start) / last * SIDE, y=0, height=SIDE, class_="hit",
-                      data_tip=tip)  # fmt: skip
+        yield start, end, "\n".join([head, *([level.cause] if level.cause else []), *reversed(told)])
 
 
 def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Markup]:

@@ -16,7 +16,14 @@ from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About
 
-PAGES = (("plan", "Plan"), ("search", "Search"), ("compare", "Compare"), ("sweep", "Sweep"), ("runs", "Runs"))
+PAGES = (
+    ("plan", "Plan"),
+    ("search", "Search"),
+    ("compare", "Compare"),
+    ("sweep", "Sweep"),
+    ("rehearse", "Rehearse"),
+    ("runs", "Runs"),
+)
 
 environment = Environment(
     loader=PackageLoader("fivefold.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -25,7 +32,7 @@ environment = Environment(
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "thousands": lambda number: f"{number:,}",
+    "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
 environment.globals |= {
     "version": fivefold.__version__, "pages": PAGES,

@@ -1,13 +1,8 @@
-"""Search: begins with a button, streams how far it is, can be stopped; then proposal, front, table, why others lost.
-
-The search lives as long as the stream: who closes the page, or stops, ends it. The last results are kept for a while.
-"""
+"""Search: begins with a button, streams how far it is, can be stopped; then proposal, front, table, why others lost."""
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -16,15 +11,12 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from fivefold.layout.search_result import Ranked, SearchResult
-from fivefold.record import Mistake
 from fivefold.units import GIB, show_bytes, show_seconds
 from fivefold.web.drawing import scatter
 from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.stream import streamed
 from fivefold.web.question import SearchQuestion
 from fivefold.web.site import Site
-from fivefold.web.work import Busy
-
-KEPT = 16  # results
 
 
 class SearchPage(SearchQuestion):
@@ -45,40 +37,13 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
-        return StreamingResponse(streamed(site, asked, kept), media_type="text/event-stream")
+        def draw(result: Any) -> str:
+            return shown(asked, SearchResult.model_validate(result))
+
+        found = streamed(site, "search", asked.question(), draw, kept)
+        return StreamingResponse(found, media_type="text/event-stream")
 
     return pages
-
-
-async def streamed(site: Site, asked: SearchPage, kept: OrderedDict[str, str]) -> AsyncIterator[str]:
-    """Server-sent events: ``progress`` (done, total), then ``found`` (HTML) or ``mistake`` (a line)."""
-    key = asked.model_dump_json()
-    if key in kept:
-        yield event("found", kept[key])
-        return
-    ended = False
-    try:
-        async for each in site.events("search", asked.question()):
-            ended = "progress" not in each
-            if "result" in each:
-                kept[key] = shown(asked, SearchResult.model_validate(each["result"]))
-                while len(kept) > KEPT:
-                    kept.popitem(last=False)
-                yield event("found", kept[key])
-            elif "mistake" in each:
-                yield event("mistake", site.folder.plain(each["mistake"]))
-            else:
-                yield event("progress", each["progress"])
-    except (Busy, Mistake) as error:
-        ended = True
-        yield event("mistake", str(error))
-    if not ended:
-        yield event("mistake", "the search ended without an answer; it needed more memory than there is")
-
-
-def event(name: str, data: Any) -> str:
-    """One server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def shown(asked: SearchPage, found: SearchResult) -> str:

@@ -81,7 +81,7 @@ document.addEventListener("submit", (event) => {
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-live] a[href]");
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
-  const url = new URL(link.href);
+  const url = new URL(link.getAttribute("href"), location.href); // of a link in a picture, href is no text
   if (url.origin !== location.origin || url.pathname !== location.pathname) return;
   event.preventDefault();
   go(url);

@@ -1,6 +1,6 @@
 """From a tape to memory: what lives when, and what PyTorch's CUDA allocator makes of it.
 
-breakdown           live bytes by category at every event, the peak and its cause
+breakdown · living  live bytes by category at every event, the peak and its cause; the largest groups at any moment
 caching_allocator   PyTorch's allocator, block by block          reserved   what it reserves for a rank's tapes
 snapshot            a file for PyTorch's memory viewer
 """

@@ -39,7 +39,7 @@ class LiveStorage(NamedTuple):
     scope: Scope  # in which it was allocated
 
 
-class _Lifetimes(NamedTuple):
+class Lifetimes(NamedTuple):
     """All storages of a tape, one row each; a pipeline receive has two rows, before and after its arrival."""
 
     birth: Ints  # index of the ALLOC event
@@ -54,7 +54,7 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
 
     ``seconds``: the time of each event; by default its index.
     """
-    events, lives = _events(tape), _lifetimes(tape)
+    events, lives = events_of(tape), lifetimes(tape)
     living = _live_bytes(lives, len(events))
     total = living.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
@@ -71,7 +71,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the most
     that is live at once between two actions, of all micro-batches in flight.
     """
-    events, lives = _events(tape), _lifetimes(tape)
+    events, lives = events_of(tape), lifetimes(tape)
     living = _live_bytes(lives, len(events))
     total, begin = living.sum(axis=0), _first_event(events)
     peak = begin + int(np.argmax(total[begin:]))
@@ -89,7 +89,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
 
 def largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
-    events, lives = _events(tape), _lifetimes(tape)
+    events, lives = events_of(tape), lifetimes(tape)
     begin = _first_event(events)
     peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
     alive = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
@@ -105,7 +105,7 @@ def largest(tape: Tape, n: int) -> list[LiveStorage]:
 
 def birth_categories(tape: Tape) -> dict[int, str]:
     """Return the category of each storage that is not temporary, by the event that allocates it."""
-    lives = _lifetimes(tape)
+    lives = lifetimes(tape)
     named = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
     return {birth: CATEGORIES[category] for birth, category in named if category != TEMPORARY}
 
@@ -113,19 +113,21 @@ def birth_categories(tape: Tape) -> dict[int, str]:
 # Lifetimes
 
 
-def _events(tape: Tape) -> Ints:
+def events_of(tape: Tape) -> Ints:
+    """Return the tape's events as rows of four."""
     return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
 
 
-def _lifetimes(tape: Tape) -> _Lifetimes:
-    events = _events(tape)
+def lifetimes(tape: Tape) -> Lifetimes:
+    """Return when each storage is allocated and freed, where, and of which category it is."""
+    events = events_of(tape)
     found = _pair_frees(events)
     category = _site_categories(tape)[found.site]
     found = _split_received(tape, events, found._replace(category=category))
     return found._replace(category=_classified(tape, events, found))
 
 
-def _pair_frees(events: Ints) -> _Lifetimes:
+def _pair_frees(events: Ints) -> Lifetimes:
     """Pair every ALLOC with its FREE: the next event of the same storage."""
     places = np.flatnonzero(events[:, 0] <= FREE)
     places = places[np.lexsort((places, events[places, 1]))]
@@ -134,7 +136,7 @@ def _pair_frees(events: Ints) -> _Lifetimes:
     ends = (events[places[after], 0] == FREE) & (events[places[after], 1] == events[places[births], 1])
     birth = places[births]
     death = np.where(ends, places[after], len(events))
-    return _Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
+    return Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
 
 
 def _site_categories(tape: Tape) -> Ints:
@@ -142,7 +144,7 @@ def _site_categories(tape: Tape) -> Ints:
     return np.array([NAMED.get(site.category, BY_LIFE) for site in tape.sites] or [BY_LIFE], dtype=np.int64)
 
 
-def _split_received(tape: Tape, events: Ints, lives: _Lifetimes) -> _Lifetimes:
+def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
     hops = np.array([each.collective == "p2p" and each.axis == "pp" for each in tape.messages] or [False])
     starts = np.flatnonzero(events[:, 0] == START)
@@ -163,10 +165,10 @@ def _split_received(tape: Tape, events: Ints, lives: _Lifetimes) -> _Lifetimes:
     death[again] = came
     anew = (came, lives.death[again], lives.size[again], lives.site[again], np.full_like(again, BY_LIFE))
     before = lives._replace(category=category, death=death)
-    return _Lifetimes._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
+    return Lifetimes._make(np.append(mine, more) for mine, more in zip(before, anew, strict=True))
 
 
-def _classified(tape: Tape, events: Ints, lives: _Lifetimes) -> Ints:
+def _classified(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
     """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
     first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
@@ -217,7 +219,7 @@ def _first_event(events: Ints) -> int:
     return int(others[0]) if len(others) else len(events) - 1
 
 
-def _live_bytes(lives: _Lifetimes, count: int) -> Ints:
+def _live_bytes(lives: Lifetimes, count: int) -> Ints:
     """Return live bytes of each category after each event, [categories, events]."""
     change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
     np.add.at(change, (lives.category, lives.birth), lives.size)
