@@ -1,17 +1,18 @@
 # demo: from a question to a trained, proven step · test: all tests · check: the whole law (lint and test)
+# docs: the pages of docs/ with the reference as a site, in an environment of its own: build/docs/site/index.html
 # bench: how fast we are, as ratios; our reading of traces against HolisticTraceAnalysis; two layouts over a link of a known
 #        speed (by root: network namespaces); four predictions of step time against the run
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
-#         5,000 random command lines; 5,000 random jobs, planned; the package in empty environments (hours; kills and runs resume)
+#         5,000 random command lines; 5,000 random jobs, planned; the package in empty environments; notebooks (hours; kills and runs resume)
 # gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint check bench parity endure gpu
+.PHONY: demo test lint check docs bench parity endure gpu
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,6 +32,16 @@ lint: $(BIN)/fivefold
 	$(BIN)/lint-imports
 
 check: lint test
+
+.venv-docs/bin/zensical: docs/site/requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install $(PIP_FLAGS) -e . -r docs/site/requirements.txt
+	touch $@
+
+docs: .venv-docs/bin/zensical
+	.venv-docs/bin/python docs/site/pages.py build/docs
+	cd build/docs && ../../.venv-docs/bin/zensical build --strict -f mkdocs.yml
+	@echo build/docs/site/index.html
 
 bench: $(BIN)/fivefold
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r tests/bench/requirements.txt
@@ -58,6 +69,7 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.commands --inputs 5000
 	$(BIN)/python -m tests.endure.plans --count 5000
 	$(BIN)/python -m tests.endure.package
+	$(BIN)/python -m tests.examples.notebooks --check
 
 gpu: $(BIN)/fivefold
 	$(BIN)/python -m tests.gpu.run $(GPU)

@@ -56,3 +56,8 @@ def loss(model: nn.Module) -> Tensor:
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
+
+def plan(model: nn.Module) -> dict[str, str]:
+    """For `--tp 4`."""
+    return {"blocks.*.mlp.0": "colwise", "blocks.*.mlp.2": "rowwise"}

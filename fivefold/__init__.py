@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fivefold.api.load import load
     from fivefold.api.verbs import across, ask, compare, dryrun, playbook, predict, search, sweep, trace, train, walk
+    from fivefold.api.verbs import playbook as plan
     from fivefold.api.watch import watch
     from fivefold.record import Fault, Mistake
     from fivefold.step import Step
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "train", "walk")
 __all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "search", "sweep"]
-__all__ += ["across", "playbook", "trace", "train", "walk", "watch"]
+__all__ += ["across", "plan", "playbook", "trace", "train", "walk", "watch"]
 _HOMES = dict.fromkeys(_VERBS, "fivefold.api.verbs")
+_HOMES["plan"] = _HOMES["playbook"]
 _HOMES |= {"watch": "fivefold.api.watch", "load": "fivefold.api.load", "Step": "fivefold.step"}
 _HOMES |= dict.fromkeys(("Fault", "Mistake"), "fivefold.record")
 
@@ -33,7 +35,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fivefold' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name]), {"plan": "playbook"}.get(name, name))
 
 
 def __dir__() -> list[str]:

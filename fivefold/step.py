@@ -147,7 +147,8 @@ class Step(Shown):
     def line(self) -> str:
         """Whose step it is, its time and its peak."""
         figures = f"{show_seconds(self.time.step_seconds)}, {show_bytes(self.memory.peak_bytes)}"
-        return f"{self.kind}: {self.model} on {self.machine}, {self.world} ranks, {self.layout}: {figures}"
+        ranks = f"{self.world:,} rank{'s' if self.world > 1 else ''}"
+        return f"{self.kind}: {self.model} on {self.machine}, {ranks}, {self.layout}: {figures}"
 
 
 def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:

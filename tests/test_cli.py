@@ -102,6 +102,7 @@ def signals() -> object:
         (("plan", "nano", "h100:8", "--tokens", "1M", "--seq", "64", "--write", "none/run.toml"),
          r"--write none/run.toml: there is no folder none"),
         (("plan", "llama3-405b", "h100:8"), r"no rung of the ladder fits llama3-405b on 8 h100: the nearest, .*"),
+        (("ask", "batch", "nano", "h100:8", "dp8", "--noise", "loud"), r"--noise 'loud' is no run folder and .*"),
         (("search", "nanno", "h100:8"), r"unknown model 'nanno'; .*"),
         (("show", "nowhere"), r"nowhere/step.json: no such file.*"),
         (("predict", "nano", "h100:8", "pp2 stages=²-1"), r"layout '.*': stages.0: must be 1 or more, not 0"),

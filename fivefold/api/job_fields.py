@@ -42,6 +42,7 @@ class JobWords(TypedDict, total=False):
     compile: bool
     joint: bool
     linears: str
+    column_inputs: str
     weight_gradients: str
     joined: Sequence[str]
     run_ahead: bool

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fivefold.cli.playbook import Batch
     from fivefold.layout.comparison import Comparison
     from fivefold.layout.playbook import Playbook
-    from fivefold.layout.search_result import Answer, By, Change, SearchResult, Walk
+    from fivefold.layout.search_result import Answer, By, Change, Lengths, SearchResult, Walk
     from fivefold.layout.search_result import Batch as BatchSize
     from fivefold.layout.spec import Layout
     from fivefold.layout.whole_run import Offers, WholeRun
@@ -126,23 +126,25 @@ def walk(
 
 def ask(
     question: Question, model: str | Model, machine: str | Machine, layout: str | Layout | None = None, *,
-    tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun]:  # fmt: skip
+    tokens: float = 1e12, price: Sequence[str] = (), assume: Sequence[str] = (), noise: str | None = None,
+    **job: Unpack[JobWords],
+) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:  # fmt: skip
     """What people ask: ``"micro-batch"``, ``"sequence"``, ``"gpus"``, ``"model"``, ``"batch"``, ``"run"``,
     ``"changes"``.
 
-    ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``).
-    Without a layout, of the fastest that fits.
+    ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``);
+    ``noise``: the measured noise scale in tokens, or the run folder that has it. Without a layout, of the fastest.
     """
     from fivefold.cli.across import priced
-    from fivefold.cli.plan import answers
+    from fivefold.cli.plan import answers, noise_of
     from fivefold.machine.site import assumed
     from fivefold.shown import Rows
 
     chosen = None if layout is None else _layout(layout)
     (ranks,) = priced([_machine(machine)], price)
     found = answers(
-        question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume)
+        question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
+        noise=noise_of(noise),
     )  # fmt: skip
     return Rows(found)
 

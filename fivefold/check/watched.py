@@ -43,12 +43,12 @@ class Watched:
 
     def __init__(
         self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], *, mesh: DeviceMesh | None, stage: int,
-        tokens: int, described: Mapping[str, Any], machine: Machine | None, predicted: Step | None,
+        tokens: int, described: Mapping[str, Any], machine: Machine | None, predicted: Step | None, fake: bool,
     ) -> None:  # fmt: skip
         self.model, self.optimizers, self.stage, self.tokens = model, optimizers, stage, tokens
-        self.described, self.machine, self.predicted = described, machine, predicted
+        self.described, self.machine, self.predicted, self._fake = described, machine, predicted, fake
         self._axes = _axis_names(mesh)
-        self._measured: Measured | None = None
+        self.measured: Measured | None = None  # of this rank
         self._step: Step | None = None
         self._ends: list[Any] = []
         self._updates: list[Any] = []
@@ -74,8 +74,9 @@ class Watched:
     def __enter__(self) -> Self:
         self._buckets = _bucket_bytes(self.model)
         self.meter: LoopMeter | None = LoopMeter(
-            self._living(), states=self._states_bytes, axis=self._axis, hidden_bytes=self._buckets
-        )
+            self._living(), states=self._states_bytes, axis=self._axis, hidden_bytes=self._buckets,
+            fake=self._fake,
+        )  # fmt: skip
         for optimizer in self.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before))
         self._hooks.append(self.optimizers[-1].register_step_post_hook(self._after))
@@ -89,7 +90,7 @@ class Watched:
         for hook in self._hooks:
             hook.remove()
         self._stop()
-        if error is None:
+        if error is None and not self._fake:
             self._step = self._read()
 
     def _stop(self) -> None:
@@ -109,7 +110,7 @@ class Watched:
         if self.meter is None:
             return
         self.meter.updating = False
-        self._measured = self._measure(self.meter)
+        self.measured = self._measure(self.meter)
         if len(self._ends) < METERED:
             if self._buckets and _rebuilt(self.model):  # the new ones are seen
                 self.meter.live_bytes, self._buckets = self.meter.live_bytes - self._buckets, 0
@@ -159,7 +160,7 @@ class Watched:
 
     def _read(self) -> Step | None:
         """Gather what all ranks have measured; the same on each."""
-        mine = (self._measured, resident_bytes(), *(self._seconds() if self._ends else (0.0, 0.0)), self.stage)
+        mine = (self.measured, resident_bytes(), *(self._seconds() if self._ends else (0.0, 0.0)), self.stage)
         everyone: list[Any] = [mine]
         if dist.is_initialized():
             everyone = [None] * dist.get_world_size()
@@ -197,12 +198,13 @@ class Watched:
 def watch(
     model: nn.Module, optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...], *, tokens: int = 0,
     mesh: DeviceMesh | None = None, stage: int = 0, predicted: Step | None = None, machine: Machine | None = None,
-    called: str = "",
+    called: str = "", fake: bool = False,
 ) -> Watched:  # fmt: skip
     """Watch a loop that trains ``model`` by ``optimizer`` (or several, of which the last ends a step).
 
     ``tokens``: of a step, over all ranks. ``mesh``: whose dimensions name the axes of messages. ``stage``: of this rank
     in a pipeline. ``predicted``: the step to lay beside it. ``called``: the layout's name.
+    ``fake``: of fake tensors and ranks, of which ``measured`` tells rank 0's figures and there is no ``step``.
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
     if not optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
@@ -222,7 +224,7 @@ def watch(
         layout = called or f"dp{world}"
         described = {"model": name, "machine": where, "layout": layout, "job": {}, "stack": "own loop"}
     return Watched(model, optimizers, mesh=mesh, stage=stage, tokens=tokens, described=described, machine=machine,
-                   predicted=predicted)  # fmt: skip
+                   predicted=predicted, fake=fake)  # fmt: skip
 
 
 def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:

@@ -24,10 +24,16 @@ def doctor(
     budget: Annotated[
         str | None, typer.Option(help="Memory to stay within, such as 24GiB: advise what to recompute.")
     ] = None,
+    fsdp: Annotated[int | None, typer.Option("--fsdp", help="What FSDP2 over so many ranks would cost.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="The same of tensor parallelism, by plan(model).")] = None,
     json: AsJson = False,
 ) -> None:
-    """Examine one's own module: memory, its peak, FLOPs, what to recompute. Exit code 3 if the budget is not enough."""
+    """Examine one's own module: memory, its peak, FLOPs, what to recompute; or a memory snapshot. Exit code 3 if the
+    budget is not enough."""
     budget_bytes = parse_bytes(budget) if budget is not None else None
+    if _is_snapshot(file):
+        _snapshot(file, budget_bytes, json=json)
+        return
     from fivefold.check.doctor import examine
     from fivefold.check.doctor.file import load
     from fivefold.show import doctor as page
@@ -37,10 +43,30 @@ def doctor(
         given = load(file)
         found = examine(
             given.model, given.loss, make_optimizer=given.optimizer, step=given.step, budget_bytes=budget_bytes,
-            file=given.name, report=lambda what: progress(what, 0, 1),
+            fsdp=fsdp, tp=tp, plan=given.plan, file=given.name, report=lambda what: progress(what, 0, 1),
         )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if found.advice is not None and not found.advice.fits:
+        raise SystemExit(DOES_NOT_FIT)
+
+
+def _is_snapshot(path: Path) -> bool:
+    """Whether a file is a pickle, and not Python."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"
+
+
+def _snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
+    """What a memory snapshot holds, and whether that is within the budget."""
+    from fivefold.check.explain import explain
+    from fivefold.show.explanation import page
+
+    found = explain([path])
+    show(found[0].model_dump_json(indent=2) if json else page(found))
+    memory = found[0].memory
+    if budget_bytes is not None and memory is not None and memory.needed_bytes > budget_bytes:
         raise SystemExit(DOES_NOT_FIT)
 
 

@@ -78,7 +78,10 @@ def ask(
     ] = 1e12,
     price: Prices = None,
     assume: Assume = None,
-    chart: Annotated[Path | None, typer.Option(help="Of run: draw goodput by interval (.svg or .html).")] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="Of batch: the gradient noise scale in tokens, or the run folder that has it.")
+    ] = None,
+    chart: Annotated[Path | None, typer.Option(help="Of run and sequence: draw it (.svg or .html).")] = None,
     json: AsJson = False,
 ) -> None:
     """What people ask: largest micro-batch, longest sequence, fewest gpus, largest model that fits, sound
@@ -87,28 +90,48 @@ def ask(
     from fivefold.layout.spec import Layout
     from fivefold.machine.site import assumed
     from fivefold.model.catalog import resolve
+    from fivefold.show import lengths, whole_run
     from fivefold.show import search as page
-    from fivefold.show import whole_run
 
     chosen = Layout.parse(layout) if layout else None
     (ranks,) = priced([load_machine(machine)], price or [])
     if chart and question not in PICTURES:
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
     found = answers(
-        question, resolve(model), ranks, chosen, job=job, tokens=tokens, site=assumed(assume or [])
+        question, resolve(model), ranks, chosen, job=job, tokens=tokens, site=assumed(assume or []),
+        noise=noise_of(noise),
     )  # fmt: skip
     if json:
         show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
     else:
         pages: dict[str, Callable[[Any], Any]] = {
             "batch": page.batches, "changes": page.changes, "run": lambda runs: whole_run.page(runs[0]),
+            "sequence": lambda found: lengths.page(found[0]),
         }  # fmt: skip
         show(pages.get(question, page.answers)(found))
     if chart:
-        save_chart(whole_run.chart(found[0]), chart)
+        save_chart((whole_run if question == "run" else lengths).chart(found[0]), chart)
 
 
-PICTURES = ("run",)  # questions whose answer has a picture
+PICTURES = ("run", "sequence")  # questions whose answer has a picture
+
+
+def noise_of(text: str | None) -> float | None:
+    """A noise scale in tokens: a number, or what a run logged last in its folder."""
+    from fivefold.record import read_lines
+
+    if text is None:
+        return None
+    log = Path(text) / "log.jsonl"
+    if log.exists():
+        scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
+        if not scales:
+            raise Mistake(f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file")
+        return float(scales[-1])
+    try:
+        return tokens_of(text)
+    except ValueError as error:
+        raise Mistake(f"--noise {text!r} is no run folder and {error}") from None
 
 
 def save_chart(chart: Any, path: Path) -> None:
@@ -120,11 +143,15 @@ def save_chart(chart: Any, path: Path) -> None:
 
 
 def answers(
-    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site
-) -> list[Any]:
-    """The answers to one question; without a layout, of the fastest that fits."""
+    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
+    noise: float | None = None,
+) -> list[Any]:  # fmt: skip
+    """The answers to one question; without a layout, of the fastest that fits. ``noise``: measured, in tokens."""
+    from fivefold.cli.search import ALIKE
     from fivefold.plan import questions
+    from fivefold.plan.lengths import lengths
     from fivefold.plan.predict import predict as predicted
+    from fivefold.plan.search import search as searched
     from fivefold.plan.whole_run import whole_run
 
     if question == "gpus":
@@ -134,8 +161,16 @@ def answers(
     chosen = layout or fastest(model, machine, job)
     asked: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
-        "sequence": lambda: [questions.longest_sequence(model=model, machine=machine, job=job, layout=chosen)],
-        "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens),
+        "sequence": lambda: [
+            lengths(
+                model=model,
+                machine=machine,
+                job=job,
+                layout=chosen,
+                search=lambda longer: searched(model=model, machine=machine, job=longer, top=1, within=ALIKE),
+            )
+        ],
+        "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens, model=model, noise=noise),
         "run": lambda: [
             whole_run(
                 step=predicted(model=model, machine=machine, layout=chosen, job=job),

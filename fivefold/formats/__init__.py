@@ -4,5 +4,5 @@ read · write     a file or launch line to a ``Reading``; model, layout and job 
 keys · format · alike   tables of keys, each with its meaning and default; a format; models that cost the same
 files · render   files as tables of values; values as text
 shell/           scripts and launch lines
-huggingface/ · megatron/ · torchtitan/   one folder for each software
+huggingface/ · megatron/ · nanotron/ · torchtitan/   one folder for each software
 """

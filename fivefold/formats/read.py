@@ -13,7 +13,8 @@ from fivefold.formats.format import Asked, Document, Format
 from fivefold.formats.huggingface import read as huggingface
 from fivefold.formats.huggingface import write
 from fivefold.formats.huggingface.gather import recognises
-from fivefold.formats.megatron import args
+from fivefold.formats.megatron import args, bridge
+from fivefold.formats.nanotron import file
 from fivefold.formats.shell.expand import substituted
 from fivefold.formats.shell.launch import launched
 from fivefold.formats.shell.script import is_script, script
@@ -27,6 +28,8 @@ from fivefold.stack.reading import Reading
 
 FORMATS = (
     Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
+    Format("nanotron", file.VERSION, "nanotron", file.recognises, file.read, file.write),
+    Format("bridge", bridge.BRIDGE, "megatron-bridge", bridge.recognises, bridge.read, bridge.write),
     Format("megatron", args.VERSION, "megatron-core", args.recognises, args.read, args.write),
     Format("accelerate", huggingface.VERSIONS["accelerate"], "fsdp2", recognises, huggingface.read, write.accelerate),
     Format("deepspeed", huggingface.VERSIONS["deepspeed"], "deepspeed", recognises, huggingface.read, write.deepspeed),

@@ -158,6 +158,37 @@ class Walk(Record):
     path: tuple[Change, ...]
 
 
+class LengthPoint(Record):
+    """A step with sequences of ``tokens``, of about as many tokens in all."""
+
+    tokens: PositiveInt
+    fits: bool
+    peak_bytes: NonNegativeInt
+    step_seconds: NonNegativeFloat
+    mfu: NonNegativeFloat
+
+
+class LengthCurve(Record):
+    """A layout with other recomputation and cp, over the length of sequences; ``longest``: that fits, 0 if none."""
+
+    cp: PositiveInt
+    ac: str
+    layout: str
+    longest: NonNegativeInt
+    points: tuple[LengthPoint, ...]
+
+
+class Lengths(Record):
+    """What ``ask sequence`` finds: the longest of the layout as it is, curves, and how to get to ``target`` tokens."""
+
+    model: str
+    machine: str
+    answer: Answer
+    curves: tuple[LengthCurve, ...]
+    target: PositiveInt
+    changes: tuple[str, ...]  # what must change for it, a line each
+
+
 class Batch(Record):
     """A global batch size in the range of recent runs, with its micro-batches under a layout."""
 
@@ -165,3 +196,4 @@ class Batch(Record):
     tokens: PositiveInt
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the whole token budget
+    who: tuple[str, ...] = ()  # laws, teams and measurements whose batch is nearest to this one

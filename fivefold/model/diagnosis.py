@@ -12,6 +12,7 @@ import re
 from pydantic import NonNegativeInt, PositiveInt
 
 from fivefold.record import Record
+from fivefold.step import Traffic
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
 
@@ -85,6 +86,25 @@ class Advice(Record):
     reason: str = ""  # if it does not fit: what keeps the peak up
 
 
+class Cost(Record):
+    """What one rank holds, computes and sends in a step of the module as ``what`` says."""
+
+    what: str
+    ranks: PositiveInt
+    peak_bytes: NonNegativeInt
+    parameters_bytes: NonNegativeInt
+    gradients_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt
+    kept_bytes: NonNegativeInt  # at the begin of a backward, beyond the states
+    flops: NonNegativeInt
+    traffic: tuple[Traffic, ...]
+
+    @property
+    def states_bytes(self) -> int:
+        """Parameters, gradients and moments."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
 class Diagnosis(Record):
     """Two steps of a user's module: the first, in which the optimizer allocates its states, and a later one."""
 
@@ -104,6 +124,7 @@ class Diagnosis(Record):
     parts: tuple[Part, ...]
     remarks: tuple[str, ...]
     advice: Advice | None = None
+    costs: tuple[Cost, ...] = ()  # sharded, or recomputed; the first as it is
 
     @property
     def peak_bytes(self) -> int:

@@ -8,7 +8,7 @@ The numbers come from ``Planner.estimate`` and ``search``; the largest size that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import ceil
+from math import ceil, log2
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import is_legal, refuse
@@ -17,6 +17,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.plan.batch import laws, near
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import fits_any, search
@@ -106,18 +107,35 @@ def scaled(model: Model, factor: float) -> Model:
     )  # fmt: skip
 
 
-def sound_batches(*, job: Job, layout: Layout, tokens: float) -> list[Batch]:
-    """Global batches of 4 to 60 million tokens that the layout can split, in powers of two, for a run of ``tokens``."""
+def sound_batches(
+    *, job: Job, layout: Layout, tokens: float, model: Model | None = None, noise: float | None = None
+) -> list[Batch]:
+    """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
+    from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less.
+    """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
-    least, most = (limit / (chunk * job.sequence) for limit in SOUND_TOKENS)
+    said = [*(each.tokens for each in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
+    ends = SOUND_TOKENS
+    if said:
+        ends = min(SOUND_TOKENS[0], min(said) / 1.5), min(SOUND_TOKENS[1], 8 * max(said))
+    least, most = (limit / (chunk * job.sequence) for limit in ends)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
     return [
         Batch(
             global_batch=size * chunk, tokens=size * chunk * job.sequence, micro_batches=size,
             steps=ceil(tokens / (size * chunk * job.sequence)),
+            who=tuple(_who(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
         )
         for size in sizes
     ]  # fmt: skip
+
+
+def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
+    """Who says or chose a batch of about ``size`` tokens."""
+    if noise and abs(log2(noise / size)) < 0.5:
+        yield f"the measured noise scale, {show_count(noise)}"
+    for each in near(size, model=model, tokens=tokens) if model else ():
+        yield f"{each.who}, {show_count(each.tokens)} ({each.source})"
 
 
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout) -> list[Change]:

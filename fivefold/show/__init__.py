@@ -1,7 +1,7 @@
 """Print and draw it: tables, charts, pages of text. No torch.
 
 table · compare · comparison · search · ratios · published · numerics · doctor · rehearsal · stages · grid: pages
-reading · budget · interval · run_folder · traced · whole_run · playbook   what to expect, what is left, what to do
+reading · budget · interval · run_folder · traced · whole_run · playbook · lengths   what to expect, what is left
 charts · published_charts · pipeline · memory · trace · figures/   pictures, Perfetto
 html · elements · svg · report                        records as HTML, for notebooks; pictures in it; files of it
 trace_report · explanation · sweep/                   profiler traces; failures; a sweep's rows: pages and pictures

@@ -35,9 +35,26 @@ def page(found: Diagnosis) -> RenderableType:
     parts += [heading("By module", "like ones together; kept from the forward to the backward"), _modules(found.parts)]
     if found.advice is not None:
         parts += [heading("Recomputation", f"within {show_bytes(found.advice.budget_bytes)}"), advice(found.advice)]
+    if found.costs:
+        parts += [
+            heading("What it would cost", "a rank; weights gathered before use and let go, unless said"),
+            _costs(found),
+        ]
     if found.remarks:
         parts += [heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in found.remarks)]
     return Group(*parts)
+
+
+def _costs(found: Diagnosis) -> Grid:
+    rows = tuple(
+        (
+            cost.what, show_bytes(cost.peak_bytes), show_bytes(cost.states_bytes), show_bytes(cost.kept_bytes),
+            show_count(cost.flops), str(sum(each.messages for each in cost.traffic)),
+            show_bytes(sum(each.bytes for each in cost.traffic)),
+        )
+        for cost in found.costs
+    )  # fmt: skip
+    return Grid(("", "peak", "states", "kept", "FLOPs", "messages", "sent"), rows, words=("",))
 
 
 def cause(at: Fullest) -> str:

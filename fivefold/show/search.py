@@ -106,9 +106,12 @@ def _told(found: Sequence[Change], top: int) -> list[Change]:
 def batches(found: Sequence[Batch]) -> RenderableType:
     """Return a table of global batches: tokens, micro-batches and steps of each."""
     rows = tuple(
-        (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}") for b in found
+        (str(b.global_batch), show_count(b.tokens), str(b.micro_batches), f"{b.steps:,}", "; ".join(b.who))
+        for b in found
     )  # fmt: skip
-    return Grid(("sequences", "tokens", "micro-batches", "steps"), rows, words=())
+    return Grid(
+        ("sequences", "tokens", "micro-batches", "steps", "who says or chose it"), rows, words=("who says or chose it",)
+    )
 
 
 def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:

@@ -21,6 +21,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.train.build import Built
 from fivefold.train.measure.meter import StepObserver
+from fivefold.train.measure.noise_scale import Noise, NoiseScale
 from fivefold.train.model.dropout import sequence_keys
 from fivefold.train.model.mtp import Further
 from fivefold.train.model.precision import Dtypes
@@ -42,6 +43,7 @@ class StepResult(NamedTuple):
     stop: bool
     skipped: bool = False
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
+    noise: Noise | None = None  # if it is measured, and was in this step
     further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
 
 
@@ -67,6 +69,7 @@ class Engine:
             self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
         self.drops = False  # whether this pass drops anything: in training
         self.meter: StepObserver | None = None
+        self.noise: NoiseScale | None = None
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: not known yet
         self.routed = built.routed
         self._scale_losses(1.0)
@@ -98,10 +101,15 @@ class Engine:
             self._resize_schedule(len(tokens))
             self._scale_losses(scale)
         biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
+        measures = self.noise is not None and self.meter is None  # whose messages are those that are planned
+        if self.noise is not None:
+            self.noise.begin(wanted=measures)
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
-        norm, (loss, *further, stop_votes) = self.sum_norm(*(total / self.layout.tp).view(-1), float(stop))
+        squares = self.noise.squares() if self.noise is not None else []
+        norm, sums = self.sum_norm(*squares, *(total / self.layout.tp).view(-1), float(stop))
+        loss, *further, stop_votes = sums[len(squares) :]
         finite = True
         if scaler is not None:
             norm = norm / scale
@@ -120,8 +128,11 @@ class Engine:
         weight = scale * self.built.module.head.weight
         return StepResult(
             loss.item() / scale, norm.item(), stop_votes.item() > 0, skipped=not wanted, loss_scale=scale,
-            further=tuple(each.item() / weight for each in further),
+            further=tuple(each.item() / weight for each in further), noise=self._noise(sums[: len(squares)], scale),
         )  # fmt: skip
+
+    def _noise(self, sums: list[Tensor], scale: float) -> Noise | None:
+        return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
         """Gradient norm, and sums of ``numbers`` over all ranks."""

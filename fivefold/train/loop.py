@@ -40,6 +40,7 @@ from fivefold.train.logs.run_log import NoLogs
 from fivefold.train.logs.step_line import step_line
 from fivefold.train.measure.measured_step import Measured, live_tensors, measure
 from fivefold.train.measure.meter import Meter
+from fivefold.train.measure.noise_scale import NoiseScale
 from fivefold.train.measure.tracer import ALWAYS, Tracer
 from fivefold.train.optimizers import optimizer
 from fivefold.train.optimizers.loss_scaling import LEAST
@@ -66,16 +67,9 @@ class Loop:
     """One rank's training run; every rank makes the same calls. ``ideal_seconds``: of a step at peak FLOP/s."""
 
     def __init__(
-        self,
-        run: Run,
-        *,
-        model: Model,
-        layout: Layout,
-        built: Built,
-        shards: Shards,
-        logs: NoLogs,
+        self, run: Run, *, model: Model, layout: Layout, built: Built, shards: Shards, logs: NoLogs,
         ideal_seconds: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run, self.model, self.layout, self.built, self.logs = run, model, layout, built, logs
         self.ideal_seconds = ideal_seconds  # of a step of the whole batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
@@ -100,6 +94,7 @@ class Loop:
         )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
+        self.engine.noise = NoiseScale.of(built, layout) if run.noise_scale else None
         self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
         self.evaluator = Evaluator(
             run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs

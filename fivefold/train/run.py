@@ -71,6 +71,7 @@ class Run(Record):
     trace_steps: NonNegativeInt = (
         0  # steps whose trace is written to ``folder``/trace; 0: a few are traced, none written
     )
+    noise_scale: bool = False  # measure the gradient noise scale, in every step but the one that is metered
     sample: str = "def "  # prompt of the sample; empty: none
     sample_tokens: NonNegativeInt = 200
     sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
@@ -79,6 +80,15 @@ class Run(Record):
     def load(cls, path: Path) -> Run:
         """Read a run file; paths in it are relative to the working directory."""
         return cls.read(read_file(path), origin=str(path))
+
+    def check_noise(self, layout: Layout) -> None:
+        """A ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
+        if not self.noise_scale:
+            return
+        if layout.cp > 1:
+            raise Mistake(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
+        if layout.dp == 1:
+            raise Mistake("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
 
     def table(self, layout: Layout) -> Table | None:
         """Read the custom schedule, if any; a ``Mistake`` unless it fits ``layout`` and the job's micro-batches."""

@@ -146,6 +146,7 @@ ELSEWHERE = {  # options of search that are functions of their own in Python
     "search": {"keep", "others", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
 }
 SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
+SKIPPED |= {"from_file", "gpus"}
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])
@@ -197,6 +198,14 @@ def test_the_import_is_light() -> None:
     assert set(dir(ff)) >= {*ff.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'prediction'"):
         _ = ff.prediction
+
+
+def test_plan_is_the_verb_and_the_room() -> None:
+    code = (
+        "import fivefold as ff\nimport fivefold.plan.predict\nassert ff.plan.predict.planner\n"
+        "print(ff.plan('nano', 'h100:2', tokens=1e9, seq=128, gbs=8, batch='job').run_file)"
+    )
+    assert "layout =" in python(code)
 
 
 def test_a_room_that_has_the_name_of_a_verb_is_both() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
+from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan import questions
 from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.lengths import lengths
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
 from fivefold.record import Mistake
@@ -108,3 +110,47 @@ def test_no_sequence_makes_an_illegal_layout_legal() -> None:
     layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
     with pytest.raises(Mistake, match="pp·v=4 stages are more than layers=2"):
         questions.longest_sequence(model=named("nano"), machine=hardware, job=Job(global_batch=256), layout=layout)
+
+
+def test_batches_name_who_says_or_chose_them() -> None:
+    layout = Layout(dp=64, mbs=1)
+    job = JOB.replace(sequence=8192)
+    found = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
+    who = {batch.tokens: " ".join(batch.who) for batch in found}
+    assert "the measured noise scale, 5.00 M" in who[512 * 8192]
+    assert "DeepSeek LLM's law" in who[1024 * 8192]
+    assert all(2.5e6 < batch.tokens <= 60e6 for batch in found)
+    small = questions.sound_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
+    assert small[0].tokens < 4000  # where the laws say so
+    assert small[-1].tokens < 200_000
+
+
+def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> None:
+    layout = Layout.parse("dp4 zero3 mbs1")
+    machine = resolve("h100:4", local=Path("/nowhere"))
+
+    def find(job: Job) -> SearchResult:
+        return search(model=SMALL, machine=machine, job=job, top=1, within=0.02, axes=("cp",), placements=False)
+
+    job = Job(sequence=4096, global_batch=64)
+    found = lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
+    assert [(each.cp, each.ac) for each in found.curves] == [
+        (cp, ac) for cp in (1, 2, 4) for ac in ("none", "selective", "full")
+    ]
+    for curve in found.curves:
+        other = Layout.parse(curve.layout)
+        assert (other.world, other.cp, other.ac) == (4, curve.cp, curve.ac)
+        for point in curve.points:
+            batch = max(1, round(4096 * 64 / point.tokens / other.dp)) * other.dp
+            step = Planner(
+                model=SMALL, machine=machine, job=job.replace(sequence=point.tokens, global_batch=batch)
+            ).step(other)
+            assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
+            assert point.fits == (point.peak_bytes <= room_bytes(machine))
+    longest = {(each.cp, each.ac): each.longest for each in found.curves}
+    assert longest[1, "none"] == found.answer.value
+    assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]
+    assert found.changes[0].startswith("the model's positions: 4096 of 1048576")
+    changed = Layout.parse(found.changes[1].partition("so ")[2].partition(" with gbs")[0])
+    step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
+    assert step.memory.fits

@@ -4,6 +4,7 @@ examine(make_model, loss) → two steps on fake tensors, recorded on the dry run
 with a budget             → which modules to recompute, verified by examining the step again with them wrapped
 
 file · rehearse · watch   a user's file; its two steps; their recorder
+sharded                   what FSDP2, tensor parallelism, recomputation would cost
 memory · advice · blame   live bytes over time; what to recompute; an error in one line that names the user's line
 """
 
@@ -19,6 +20,7 @@ from fivefold.check.doctor import memory
 from fivefold.check.doctor.advice import advise, candidates
 from fivefold.check.doctor.blame import blaming
 from fivefold.check.doctor.rehearse import ExaminedSteps, Step, UserCode, plain_step, recompute, rehearse
+from fivefold.check.doctor.sharded import Plan, check_ranks, costs
 from fivefold.model.diagnosis import Advice, Diagnosis
 from fivefold.record import Mistake
 
@@ -32,18 +34,23 @@ def examine(
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     step: Step | None = None,
     budget_bytes: int | None = None,
+    fsdp: int | None = None,
+    tp: int | None = None,
+    plan: Callable[[nn.Module], Plan] | None = None,
     file: str | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Diagnosis:
     """Examine two training steps of ``make_model()``. ``loss`` makes its own inputs; ``step`` replaces the whole step.
 
-    ``budget_bytes``: peak memory to reach by recomputation. ``file``: path of the user's code, whose lines are named in
-    a ``Mistake``. ``report`` is called with a line of progress.
+    ``budget_bytes``: peak memory to reach by recomputation. ``fsdp``, ``tp``: over how many ranks FSDP2, or tensor
+    parallelism by ``plan(model)``, is to be priced. ``file``: path of the user's code, whose lines are named in a
+    ``Mistake``. ``report`` is called with a line of progress.
     """
     if step is None and loss is None:
         raise Mistake("there is neither loss(model) nor step(model, optimizer); write one of them")
     if budget_bytes is not None and budget_bytes <= 0:
         raise Mistake(f"a budget of {budget_bytes} bytes holds nothing; write such as 24GiB")
+    check_ranks([("--fsdp", fsdp), ("--tp", tp)])
     user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
     tell = report or (lambda _: None)
     follow = candidates if budget_bytes is not None else None
@@ -53,7 +60,10 @@ def examine(
     advice = None
     if budget_bytes is not None:
         advice = advise(seen, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=tell))
-    return _diagnosis(seen, advice)
+    found = _diagnosis(seen, advice)
+    if fsdp is None and tp is None:
+        return found
+    return found.replace(costs=costs(user, fsdp=fsdp, tp=tp, plan=plan, file=file, report=tell))
 
 
 def _examine_recomputed(

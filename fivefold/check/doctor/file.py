@@ -2,6 +2,7 @@
 
 model() → Module        loss(model) → Tensor, which makes its own inputs
 optimizer(model) → Optimizer        step(model, optimizer): a whole step; loss is not needed then
+plan(model) → {name of a module: 'colwise' | 'rowwise' | …}, for tensor parallelism
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from fivefold.check.doctor.blame import blaming
 from fivefold.record import Mistake, read_text
 
-NAMES = ("model", "loss", "optimizer", "step")
+NAMES = ("model", "loss", "optimizer", "step", "plan")
 
 
 class UserFile(NamedTuple):
@@ -27,6 +28,7 @@ class UserFile(NamedTuple):
     loss: Callable[..., Any] | None
     optimizer: Callable[..., Any] | None
     step: Callable[..., Any] | None
+    plan: Callable[..., Any] | None
 
 
 def load(path: Path) -> UserFile:

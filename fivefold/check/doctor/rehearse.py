@@ -83,6 +83,8 @@ def rehearse(
                 watch.note(states, "optimizer")
                 stories.append(watch.cut())
     first, steady = (read(tape, watch.roles) for tape in stories)
+    if steady.begin == len(steady.tape):
+        raise Mistake("step(model, optimizer) ran no operation; it has to train the model")
     return ExaminedSteps(model, optimizer, first, steady, tuple(watch.calls), tuple(watch.remarks))
 
 
@@ -139,7 +141,7 @@ def _build(user: UserCode, watch: ModuleRecorder) -> tuple[nn.Module, torch.opti
 
 
 @contextmanager
-def _deepcopy_by_storage() -> Iterator[None]:
+def deepcopy_by_storage() -> Iterator[None]:
     """Make ``deepcopy`` of a fake tensor allocate one storage: torch's own gives tensor and views different ones."""
 
     def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -166,7 +168,7 @@ def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
         FAILURES.setLevel(logging.CRITICAL)
         try:
             with (
-                _deepcopy_by_storage(),
+                deepcopy_by_storage(),
                 FakeTensorMode(allow_non_fake_inputs=True) as mode,
                 torch.compiler.set_stance("force_eager"),
             ):

@@ -1,6 +1,6 @@
-"""Megatron-LM and Megatron-Core: arguments in a script, a launch line, a YAML or a checkpoint.
+"""Megatron-LM, Megatron-Core, Megatron-Bridge, NeMo 2: arguments in a script, a launch line, a YAML, a checkpoint.
 
 keys · flags   its arguments with their defaults; those without effect, and other names of the same
 model          arguments to a model, and back       read   to layout and job       back   from layout and job
-args           the format: read and written
+args           the format: read and written      bridge · bridge_keys   saved configs of Bridge and NeMo 2
 """

@@ -58,20 +58,31 @@ def read(document: Document, asked: Asked) -> Reading:
             raise Mistake(
                 f"{origin}: --{name.replace('_', '-')} is {value}, which is not set; add {variable}=VALUE to the file"
             )
-    values = Values(TABLE, found, origin=origin, software=f"Megatron {VERSION}")
+    given_named = {**found, **({"expandable_segments": True} if segments else {})}
+    return read_named(given_named, document, asked, table=TABLE, form=("megatron", VERSION, "megatron-core"))
+
+
+def read_named(
+    given: dict[str, Any], document: Document, asked: Asked, *, table: Table, form: tuple[str, str, str]
+) -> Reading:
+    """Arguments by their names; ``form``: the software, its version and its stack."""
+    software, version, stack_name = form
+    origin, segments = document.origin, bool(given.pop("expandable_segments", False))
+    values = Values(table, given, origin=origin, software=f"{software} {version}")
     model, missing = model_of(values, asked)
     ranks = world(document, asked)
     if model is None:
-        return reading(("megatron", VERSION), values, {}, document=document, model=None, ranks=None, missing=missing)
+        return reading((software, version), values, {}, document=document, model=None, ranks=None, missing=missing)
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
     fields |= {**stack(values, model), **rate(values), "job.precision": precision(values)}
+    fields["job.stack.name"] = stack_name
     fields["job.documents"] = "apart" if values["reset_attention_mask"] else "joined"
     fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
     fields["job.stack.expandable_segments"] = segments
     fields["job.optimizer.betas"] = (values["adam_beta1"], values["adam_beta2"])
     if lacking := [name for name in ("seq_length", "micro_batch_size") if values[name] is None]:
         missing += (*(f"--{name.replace('_', '-')}" for name in lacking), *(() if ranks else (RANKS_MISSING,)))
-        return reading(("megatron", VERSION), values, {}, document=document, model=model, ranks=None, missing=missing)
+        return reading((software, version), values, {}, document=document, model=model, ranks=None, missing=missing)
     if ranks is not None:
         tp, cp, pp = (values.whole(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
         dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=origin)
@@ -79,12 +90,14 @@ def read(document: Document, asked: Asked) -> Reading:
         fields |= degrees(values, model, dp=dp) | batch(values, dp=dp) | pipeline(values, model, pp=pp)
         fields["layout.ac"] = recomputed(values, model, fields)
     missing += () if ranks else (RANKS_MISSING,)
-    return reading(("megatron", VERSION), values, fields, document=document, model=model, ranks=ranks, missing=missing)
+    return reading((software, version), values, fields, document=document, model=model, ranks=ranks, missing=missing)
 
 
-def arguments(plan: Plan) -> dict[str, Any]:
-    """The arguments of a plan, by name; those that are as Megatron has them by default are left out."""
+def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
+    """The arguments of a plan, by name; unless ``full``, without those that are as Megatron has them by default."""
     found = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | back.values(plan)
+    if full:
+        return {name: value for name, value in found.items() if value is not None}
     kept = {name: value for name, value in found.items() if value is not None and value is not False}
     return {name: value for name, value in kept.items() if name not in TABLE or value != TABLE[name].default}
 

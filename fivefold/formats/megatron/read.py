@@ -204,8 +204,9 @@ def _aware(values: Values, found: Recipe) -> Recipe:
 
 def stack(values: Values, model: Model) -> dict[str, Any]:
     """What of the stack the arguments say."""
-    overlap = [axis for axis, key in (("dp", "overlap_grad_reduce"), ("tp", "tp_comm_overlap")) if values[key]]
+    overlap = ["dp"] if values["overlap_grad_reduce"] else []
     overlap += ["cp"] if values["no_overlap_p2p_communication"] else ["cp", "pp"]
+    overlap += ["tp"] if values["tp_comm_overlap"] else []
     pairs = bool(values["overlap_moe_expert_parallel_comm"])
     overlap += ["ep"] if pairs else []
     dispatcher = str(values["moe_token_dispatcher_type"])

@@ -44,9 +44,9 @@ class Run(NamedTuple):
     times: int
     recomputed: bool = False
 
-    def called(self, last: bool = False) -> str:
-        """Name for reports: ``embed``, ``head``, or ``block N`` of the first (or ``last``) unit."""
-        return self.name if isinstance(self.name, str) else f"block {self.first + (self.times - 1 if last else 0)}"
+    def called(self, index: int) -> str:
+        """Name for reports of the unit at ``index`` in the run: ``embed``, ``head``, or ``block N``."""
+        return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
 
 class Counts:

@@ -88,15 +88,15 @@ class _Filler:
         yield _between(span.end, moments[-1], kept=after)
 
     def _shares(self, chunk: int) -> dict[str, float]:
-        """Share of the stage's forward seconds at the middle of a unit, by its name: first and last of each run."""
+        """Share of the stage's forward seconds at the middle of each unit, by its name."""
         runs = self.runs[chunk]
         seconds = [self.planner.timeline.units.unit(self.layout, run).forward for run in runs]
         whole = sum(each * run.times for each, run in zip(seconds, runs, strict=True))
         found: dict[str, float] = {}
         now = 0.0
         for run, each in zip(runs, seconds, strict=True):
-            for before in (0, run.times - 1):
-                found[run.called(last=before > 0)] = (now + (before + 0.5) * each) / whole
+            for index in range(run.times):
+                found[run.called(index)] = (now + (index + 0.5) * each) / whole
             now += run.times * each
         return found
 

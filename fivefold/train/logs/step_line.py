@@ -28,6 +28,18 @@ def step_line(
         "seconds": seconds,
         "mfu_causal": ideal_seconds / seconds * batch / job.global_batch,
         "resident_bytes": resident_bytes(),
+        **_noise(done, job),
         **({"batch": batch} if job.ramp else {}),
         **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),
     }
+
+
+def _noise(done: StepResult, job: Job) -> dict[str, Any]:
+    """The gradient noise scale in tokens, and the step's own |G|² and S of a token."""
+    if done.noise is None:
+        return {}
+    scale = None if done.noise.scale is None else done.noise.scale * job.sequence
+    return {
+        "noise_scale": scale, "gradient_square": done.noise.square,
+        "gradient_variance": done.noise.variance * job.sequence,
+    }  # fmt: skip

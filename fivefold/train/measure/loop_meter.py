@@ -20,6 +20,7 @@ from fivefold.step import sent_bytes
 from fivefold.train.measure.meter import COLLECTIVES, Meter, group_of, tensors
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
+SCALAR = torch.ops.aten._local_scalar_dense.default
 WHOLE = (DTensor, AsyncCollectiveTensor)  # whose operations come again, on the tensors within
 # operation → (collective, index of the argument that is the full tensor)
 LISTS = {
@@ -43,12 +44,14 @@ class LoopMeter(Meter):
     """``living``: tensors allocated before; ``hidden_bytes``: what else is, and no tensor of Python's tells.
 
     ``states``: bytes of parameters, gradients and moments now. ``axis(name of a group, collective)`` names the axis.
+    ``fake``: fake tensors are those that count; a scalar that is asked for is 1 in an update, else 0.
     """
 
     def __init__(
         self, living: Iterable[Tensor], *, states: Callable[[], int], axis: Callable[[str, str], str],
-        hidden_bytes: int = 0,
+        hidden_bytes: int = 0, fake: bool = False,
     ) -> None:  # fmt: skip
+        self._fake = fake
         super().__init__(living, axis=lambda name: name)
         self._states, self._axis_of = states, axis
         self.live_bytes += hidden_bytes
@@ -84,8 +87,10 @@ class LoopMeter(Meter):
         """Run the operation, then count it; shapes that are only worked out (fake, meta) are none."""
         if any(issubclass(kind, WHOLE) for kind in types):
             return NotImplemented
-        if any(issubclass(kind, FakeTensor) for kind in types):
+        if not self._fake and any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **(kwargs or {}))
+        if self._fake and func is SCALAR:
+            return int(self.updating)
         self._update_phase()
         if func in COLLECTIVES:
             out = func(*args, **(kwargs or {}))
@@ -117,7 +122,8 @@ class LoopMeter(Meter):
         self._sent[key] += sent_bytes(collective, payload=sum(each.nbytes for each in full), ranks=group.size())
 
     def _see(self, tensor: Tensor) -> None:
-        if tensor.device.type != "meta" and not isinstance(tensor, (FakeTensor, *WHOLE)):
+        aside = WHOLE if self._fake else (FakeTensor, *WHOLE)
+        if tensor.device.type != "meta" and not isinstance(tensor, aside):
             super()._see(tensor)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:

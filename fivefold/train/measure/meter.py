@@ -108,7 +108,8 @@ class Meter(TorchDispatchMode):
             self._resize(args[0])
         else:
             self.flops += operation_flops(func, args, out)
-            if not func.is_view:  # a view allocates nothing; gloo's ``wait`` takes views of its own buffers
+            # a view allocates nothing, but for what torch.tensor makes; gloo's ``wait`` takes views of its own buffers
+            if not func.is_view or func is aten.lift_fresh.default:
                 for tensor in tensors(out):
                     self._see(tensor)
         if self.live_bytes > self.peak_bytes:

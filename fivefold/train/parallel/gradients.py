@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ class ExtraReduce:
     axis: Axis
     weights: tuple[int, ...]
     late: bool = False
+
+
+class Watch(Protocol):
+    """Something that sees the sums of a rank before they are reduced."""
+
+    def add(self, gradients: Gradients, columns: tuple[Tensor, ...]) -> None:
+        """The ``columns`` [ranks, padded numel] of each weight."""
 
 
 class Underway:
@@ -80,6 +88,7 @@ class Gradients:
         self._received = [0] * len(shards)  # since the last reduction
         self._begun = 0  # reductions of this step
         self._reducing: Pending | None = None
+        self.squares: Watch | None = None  # sees each sum before it is reduced
 
     def passing(self) -> list[Tensor]:
         """Tensors that live within a step."""
@@ -132,6 +141,8 @@ class Gradients:
         sums = self._sums
         assert sums is not None
         self._begun += 1
+        if self.squares is not None:
+            self.squares.add(self, self._columns)
         if self.stay:
             self.reduced = sums[self.shard.rank]
         elif self.reduced is None:

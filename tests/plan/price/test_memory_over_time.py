@@ -49,6 +49,25 @@ def test_levels_lie_along_the_spans(text: str) -> None:
     assert lives[-1].cause == "optimizer"
 
 
+@pytest.mark.parametrize("text", ["dp32", "dp32 zero1", "dp32 zero2", "dp32 zero3", "dp32 zero3 ac=full"])
+def test_a_backward_frees_block_by_block(text: str) -> None:
+    """A block that is named lies at its own place: N blocks before it keep their activations, and no others."""
+    lives = levels(planner(gbs=32), Layout.parse(text), rank=0)
+    for passes in ("forward", "backward"):
+        found = [
+            (int(each.cause.split()[1]), each)
+            for each in lives
+            if each.cause.startswith("block") and passes in each.cause
+        ]
+        (low, least), (high, most) = sorted((found[0], found[-1]))
+        assert (low, high) == (0, 31)
+        kept = (most.activations_bytes - least.activations_bytes) / 31
+        for place, each in found:
+            assert each.activations_bytes == pytest.approx(least.activations_bytes + place * kept, rel=1e-6)
+            along = (each.seconds - least.seconds) / (most.seconds - least.seconds)
+            assert along == pytest.approx(place / 31, abs=1e-6)
+
+
 @pytest.mark.parametrize("text", ["dp8 pp4 zb1p", "dp8 pp4 zero1 1f1b", "dp8 pp4 v2 zbv zero3"])
 def test_a_rank_that_waits_has_its_states(text: str) -> None:
     """From the beginning of the step on, which for the last rank comes before its first action."""

@@ -22,7 +22,7 @@ from fivefold.plan.count.memory.stage import RunMemory, Stages, held_bytes
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import part_of
 
-Cause = tuple[Any, ...]  # (index of the run, whether its last unit, phase, operation), or one word
+Cause = tuple[Any, ...]  # (index of the run, of the unit in it, phase, operation), or one word
 
 
 class LiveBytes(NamedTuple):
@@ -138,16 +138,16 @@ class PeakFinder:
             stale = first or bool(gathered)
             entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
             for before in _ends(unit):
-                earlier, end = self._earlier(profile.kept_bytes, before, kept), before > 0
+                earlier = self._earlier(profile.kept_bytes, before, kept)
                 if stale and not (self.ahead and place + before):
-                    yield LiveBytes((place, end, "gather"), lagging, earlier, whole + self._fetched(unit), entering)
+                    yield LiveBytes((place, before, "gather"), lagging, earlier, whole + self._fetched(unit), entering)
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
                     following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
                     coming = self._coming(following.parts[0]) if following and not held else 0
                 mine = gathered * (1 + before if self.keeps and not held else 1)
                 yield LiveBytes(
-                    (place, end, "forward"), lagging, earlier, whole + mine + coming,
+                    (place, before, "forward"), lagging, earlier, whole + mine + coming,
                     profile.forward_peak_bytes + self.own_tokens, unit.logits,
                 )  # fmt: skip
             whole += gathered if self._stays(run) else 0
@@ -175,14 +175,14 @@ class PeakFinder:
             profile, table = self._with_table(unit, born, first=first, reduces=reduces, split=split)
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
-                still, end, gone = lag if done and reduces else lagging, done == 0, 0
+                still, at, gone = lag if done and reduces else lagging, run.times - done - 1, 0
                 gradients = grown + done * change.lasting + still
                 if unit.born.experts and reduces and sums.midway and not split:
                     profile, gone = self._reducing(unit, born, first=first, lagging=still)
                 mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
                 if regathered and not (self.ahead and (done or place + 1 < len(units))):
                     yield LiveBytes(
-                        (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
+                        (place, at, "gather"), gradients, earlier + unit.later.kept_bytes,
                         whole + self._fetched(unit), self.stream,
                     )  # fmt: skip
                 before = unit if done < run.times - 1 else units[place - 1] if place else None
@@ -190,16 +190,16 @@ class PeakFinder:
                 here = whole - (done * state.whole if stays else 0)
                 if coming and regathered and unit.born.experts:  # gathered before the dense weights, waited for after
                     yield LiveBytes(
-                        (place, end, "gather"), gradients, earlier + unit.later.kept_bytes,
+                        (place, at, "gather"), gradients, earlier + unit.later.kept_bytes,
                         here + regathered + unit.parts[-1].travel + coming, self.stream,
                     )  # fmt: skip
                 yield LiveBytes(
-                    (place, end, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
+                    (place, at, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
                     here + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
                 )  # fmt: skip
                 if reduces:
                     beginning, rest = gradients + change.reducing - gone, self._made_last(unit)
-                    yield LiveBytes((place, end, "reduce"), beginning, earlier, here - let_go, rest)
+                    yield LiveBytes((place, at, "reduce"), beginning, earlier, here - let_go, rest)
             grown += run.times * change.lasting + change.waits
             whole, after = whole - let_go * (run.times if stays else 1), after + run.times * off
             lagging = lag if reduces else lagging
@@ -272,18 +272,18 @@ class PeakFinder:
             born = born if sums.each else born._replace(dense=0)
             lag = sums.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
-                still = lag if done and reduces else lagging
+                still, at = lag if done and reduces else lagging, unit.run.times - done - 1
                 here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield LiveBytes((place, done == 0, "weights"), gradients + sum(born), here, 0, rest)
+                yield LiveBytes((place, at, "weights"), gradients + sum(born), here, 0, rest)
                 if reduces:
                     here -= profile.late_bytes
                     if unit.born.experts:
                         shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first))
                         midway = gradients + born.experts + shard
-                        yield LiveBytes((place, done == 0, "reduce"), midway, here, 0, profile.experts_bytes)
+                        yield LiveBytes((place, at, "reduce"), midway, here, 0, profile.experts_bytes)
                     beginning = gradients + change.reducing
-                    yield LiveBytes((place, done == 0, "reduce"), beginning, here, 0, profile.closing_bytes)
+                    yield LiveBytes((place, at, "reduce"), beginning, here, 0, profile.closing_bytes)
             left -= unit.run.times * profile.late_bytes
             grown += unit.run.times * change.lasting
             lagging = lag if reduces else lagging

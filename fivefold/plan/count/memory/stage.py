@@ -78,8 +78,8 @@ def describe(cause: tuple[Any, ...], chunk: Chunk | None = None) -> str:
     """A cause as text, e.g. ``block 3 backward mlp.act``."""
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
-    place, last, *words = cause
-    return " ".join((chunk.runs[place].run.called(last=last), *words)).strip()
+    place, index, *words = cause
+    return " ".join((chunk.runs[place].run.called(index), *words)).strip()
 
 
 def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) -> Chunk:

@@ -1,0 +1,112 @@
+"""The site without its tool: every page has a place, every link leads somewhere, every command is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import fivefold as ff
+from fivefold.cli import app
+from tests.api.standalone import stands_alone
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", flags=re.MULTILINE | re.DOTALL)
+MADE = {"index.md", "contributing.md", "changelog.md"}
+COMMANDS: Any = get_command(app)
+
+
+@pytest.fixture(scope="module")
+def site() -> Any:
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "site" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_has_one_place(site: Any) -> None:
+    own = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    placed = [name for names in site.nav(own).values() for name in names]
+    assert len(placed) == len(set(placed))
+    made = {name for name in placed if name.startswith("reference/")} | MADE
+    assert set(placed) - made == own, "a page without a place, or a place without a page"
+
+
+def anchors(path: Path) -> set[str]:
+    """What can be linked to in a page: its headings, as code hosts name them."""
+    found: set[str] = set()
+    for line in CODE.sub(lambda block: block[0] if block[0].count("\n") == 0 else "", path.read_text()).splitlines():
+        if line.startswith("#"):
+            words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower().replace("`", ""))
+            found.add(words.replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+        place, _, anchor = target.partition("#")
+        if "://" in place:
+            continue
+        path = (page.parent / place).resolve() if place else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def lines(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return [shlex.split(line.removeprefix("$ "), comments=True) for line in text.splitlines() if "fivefold" in line]
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if "```sh" in path.read_text()], ids=lambda path: path.name)
+def test_commands_of_a_page_are_there(page: Path) -> None:
+    for words in lines(page):
+        if "fivefold" not in words or words[words.index("fivefold") + 1 :] == []:
+            continue
+        name, *rest = words[words.index("fivefold") + 1 :]
+        assert name in COMMANDS.commands or name.startswith("--"), f"{page.name}: no command {name!r}"
+        if name.startswith("--"):
+            continue
+        known = {"--help"}.union(*([*each.opts, *each.secondary_opts] for each in COMMANDS.commands[name].params))
+        loose = name == "read"  # which takes a launch line of another software as it is
+        strange = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in known]
+        assert loose or strange == [], f"{page.name}: fivefold {name}"
+
+
+def test_the_reference_is_whole(site: Any) -> None:
+    text, python, records = site.of_commands(), site.of_python(), site.of_records()
+    for name, command in COMMANDS.commands.items():
+        assert f"## {name}\n" in text
+        assert all(f"`{each.opts[0]}`" in text for each in command.params if each.opts[0].startswith("--"))
+    assert all(f"## ff.{name}\n" in python for name in ff.__all__ if name[0].islower())
+    assert "| `step_seconds` |" in records
+    assert "| `global_batch` |" in records
+    assert "<" not in re.sub(r"`[^`]*`", "", text.replace("<br>", "")), "what looks like a tag would vanish"
+
+
+def test_the_cheat_sheet_is_generated_of_what_is_there(site: Any) -> None:
+    text = site.cheat_sheet()
+    stands_alone(text)
+    plain = unescape(text)
+    for name in (*COMMANDS.commands, "zero3/8", "--gbs", "ff.predict", "Words of a layout", "ac=none"):
+        assert name in plain, name
+
+
+def test_math_is_drawn_without_a_script(site: Any) -> None:
+    pytest.importorskip("latex2mathml")
+    assert "<math" in site.mathml("so $x^2$ is")
+    assert site.mathml("`$x` costs $5") == "`$x` costs $5"
