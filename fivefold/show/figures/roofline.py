@@ -15,7 +15,9 @@ from fivefold.show.charts import BLUE, ORANGE, RED, Chart, _altair, _colour, _fi
 from fivefold.step import Operation, Step
 from fivefold.units import Dtype, show_count, show_seconds
 
-NEAR = 0.12  # of two dots, in natural logarithms: their names would overlap
+# Two dots whose names would overlap, in natural logarithms: names run to the right, so they need more room there.
+NEAR = {"intensity": 0.9, "rate": 0.15}
+MOST_NAMES = 3  # of one label
 
 
 def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
@@ -26,7 +28,8 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.flops and op.moved_bytes)
     if not values:
         raise Mistake(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
-    low, high = ridge / 12, max([ridge * 4, *(v["intensity"] * 2.5 for v in values)])
+    low = min([ridge / 12, *(v["intensity"] / 1.5 for v in values)])
+    high = max([ridge * 4, *(v["intensity"] * 2.5 for v in values)])
     floor = min(min(v["rate"] for v in values) / 2, low * bandwidth)
     roof = [{"intensity": at, "rate": min(peak, at * bandwidth)} for at in (low, ridge, high)]
     x = alt.X("intensity:Q", title="FLOPs per byte of memory moved", axis=alt.Axis(tickCount=6, format="~s"),
@@ -42,7 +45,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     names = base.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
     notes = [
         {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_count(peak)}FLOP/s {dtype}"},
-        {"intensity": low * 1.25, "rate": low * bandwidth * 2.0, "text": f"{show_count(bandwidth)}B/s of memory"},
+        {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_count(bandwidth)}B/s of memory"},
     ]
     said = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=RED)
     said = said.encode(x=x, y=y, text="text:N")
@@ -71,16 +74,25 @@ def _named(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The values, largest first; one label for those that lie together."""
     found: list[dict[str, Any]] = []
     for value in sorted(values, key=lambda each: -each["seconds"]):
-        near = [each for each in found if each["label"] and _apart(each, value) < NEAR]
+        near = [each for each in found if each["label"] and _near(each, value)]
         if near:
-            near[0]["label"] += f", {value['name']}"
+            near[0]["others"].append(value["name"])
             value["label"] = ""
-        found.append(value)
-    return found
+        found.append(value | {"others": []})
+    return [each | {"label": _label(each)} for each in found]
 
 
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> float:
-    return max(abs(log(one[key] / other[key])) for key in ("intensity", "rate"))
+def _label(value: dict[str, Any]) -> str:
+    """The largest operations of those that lie together, and how many more there are."""
+    if not value["label"]:
+        return ""
+    names = [value["label"], *value["others"]]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(abs(log(one[key] / other[key])) < most for key, most in NEAR.items())
 
 
 def _finding(step: Step, values: list[dict[str, Any]], peak: float) -> str:

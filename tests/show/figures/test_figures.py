@@ -111,8 +111,9 @@ def test_a_roofline_has_every_matmul_under_the_roof() -> None:
     assert {"mlp.up", "attention.core", "head.out"} <= {value["name"] for value in values}
     for value in values:
         assert value["rate"] <= min(chip.peak("bf16"), value["intensity"] * chip.memory_bandwidth)
-    labels = ", ".join(value["label"] for value in values if value["label"]).split(", ")
-    assert sorted(labels) == sorted(value["name"] for value in values), "each is named once"
+    named = [name for value in values if value["label"] for name in (value["name"], *value["others"])]
+    assert sorted(named) == sorted(value["name"] for value in values), "each belongs to one label"
+    assert all(value["label"].startswith(value["name"]) for value in values if value["label"])
 
 
 def draw(*words: str) -> None:
