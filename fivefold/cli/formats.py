@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fivefold.formats.format import Asked, Plan, Written
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.stack.reading import Reading
 
@@ -58,7 +60,9 @@ def write(
     what: Annotated[
         str, typer.Argument(metavar="LAYOUT|FILE", help="A layout, a run file, or any config to translate.")
     ],
-    to: Annotated[str, typer.Option("--to", help="torchtitan, megatron, bridge, deepspeed, accelerate, nanotron, …")],
+    to: Annotated[
+        str, typer.Option("--to", help="torchtitan, megatron, bridge, deepspeed, accelerate, nanotron, kubernetes, …")
+    ],
     job: Job,
     model: Named = None,
     gpus: Gpus = None,
@@ -98,11 +102,9 @@ def _plan(what: str, job: Job, *, model: str | None, gpus: str | None) -> Plan:
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
             raise Mistake(f"layout {what!r} is of what model? say --model NAME")
-        return Plan(resolve(model), Layout.parse(what), job, nodes)
-    if (run := _run(Path(what))) is not None:
-        return run._replace(ranks_per_node=nodes)
+        return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     found = complete(_reading(what, gpus, model), what)
-    return Plan(found[0], found[1], found[2], nodes)
+    return Plan(found[0], found[1], found[2], nodes, gpus or _machine_of(Path(what)))
 
 
 def _reading(what: str, gpus: str | None, model: str | None) -> Reading:
@@ -118,17 +120,30 @@ def complete(found: Reading, origin: str) -> tuple[Model, Layout, Job]:
     return found.model, found.layout, found.job
 
 
-def _run(path: Path) -> Plan | None:
-    """A run file of our own; None if the file is another's."""
-    from fivefold.formats.format import Plan
-    from fivefold.layout.spec import Layout
-    from fivefold.model.catalog import resolve
+def _machine_of(path: Path) -> str:
+    """The machine of a run file; empty for other configs."""
     from fivefold.record import read_file
-    from fivefold.train.run import Run
 
-    if path.suffix != ".toml" or not isinstance(read_file(path).get("model", "tiny"), str):
-        return None
-    run = Run.load(path)
-    if run.layout == "auto":
-        raise Mistake(f"{path}: its layout is auto, which `train` finds; write the layout that is wanted")
-    return Plan(resolve(run.model), Layout.parse(run.layout), run.job, 8)
+    said = read_file(path).get("machine") if path.suffix == ".toml" and path.is_file() else None
+    return said if isinstance(said, str) else ""
+
+
+def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
+    """Write the first of ``layouts`` that the job's stack can be told, and say why not the first of all."""
+    from fivefold.formats.format import Plan
+    from fivefold.formats.read import for_stack
+    from fivefold.formats.write import write as run
+    from fivefold.layout.spec import Layout
+
+    to, why = for_stack(job.stack.name), ""
+    for text in dict.fromkeys(layouts):
+        plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
+        try:
+            written = run(plan, to=to)
+        except Mistake as refusal:
+            why = why or str(refusal)
+            continue
+        say(f"fivefold: {text} as {to}" + (f"; not the first of the ranking: {why}" if why else ""))
+        put(written, path)
+        return
+    raise Mistake(f"--write {path}: {why or 'no layout was found'}; narrow the search by --where 'ac=none,full zero=3'")

@@ -10,6 +10,7 @@ import typer
 
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, priced, show_offers
 from fivefold.cli.doctor import parse_bytes
+from fivefold.cli.formats import write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
 from fivefold.record import Mistake
@@ -41,6 +42,11 @@ Keep = Annotated[
     str | None, typer.Option("--keep", help="Change one thing at a time from this layout: what helps most?")
 ]
 
+WRITABLE = 200  # layouts of a ranking, one of which the stack's config can say
+WriteBest = Annotated[
+    Path | None, typer.Option("--write", help="Write the best as the config of --stack: file or folder.")
+]
+
 
 @takes_nouns
 def search(
@@ -65,11 +71,11 @@ def search(
     deadline: Deadline = None,
     ranks: Ranks = None,
     assume: Assume = None,
+    write: WriteBest = None,
     json: AsJson = False,
 ) -> None:
     """The best of all legal layouts that fit, and why the others lost; or one run on several machines."""
     from fivefold.layout.where import Where
-    from fivefold.show import search as page
 
     only, near = Where.parse(where), None if exact else ALIKE if within is None else within
     if is_asked(by, others, tokens, deadline, ranks):
@@ -83,29 +89,49 @@ def search(
     if keep is not None:
         show_walk(model, machine, job, start=keep, by=by, where=only, top=top, json=json)
         return
-    asked = {"by": by, "top": top, "levels": front, "within": near, "where": only, "two_dimensional": two}
-    found = found_layouts(model, machine, job, also=also or [], **asked)
-    if measure and found.best:
-        finalists, _ = measured_best(model, machine, job, count=measure)
-        found = found.replace(finalists=tuple(finalists))
-    show(found.model_dump_json(indent=2) if json else page.page(found))
+    wanted = max(top, WRITABLE if write else 0)
+    asked = {"by": by, "top": wanted, "levels": front, "within": near, "where": only, "two_dimensional": two}
+    found = found_layouts(model, machine, job, also=also or [], measure=measure, **asked)
+    show_found(found.replace(best=found.best[:top]), json=json)
+    if write:
+        write_best(ranking(found), model=model, machine=machine, job=job, path=write)
     if chart:
         draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
 
 
 def found_layouts(
-    model: Model, machine: Machine, job: Job, *, also: Sequence[str], **options: Any
+    model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
 ) -> SearchResult:  # fmt: skip
-    """What ``plan.search`` finds with ``options``, with a bar on the terminal; ``also``: other precisions to try."""
+    """What ``plan.search`` finds with ``options``, with a bar on the terminal.
+
+    ``also``: other precisions to try; ``measure``: of the best, how many are trained for a few steps.
+    """
     from fivefold.job import recipe
     from fivefold.plan.search import search as run
     from fivefold.show.progress import bar
 
     with bar("searching") as progress:
-        return run(
+        found = run(
             model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
             report=lambda done, total: progress("layouts", done, total), **options,
         )  # fmt: skip
+    if measure and found.best:
+        finalists, _ = measured_best(model, machine, job, count=measure)
+        return found.replace(finalists=tuple(finalists))
+    return found
+
+
+def show_found(found: SearchResult, *, json: bool) -> None:
+    """The page of a search, or its data."""
+    from fivefold.show import search as page
+
+    show(found.model_dump_json(indent=2) if json else page.page(found))
+
+
+def ranking(found: SearchResult) -> list[str]:
+    """Layouts in the order of preference: the proposal, then the fastest first."""
+    chosen = [found.proposal.layout] if found.proposal else []
+    return [*chosen, *(each.step.layout for each in found.best)]
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:

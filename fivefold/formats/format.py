@@ -45,6 +45,7 @@ class Plan(NamedTuple):
     layout: Layout
     job: Job
     ranks_per_node: int = 8
+    machine: str = ""  # as the user named it
 
     @property
     def hosts(self) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class Format(NamedTuple):
     version: str
     stack: str
     recognises: Callable[[Document], bool]
-    read: Callable[[Document, Asked], Reading]
+    read: Callable[[Document, Asked], Reading] | None
     write: Callable[[Plan], Written] | None = None
 
 

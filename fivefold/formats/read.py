@@ -13,6 +13,7 @@ from fivefold.formats.format import Asked, Document, Format
 from fivefold.formats.huggingface import read as huggingface
 from fivefold.formats.huggingface import write
 from fivefold.formats.huggingface.gather import recognises
+from fivefold.formats.launch import kubernetes, run_file, skypilot
 from fivefold.formats.megatron import args, bridge
 from fivefold.formats.nanotron import file
 from fivefold.formats.shell.expand import substituted
@@ -27,6 +28,9 @@ from fivefold.record import Mistake, nearest, read_text
 from fivefold.stack.reading import Reading
 
 FORMATS = (
+    Format("fivefold", "", "fivefold", run_file.recognises, run_file.read, run_file.write),
+    Format("kubernetes", "", "fivefold", lambda document: False, None, kubernetes.write),
+    Format("skypilot", "", "fivefold", lambda document: False, None, skypilot.write),
     Format("torchtitan", python.VERSION, "torchtitan", python.recognises, python.read, python.write),
     Format("nanotron", file.VERSION, "nanotron", file.recognises, file.read, file.write),
     Format("bridge", bridge.BRIDGE, "megatron-bridge", bridge.recognises, bridge.read, bridge.write),
@@ -47,8 +51,9 @@ def read(words: Sequence[str], asked: Asked = Asked()) -> Reading:  # noqa: B008
     pairs = ((form, each) for each in documents for form in FORMATS if form.recognises(each))
     form, found = next(pairs, (None, documents[0]))
     if form is None:
-        known = ", ".join(dict.fromkeys(each.name for each in FORMATS))
+        known = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.read))
         raise Mistake(f"{found.origin}: is no config that is known; of {known}, it has none's keys")
+    assert form.read is not None
     result = form.read(found, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_known(result.model))
@@ -75,6 +80,15 @@ def named(name: str) -> Format:
         if form.name == name and form.write:
             return form
     raise nearest(name, [each.name for each in FORMATS if each.write], kind="format")
+
+
+def for_stack(stack: str) -> str:
+    """The format in which a stack is told its layout."""
+    found = next((form.name for form in FORMATS if form.stack == stack and form.write), None)
+    if found is None:
+        known = ", ".join(dict.fromkeys(form.stack for form in FORMATS))
+        raise Mistake(f"no config is written for stack {stack}; there is one for {known}")
+    return found
 
 
 def _documents(words: Sequence[str]) -> list[Document]:

@@ -69,3 +69,17 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
             value, means = within
             lines.append(commented(f"{indent}{name}: {literal(value)}", means))
     return lines
+
+
+def dumped(documents: Sequence[Any]) -> str:
+    """Values as YAML, text of several lines as a block."""
+    import yaml
+
+    class Blocks(yaml.SafeDumper):  # type: ignore[misc]
+        pass
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Blocks.add_representer(str, text)
+    return str(yaml.dump_all(documents, Dumper=Blocks, sort_keys=False, width=120))

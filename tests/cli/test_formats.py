@@ -90,3 +90,15 @@ def test_a_config_goes_from_one_software_to_another(
     capsys.readouterr()
     assert run(monkeypatch, "read", there, "--gpus", "h100:8") == 0
     assert "dp8 zero3 mbs2, 8 ranks" in capsys.readouterr().out
+
+
+def test_search_writes_the_best_that_the_stack_can_be_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    best = tmp_path / "best.py"
+    words = ("search", "llama3-8b", "h100:8", "--stack", "torchtitan", "--seq", "2048", "--gbs", "32", "--top", "2")
+    assert run(monkeypatch, *words, "--write", best) == 0
+    said = capsys.readouterr().err
+    assert run(monkeypatch, "read", best, "--gpus", "h100:8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["layout"]["dp"] == 8
+    assert "as torchtitan" in said
