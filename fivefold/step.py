@@ -90,6 +90,7 @@ class Operation(Record):
     name: str
     times: PositiveInt
     flops: NonNegativeInt  # forward; attention counted without the causal mask
+    causal_flops: NonNegativeInt = 0  # of them those that a causal mask lets through
     moved_bytes: NonNegativeInt = 0  # read and written by the forward
     kept_bytes: NonNegativeInt  # tensors that it saves for the backward and no earlier operation saves
     forward_seconds: NonNegativeFloat

@@ -140,6 +140,7 @@ class Planner:
                     name=op.name,
                     times=times,
                     flops=op.flops,
+                    causal_flops=op.causal_flops,
                     moved_bytes=op.moved_bytes,
                     kept_bytes=size,
                     forward_seconds=time.forward,

@@ -25,7 +25,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     alt = _altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
-    values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.flops and op.moved_bytes)
+    values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
     if not values:
         raise Mistake(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(v["intensity"] / 1.5 for v in values)])
@@ -63,7 +63,8 @@ def _distinct(step: Step) -> list[Operation]:
 
 
 def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
-    intensity, rate = op.flops / op.moved_bytes, op.flops / op.forward_seconds
+    flops = op.causal_flops  # what a kernel of causal attention computes
+    intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds
     text = f"{show_count(rate)}FLOP/s, {intensity:.0f} FLOPs per byte, {show_seconds(seconds)} a micro-batch"
     return {"name": op.name, "intensity": intensity, "rate": rate, "seconds": seconds, "text": text,

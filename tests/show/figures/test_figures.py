@@ -102,13 +102,15 @@ def test_masks_are_counted_token_by_token(ranks: int) -> None:
 
 def test_a_roofline_has_every_matmul_under_the_roof() -> None:
     chip = resolve("h100", local=Path("none")).chip
-    step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1")
+    step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=4096)
     values = roofline._named(
         roofline._value(op, ridge=chip.peak("bf16") / chip.memory_bandwidth)
         for op in roofline._distinct(step)
         if op.flops
     )
     assert {"mlp.up", "attention.core", "head.out"} <= {value["name"] for value in values}
+    (core,) = (op for op in step.operations if op.name == "attention.core")
+    assert core.causal_flops * 8192 == core.flops * 4097, "half of the square, with its diagonal"
     for value in values:
         assert value["rate"] <= min(chip.peak("bf16"), value["intensity"] * chip.memory_bandwidth)
     named = [name for value in values if value["label"] for name in (value["name"], *value["others"])]
