@@ -5,7 +5,7 @@
 # parity: every layout of the matrix, and 300 random ones, against one process (long; it resumes)
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
-#         5,000 random command lines; 5,000 random jobs, planned; the package in empty environments; notebooks (hours; kills and runs resume)
+#         5,000 random command lines; 5,000 random jobs, planned; 10,000 requests of the page; the package in empty environments; notebooks (hours; kills and runs resume)
 # gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
@@ -68,6 +68,7 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.families
 	$(BIN)/python -m tests.endure.commands --inputs 5000
 	$(BIN)/python -m tests.endure.plans --count 5000
+	$(BIN)/python -m tests.endure.requests --count 10000
 	$(BIN)/python -m tests.endure.package
 	$(BIN)/python -m tests.examples.notebooks --check
 

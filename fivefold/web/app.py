@@ -14,7 +14,7 @@ import fivefold
 from fivefold.record import Fault, Mistake, reworded
 from fivefold.web import api
 from fivefold.web.guard import Guard
-from fivefold.web.pages import compare, plan, rehearse, runs, search, sweep
+from fivefold.web.pages import compare, learn, plan, rehearse, runs, search, sweep
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site
@@ -31,7 +31,7 @@ def create(root: Path, *, local: Path, port: int | None = None, work: Work | Non
         openapi_url="/api/openapi.json", description="The JSON of the command line.",
     )  # fmt: skip
     app.add_middleware(Guard, port=port)
-    for part in (api, plan, search, compare, sweep, rehearse, runs):
+    for part in (api, plan, search, compare, sweep, rehearse, runs, learn):
         app.include_router(part.router(site))
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 

@@ -291,7 +291,32 @@ def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:
     playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
 
 
-PAGES = [PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/rehearse"]
+def test_what_one_more_change_would_give(page: Any) -> None:
+    page.goto(PLAN)
+    page.get_by_text("What one more change would give").click()
+    words = ["ask", "changes", "llama3-8b", "h100:8", "dp8 zero3", "--seq", "8192", "--gbs", "64"]
+    printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    rows = page.locator("#changes tbody tr")
+    playwright.expect(rows).not_to_have_count(0)
+    shown = [row.inner_text().split("\t") for row in rows.all()]
+    assert [cell for row in shown for cell in row[:3] if cell not in printed] == []
+    page.locator("#changes a", has_text="ac=full").click()
+    playwright.expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3 mbs1 ac=full")
+
+
+def test_a_chapter_is_read_and_tried(page: Any) -> None:
+    page.goto("/learn")
+    page.get_by_role("navigation", name="Chapters").get_by_role("link", name=re.compile("^Schedules")).click()
+    assert page.locator("article h1").inner_text().startswith("Schedules")
+    page.get_by_label("layout").fill("dp2 pp4 zb1p")
+    playwright.expect(page.locator("svg.pipeline rect.k-W").first).to_be_attached()
+    assert serious(page) == []
+    assert fits_the_window(page)
+    page.goto("/learn/ratios")
+    assert page.locator("math mfrac").first.is_visible()
+
+
+PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/rehearse"]
 
 
 @pytest.mark.parametrize("path", PAGES)

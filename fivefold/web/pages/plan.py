@@ -8,8 +8,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
+from fivefold.layout.search_result import Change
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
+from fivefold.plan import questions
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.record import Mistake
 from fivefold.show.memory import finding as memory_finding
@@ -22,7 +24,7 @@ from fivefold.web import answers
 from fivefold.web.controls import Control, controls, sizes
 from fivefold.web.drawing import interval, memory, pipeline
 from fivefold.web.drawing.bars import Part, stacked
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import fragment, page
 from fivefold.web.question import Noun, Question
 from fivefold.web.site import Site
 
@@ -51,6 +53,18 @@ def router(site: Site) -> APIRouter:
         view = await site.work.soon(lambda: look(site, asked))
         shown = site.folder.plain(view.mistake)
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet, sizes=sizes)
+
+    @pages.get("/plan/changes")
+    async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        """What one more change would give, with the plan of those that are changes of the layout."""
+        found = await site.answer(asked, lambda noun: questions.changes(
+            model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()))  # fmt: skip
+        same = str(asked.chosen())
+
+        def address(each: Change) -> str:
+            return asked.url("/plan", layout=each.layout) if each.layout != same else ""
+
+        return HTMLResponse(fragment("changes.html", found=found, address=address))
 
     return pages
 

@@ -23,6 +23,7 @@ PAGES = (
     ("sweep", "Sweep"),
     ("rehearse", "Rehearse"),
     ("runs", "Runs"),
+    ("learn", "Learn"),
 )
 
 environment = Environment(

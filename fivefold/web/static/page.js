@@ -49,6 +49,7 @@ function swap(next) {
     old.replaceChildren(...fresh.childNodes);
     old.toggleAttribute("data-poll", fresh.hasAttribute("data-poll"));
     dress(old);
+    later(old);
     for (const each of old.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
   }
   if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
@@ -197,6 +198,20 @@ if (worker) {
   if (found.dataset.run) begin(new URL(location.href));
 }
 dress(document);
+
+// What takes a while is asked for when it is opened.
+function later(root) {
+  for (const part of root.querySelectorAll("details [data-later]")) {
+    const open = () => {
+      if (!part.closest("details").open || part.dataset.asked) return;
+      part.dataset.asked = "yes";
+      fetch(part.dataset.later).then((answer) => answer.text()).then((text) => part.replaceChildren(...parser.parseFromString(text, "text/html").body.childNodes));
+    };
+    part.closest("details").addEventListener("toggle", open);
+    open();
+  }
+}
+later(document);
 
 // What still changes is asked again, as long as somebody looks.
 setInterval(() => {

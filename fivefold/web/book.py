@@ -1,0 +1,85 @@
+"""The book as HTML: its chapters in the order of the index, links between them, formulas as MathML.
+
+The texts are those of ``docs/``, which the package carries along.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from fivefold.record import Mistake
+from fivefold.web.mathml import mathml
+
+LEGEND = "notation"  # beside the chapters
+LIVE = {
+    "index": ("memory", "pipeline", "time"), "counts": ("operations",), "memory": ("memory",), "traffic": ("traffic",),
+    "recomputation": ("memory",), "schedules": ("pipeline",), "roofline": ("operations",), "network": ("traffic",),
+    "timeline": ("time", "pipeline"), "ratios": ("time", "traffic"), "published": ("expected",),
+}  # fmt: skip
+"""What of a plan a chapter is about: shown below it, live."""
+FORMULA = '<span class="scroll" tabindex="0" role="region" aria-label="formula">{}</span>'
+
+
+class Chapter(NamedTuple):
+    """One chapter. ``name``: as in its address; ``live``: parts of a plan that it explains."""
+
+    name: str
+    title: str
+    html: str
+    live: tuple[str, ...]
+
+
+@cache
+def chapters() -> dict[str, str]:
+    """Names and titles, in the order in which the index names them."""
+    names = ["index", *dict.fromkeys(re.findall(r"\]\((\w+)\.md\)", _text("index"))), LEGEND]
+    return {name: _text(name).partition("\n")[0].removeprefix("# ") for name in names}
+
+
+@cache
+def chapter(name: str) -> Chapter:
+    """A chapter by name; a ``Mistake`` if there is none."""
+    if name not in chapters():
+        raise Mistake(f"the book has no chapter {name[:60]!r}; it has {', '.join(chapters())}")
+    text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _text(name), flags=re.MULTILINE)
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = reader.parse(text)
+    for token in tokens:
+        for child in token.children or ():
+            _mend(child)
+        if token.type == "table_open":
+            token.attrSet("class", "rows")
+    html = reader.renderer.render(tokens, reader.options, {})
+    html = re.sub(r"<code>\$(.+?)\$</code>", lambda found: FORMULA.format(mathml(_unescaped(found[1]))), html)
+    html = html.replace("<pre>", '<pre tabindex="0">')
+    html = html.replace("<table", '<div class="scroll" tabindex="0" role="region" aria-label="table"><table')
+    return Chapter(name, chapters()[name], html.replace("</table>", "</table></div>"), LIVE.get(name, ()))
+
+
+def _text(name: str) -> str:
+    here = files("fivefold.web")
+    return (here / "notation.md" if name == LEGEND else here / "book" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def _mend(token: Token) -> None:
+    """Lead links to other chapters there; take away those that leave the book, but for the web's."""
+    if token.type != "link_open":
+        return
+    target, _, anchor = str(token.attrGet("href")).partition("#")
+    name = target.rpartition("/")[2].removesuffix(".md")
+    if target.startswith("https://"):
+        token.attrSet("rel", "noreferrer")
+    elif target.endswith(".md") and name in chapters():
+        token.attrSet("href", f"/learn/{name}" + (f"#{anchor}" if anchor else ""))
+    else:
+        del token.attrs["href"]
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")

@@ -1,0 +1,35 @@
+"""Learn: the book, a chapter a page; below it the numbers it is about, live, for a step of one's own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from fivefold.record import Mistake
+from fivefold.web.book import chapter, chapters
+from fivefold.web.pages.plan import PlanQuestion, View, look
+from fivefold.web.pages.render import page
+from fivefold.web.site import Site
+
+
+def router(site: Site) -> APIRouter:
+    """The routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+
+    @pages.get("/learn")
+    def first() -> Response:
+        return RedirectResponse("/learn/index?seq=8192&gbs=64")
+
+    @pages.get("/learn/{name}")
+    async def learn(request: Request, name: str, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        try:
+            found = chapter(name)
+        except Mistake as error:
+            return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
+        view = await site.work.soon(lambda: look(site, asked)) if found.live else View()
+        return page("learn.html", request, asked=asked, chapter=found, chapters=chapters(), view=view,
+                    mistake=site.folder.plain(view.mistake))  # fmt: skip
+
+    return pages

@@ -1,0 +1,58 @@
+"""10,000 random requests of the page and its API: no 5xx, no traceback, no file from outside of its folder.
+
+python -m tests.endure.requests --count 10000 --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from fivefold.web.app import create
+from tests.web.conftest import OWN, SECRET
+from tests.web.requests import draw, routes, wrong
+
+
+def main() -> int:
+    """Exit code 1 if any answer is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance, codes, slowest, bad = random.Random(options.seed), Counter[int](), (0.0, ""), 0
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "inside").mkdir()
+        (root / "outside.toml").write_text(f'name = "{SECRET}"\n{OWN}')
+        (root / "inside" / "own.toml").write_text(OWN)
+        (root / "inside" / "link.toml").symlink_to(root / "outside.toml")
+        app = create(root / "inside", local=root / "none")
+        with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
+            known = routes(client)
+            for _ in range(options.count):
+                request = draw(chance, chance.choice(known))
+                begin = time.perf_counter()
+                try:
+                    answer = client.request(**request)
+                except (UnicodeError, ValueError):  # the client itself does not send it
+                    codes[0] += 1
+                    continue
+                slowest = max(slowest, (time.perf_counter() - begin, str(request)))
+                codes[answer.status_code] += 1
+                if line := wrong(answer):
+                    bad += 1
+                    print(line, request, answer.text[-2000:], sep="\n")
+    print(f"{options.count} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")
+    print(f"slowest {slowest[0]:.2f} s: {slowest[1][:400]}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Random requests, drawn from the OpenAPI and from what people and attackers type; what no answer may ever be."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from fivefold.web.pages.plan import PlanQuestion
+from fivefold.web.pages.rehearse import RehearsePage
+from fivefold.web.pages.runs import RunQuestion
+from fivefold.web.pages.search import SearchPage
+from fivefold.web.pages.sweep import SweepQuestion
+from fivefold.web.question import CompareQuestion
+from tests.web.conftest import SECRET
+
+WORDS = {
+    "model": [
+        "llama3-8b",
+        "nano",
+        "deepseek-v3",
+        "gpt2",
+        "own.toml",
+        "link.toml",
+        "../outside.toml",
+        "/etc/passwd",
+        ".",
+        "",
+    ],
+    "machine": [
+        "h100:8",
+        "h100",
+        "local",
+        "b200:72 price=3",
+        "mi300x:16 nic=1Gbit/node",
+        "own.toml:4",
+        "h100:0",
+        "h100:9999999",
+    ],
+    "layout": [
+        "dp8 zero3 mbs1",
+        "dp2 tp2 pp2 v2",
+        "tp8",
+        "pp8 zbv",
+        "dp4 ep2",
+        "dp9",
+        "dp8 dp8",
+        "stages=1-2",
+        "zero3/3",
+        "cp8",
+    ],
+    "precision": ["bf16", "fp8", "fp32", "nvfp4", "int8"],
+    "attention": ["flash", "unfused", "x"],
+    "stack": ["fivefold", "megatron-core", "deepspeed", "none"],
+    "set": [
+        "loss=chunked",
+        "optimizer.kind=muon",
+        "a=b",
+        "=",
+        "[",
+        "precision={}",
+        "ramp={first=1,step=1}",
+        "imbalance=nan",
+    ],
+    "config": ['{"model_type": "llama"}', "{", "[]", '{"layers": 1}', '{"model_type": 7}', '{"architectures": [1]}'],
+    "folder": ["runs/a", "..", "/", "", "inside", "\\x00", "own.toml"],
+    "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
+    "where": ["tp<=8", "tp", "zero<<1"],
+    "question": ["micro-batch", "sequence", "batch", "run", "changes", "gpus"],
+    "name": ["index", "network", "../notation", "..%2f", "nothing"],
+}
+NUMBERS = ["0", "1", "8", "64", "8192", "-1", "1e9", "3.5", "999999999999999999999", "nan", "inf", "x", "true", "", "١"]
+JUNK = [
+    "",
+    "%00",
+    "\x00",
+    "<script>alert(1)</script>",
+    "{{7*7}}",
+    "' OR 1=1",
+    "𝕏" * 50,
+    "a" * 5000,
+    "../" * 30,
+    "${HOME}",
+    "\r\nX: y",
+    "file:///etc/passwd",
+    "%2e%2e%2fetc%2fpasswd",
+    "\ud7ff",
+    "‮",
+]
+PAGES = {
+    "/plan": PlanQuestion.model_fields,
+    "/compare": CompareQuestion.model_fields,
+    "/sweep": SweepQuestion.model_fields,
+    "/runs": RunQuestion.model_fields,
+    "/search": SearchPage.model_fields,
+    "/rehearse": RehearsePage.model_fields,
+}
+PATHS = [
+    "/",
+    "/learn",
+    "/learn/../x",
+    "/nothing",
+    "/static/",
+    "/static/../x",
+    "//etc/passwd",
+    "/api",
+    "/api/",
+    "/api/predict/x",
+    "/api/../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+]
+SLOW = ("/api/search", "/api/dryrun", "/search/events", "/rehearse/events")  # a process each: asked elsewhere
+
+
+def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
+    """Method, path and parameters of every route of the OpenAPI, and of the pages, which take the same."""
+    schema = client.get("/api/openapi.json").json()
+    found = [
+        (method.upper(), path, [each["name"] for each in route.get("parameters", [])])
+        for path, methods in schema["paths"].items()
+        for method, route in methods.items()
+        if path not in SLOW
+    ]
+    return [
+        *found,
+        *((("GET", path, [*fields])) for path, fields in 3 * [*PAGES.items()]),
+        *(("GET", path, ["x"]) for path in PATHS),
+    ]
+
+
+def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, Any]:
+    """One request: mostly of what is legal, so that it gets far, with junk among it."""
+    method, path, names = route
+    picked = chance.sample(names, chance.randint(0, min(6, len(names))))
+    values: list[tuple[str, str]] = []
+    for name in picked:
+        known = WORDS.get(name, NUMBERS)
+        values += [(name, chance.choice(JUNK if chance.random() < 0.1 else known))] * chance.choice((1, 1, 1, 2))
+    if chance.random() < 0.05:
+        values.append((chance.choice(JUNK) or "x", chance.choice(JUNK)))
+    path = path.replace("{question}", chance.choice([*WORDS["question"], "x"])).replace(
+        "{name}", chance.choice(WORDS["name"])
+    )
+    request: dict[str, Any] = {"method": method, "url": path}
+    if method == "POST":
+        body: Any = dict(values)
+        return request | {"json": chance.choice([body, body, body, [], None, "x", {"layout": 3}, {"set": [body]}])}
+    headers = {"host": "evil.example"} if chance.random() < 0.02 else {}
+    return request | {"params": values, "headers": headers, "follow_redirects": False}
+
+
+def wrong(answer: Any) -> str:
+    """Why this may not be an answer; empty if it may."""
+    text = answer.text
+    if answer.status_code >= 500:
+        return f"status {answer.status_code}"
+    never = ["Traceback", SECRET, "root:x:", 'File "/']
+    never += ["<script>alert"] if answer.headers.get("content-type", "").startswith("text/html") else []
+    told = [word for word in never if word in text]
+    return f"tells {told}" if told else ""
