@@ -11,20 +11,23 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.layout.comparison import Comparison
-    from fivefold.layout.search_result import SearchResult
+    from fivefold.layout.playbook import Playbook
+    from fivefold.layout.search_result import SearchResult, Walk
+    from fivefold.layout.whole_run import Offers
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.sweep.row import Row
     from fivefold.shown import Rows
     from fivefold.step import Step
 
-    Loaded = Step | Comparison | SearchResult | RunFolder | Rows[Row]
+    Answer = Step | Comparison | SearchResult | Walk | Offers | Playbook | Rows[Row]
+    Loaded = Answer | RunFolder
 
 ROWS = (".jsonl", ".csv", ".parquet")
 
 
 def load(path: str | PathLike[str]) -> Loaded:
     """The folder of a run (``"runs/demo"``); rows of a sweep; what ``--json`` printed of predict,
-    dryrun, compare or search.
+    dryrun, compare, search or plan.
 
     A ``Mistake`` says what a file is not.
     """
@@ -43,9 +46,11 @@ def load(path: str | PathLike[str]) -> Loaded:
     return _of_json(path)
 
 
-def _of_json(path: Path) -> Step | Comparison | SearchResult | Rows[Row]:
+def _of_json(path: Path) -> Answer:
     from fivefold.layout.comparison import Comparison
-    from fivefold.layout.search_result import SearchResult
+    from fivefold.layout.playbook import Playbook
+    from fivefold.layout.search_result import SearchResult, Walk
+    from fivefold.layout.whole_run import Offers
     from fivefold.record import read_text
     from fivefold.show.sweep.row import Row
     from fivefold.shown import Rows
@@ -60,6 +65,9 @@ def _of_json(path: Path) -> Step | Comparison | SearchResult | Rows[Row]:
     if isinstance(found, list) and all(isinstance(each, dict) and "status" in each for each in found):
         return Rows(Row.read(each, origin=str(path)) for each in found)
     if isinstance(found, dict):
+        for field, kind in (("run_file", Playbook), ("offers", Offers), ("path", Walk)):
+            if field in found:
+                return kind.read(found, origin=str(path))
         if "variants" in found:
             return Comparison.read(found, origin=str(path))
         if "tried" in found:
@@ -69,5 +77,6 @@ def _of_json(path: Path) -> Step | Comparison | SearchResult | Rows[Row]:
         if "kind" in found:
             return Step.read(found, origin=str(path))
     raise Mistake(
-        f"{path}: is no step, comparison, search or sweep; load what --json printed, rows of a sweep, or a run's folder"
+        f"{path}: is no step, comparison, search, plan or sweep; load what --json printed, rows of a sweep, or a run's "
+        "folder"
     )

@@ -152,10 +152,10 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 
 
 def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
-    from fivefold.layout.comparison import Comparison
     from fivefold.layout.search_result import SearchResult
     from fivefold.show import report as page
     from fivefold.show.run_folder import RunFolder
+    from fivefold.shown import Rows
     from fivefold.step import Step
 
     if isinstance(found, RunFolder):
@@ -170,7 +170,7 @@ def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
     if isinstance(found, Step):
         title, drawn, again = _again(found, "dryrun" if found.kind == "rehearsed" else "predict")
         return title, page.of_step(found, drawn), again
-    return str(path), page.of_comparison(found) if isinstance(found, Comparison) else page.of_rows(found), []
+    return str(path), page.of_rows(found) if isinstance(found, Rows) else [found._repr_html_()], []
 
 
 def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:

@@ -5,10 +5,13 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.layout.whole_run import WholeRun
 from fivefold.record import Record
+from fivefold.shown import Shown, flat
 from fivefold.step import Step
 
 
@@ -32,8 +35,10 @@ class Stage(Record):
     reason: str
 
 
-class Playbook(Record):
+class Playbook(Shown):
     """The procedure for one run, its last layout, and the run; ``typed``: what to type, by software."""
+
+    drawn_by: ClassVar[str] = "fivefold.show.html:playbook"
 
     model: str
     machine: str
@@ -44,3 +49,11 @@ class Playbook(Record):
     run: WholeRun
     run_file: str  # as TOML, for ``train``
     typed: dict[str, tuple[str, ...]]
+
+    def line(self) -> str:
+        """In a few words."""
+        return f"for {self.model} on {self.ranks:,} × {self.machine}: {self.step.layout}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each stage."""
+        return [flat(each.model_dump(mode="json")) for each in self.stages]

@@ -148,14 +148,26 @@ class Change(Record):
     saved_bytes: int
 
 
-class Walk(Record):
+class Walk(Shown):
     """One change at a time from a layout. ``changes``: all of it, the best first; ``path``: the best one, then the best
     change of what that made, and so on while it gains; each beside the layout before it.
     """
 
+    drawn_by: ClassVar[str] = "fivefold.show.html:walk"
+
     start: Change
     changes: tuple[Change, ...]
     path: tuple[Change, ...]
+
+    def line(self) -> str:
+        """In a few words."""
+        best = self.changes[0] if self.changes else None
+        gain = f"; best: {best.change}, {best.faster - 1:+.1%}" if best else ""
+        return f"from {self.start.layout}{gain}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each change."""
+        return [flat(each.model_dump(mode="json")) for each in self.changes]
 
 
 class LengthPoint(Record):

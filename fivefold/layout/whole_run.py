@@ -5,12 +5,13 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.machine.site import Site
 from fivefold.record import Record
+from fivefold.shown import Shown, flat
 
 
 class Goodput(Record):
@@ -73,11 +74,22 @@ class Offer(Record):
     refused: str = ""
 
 
-class Offers(Record):
+class Offers(Shown):
     """One run on several machines, the best by ``by`` first."""
+
+    drawn_by: ClassVar[str] = "fivefold.show.html:offers"
 
     model: str
     by: Literal["time", "cost", "energy"]
     tokens: NonNegativeFloat
     deadline_seconds: NonNegativeFloat | None = None
     offers: tuple[Offer, ...]
+
+    def line(self) -> str:
+        """In a few words."""
+        best = f": {self.offers[0].machine}" if self.offers else ""
+        return f"of {self.model} on {len(self.offers)} machines by {self.by}{best}"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each machine."""
+        return [flat(each.model_dump(mode="json")) for each in self.offers]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from io import StringIO
 from typing import NamedTuple
 
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fivefold.show.grid import Grid
@@ -111,6 +113,14 @@ def _marked(cell: str | Text) -> str:
     style = str(cell.style)
     kind = "good" if "green" in style else "bad" if "red" in style else ""
     return Raw(f'<span class="{kind}">{escape(cell.plain)}</span>') if kind else cell.plain
+
+
+def terminal(what: RenderableType, *, width: int = 120) -> str:
+    """What a terminal shows, as text."""
+    console = Console(file=StringIO(), record=True, width=width, color_system="standard", force_terminal=True)
+    console.print(what)
+    text = console.export_text(styles=False).rstrip()
+    return f"<pre>{escape(text)}</pre>"
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = "") -> str:

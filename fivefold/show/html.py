@@ -27,6 +27,7 @@ from fivefold.show.elements import (
     heading,
     paragraph,
     table,
+    terminal,
     words,
 )
 from fivefold.show.interval import expectation
@@ -35,7 +36,9 @@ from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.layout.comparison import Comparison
-    from fivefold.layout.search_result import Proposal, Ranked, SearchResult
+    from fivefold.layout.playbook import Playbook
+    from fivefold.layout.search_result import Proposal, Ranked, SearchResult, Walk
+    from fivefold.layout.whole_run import Offers
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.traced import Traced
     from fivefold.shown import Rows
@@ -195,6 +198,29 @@ def best(found: Sequence[Ranked]) -> str:
         for place, each in enumerate(found, 1)
     ]  # fmt: skip
     return table(("", "layout", "step", "peak", "MFU", "bound by"), rows, left=("layout", "bound by"))
+
+
+def walk(what: Walk) -> str:
+    """One change at a time: the page of the terminal."""
+    from fivefold.show import search as page
+
+    return block(terminal(page.walk(what, top=10)))
+
+
+def offers(what: Offers) -> str:
+    """One run on several machines: the page of the terminal."""
+    from fivefold.show import whole_run as page
+
+    return block(terminal(page.offers(what)))
+
+
+def playbook(what: Playbook) -> str:
+    """The procedure step by step: the page of the terminal, then its last step and the run file."""
+    from fivefold.show import playbook as page
+
+    return block(
+        terminal(page.page(what)), *step_parts(what.step), folded("the run file", f"<pre>{words(what.run_file)}</pre>")
+    )
 
 
 def comparison(what: Comparison) -> str:

@@ -1,7 +1,7 @@
 """The report: one HTML file that says what was asked, what came of it, why, and how to make it again.
 
 Nothing in it is fetched or run: it can be mailed, opened without a network, and printed. ``document`` makes the file of
-the parts that ``of_step``, ``of_run``, ``of_search``, ``of_rows`` and ``of_comparison`` write.
+the parts that ``of_step``, ``of_run``, ``of_search`` and ``of_rows`` write.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-from fivefold.layout.comparison import Comparison
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spans import Level
 from fivefold.show import html, memory, pipeline, svg
 from fivefold.show.charts import BLUE, CURVES, ORANGE
-from fivefold.show.elements import STYLE, Raw, folded, heading, paragraph, table, words
+from fivefold.show.elements import STYLE, folded, heading, paragraph, table, words
 from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
 from fivefold.show.sweep.settings import best, fixed, mfu, varied
@@ -222,8 +221,3 @@ def _cloud(rows: Sequence[Row]) -> str:
     ]
     return svg.points({"rows": dots}, {"rows": BLUE}, x="memory of the fullest rank, GiB", y="tokens/s per GPU",
                       label="throughput against memory")  # fmt: skip
-
-
-def of_comparison(found: Comparison) -> list[str]:
-    """Variants side by side."""
-    return [Raw(html.comparison(found))]

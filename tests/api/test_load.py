@@ -68,7 +68,12 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
 
 def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
-    for name, what in (("step", step), ("search", search)):
+    plan = ff.plan("nano", "h100:2", tokens=1e9, seq=128, gbs=8, batch="job")
+    walk, offers = ff.walk("nano", "h100:2", "dp2", gbs=8), ff.across("nano", ["h100:2", "a100:2"], tokens=1e9, gbs=8)
+    for name, what in (("step", step), ("search", search), ("plan", plan), ("walk", walk), ("offers", offers)):
+        stands_alone(what._repr_html_())
+        assert len(repr(what)) < 250
+        assert what.to_frame("arrow").num_rows >= 1
         (tmp_path / f"{name}s.json").write_text(what.model_dump_json())
         assert ff.load(tmp_path / f"{name}s.json") == what
     dryrun = {"predicted": None, "rehearsed": step.model_dump(mode="json"), "findings": []}
@@ -89,7 +94,7 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
     ("name", "text", "line"),
     [
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "{}", "is no step, comparison, search or sweep"),
+        ("a.json", "{}", "is no step, comparison, search, plan or sweep"),
         ("a.json", '{"kind": "predicted"}', "missing: model, machine"),
         ("a.jsonl", "[1]\n", "are no rows of a sweep"),
         ("a.csv", "a,b\n1,2\n", "row 1: "),
