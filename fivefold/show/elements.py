@@ -44,7 +44,8 @@ STYLE = """
 .fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
  vertical-align:top;font-variant-numeric:tabular-nums;background:none}
 .fivefold th{font-weight:600;color:var(--soft)}.fivefold .w{text-align:left}
-.fivefold .good{color:#1a7f37}.fivefold .bad{color:#c62828;font-weight:600}
+.fivefold td:not(.w){white-space:nowrap}
+.fivefold .good{color:light-dark(#1a7f37,#4ac26b)}.fivefold .bad{color:light-dark(#c62828,#ff7b72);font-weight:600}
 .fivefold svg{max-width:100%;height:auto;display:block}
 .fivefold summary{cursor:pointer;color:var(--soft)}
 """
