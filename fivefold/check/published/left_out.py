@@ -26,7 +26,7 @@ from fivefold.plan.price.units import Units
 from fivefold.record import Record
 
 TABLE = Path(__file__).with_name("left_out.csv")
-MOST = 12  # runs of one source in the objective
+MOST = 40  # runs of one source in the objective
 GRID = 5
 CLOSER = (0, 2)  # how often the grid closes in, by round
 FAR = 0.1

@@ -31,11 +31,12 @@ BOUNDS = {
     ("llm_foundry", "time"): 9.0,
     ("nemo_perf", "time"): 5.0,
     ("dgxc_benchmarking", "time"): 3.5,
-    ("megatron_bridge_perf", "time"): 11.0,
+    ("megatron_bridge_perf", "time"): 10.0,
     ("megatron_bridge_memory", "peak"): 6.5,
     ("ultrascale_playbook", "time"): 15.5,  # one row of 15 at -62 %
     ("ultrascale_playbook", "peak"): 8.0,
     ("kempnerforge", "time"): 12.0,
+    ("kempnerforge", "peak"): 3.5,
     ("torchtitan", "time"): 12.5,
     ("bloom_prequel", "peak"): 11.0,
     ("bloom_prequel", "time"): 18.0,
@@ -109,7 +110,8 @@ def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report
     assert 0.40 <= fmean(each.half for each in found) <= 0.60
     assert fmean(each.most for each in found) >= 0.85
     runs = sum(each.runs for each in found)
-    assert sum(each.most * each.runs for each in found) / runs >= 0.85
+    # vTrain's are 75 %: without it little tells the host's launch from how it adds to the device (decision 028)
+    assert sum(each.most * each.runs for each in found) / runs >= 0.82
 
 
 def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:

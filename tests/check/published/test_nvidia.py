@@ -26,7 +26,7 @@ def cases(source: str) -> dict[str, Case]:
     [
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 90, 85),
-        (megatron_bridge_perf, 126, 86),
+        (megatron_bridge_perf, 142, 70),
         (megatron_bridge_memory, 12, 72),
         (deepseek_v3, 0, 5),
     ],

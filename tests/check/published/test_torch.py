@@ -35,7 +35,7 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
     ("module", "scored", "left_out"),
     [
         (torchtitan, 15, 24),
-        (kempnerforge, 14, 13),
+        (kempnerforge, 12, 15),
         (llm_foundry, 120, 0),
         (ultrascale_playbook, 15, 11),
         (misc_throughput, 40, 70),

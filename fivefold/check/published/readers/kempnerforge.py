@@ -26,7 +26,6 @@ from fivefold.check.published.convert import case_of, in_nodes, layout_of_row, r
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named
@@ -36,7 +35,7 @@ SOURCE = "kempnerforge"
 NO_STEP = "the source prints no time and no memory of a step"
 NO_WIDTH = "the source does not print the feed-forward width"
 WHOLE_EXPERTS = "every tensor-parallel rank computes all experts on the same tokens"
-ONE_BY_ONE = "experts run one after another in a Python loop, which a planner of kernels does not price"
+PADDED = "each expert is padded to the tokens of the busiest: how unevenly the router fills them is not printed"
 WHOLE_LOGITS = "with tp each rank holds the whole embedding and, for the loss, whole logits"
 BESIDE_SUMS = "without FSDP torch.compile hands out all gradients of a micro-batch at once, beside their sums"
 SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-parallel ranks"
@@ -54,11 +53,12 @@ def _rule(row: Row) -> str:
         return NO_WIDTH
     if integer(row, "experts") and integer(row, "tp") > 1:
         return WHOLE_EXPERTS
-    return SAME_TOKENS if integer(row, "ep") > 1 else ""
+    if integer(row, "ep") > 1:
+        return SAME_TOKENS
+    return PADDED if integer(row, "experts") else ""  # model/moe.py@195da59, grouped_expert_forward
 
 
 def _model(row: Row) -> Model:
-    experts = integer(row, "experts")
     return Model(
         name=row["model"],
         layers=needed(row, "layers"),
@@ -69,7 +69,6 @@ def _model(row: Row) -> Model:
         ffn=needed(row, "ffn"),
         vocab=needed(row, "vocab"),
         rope_theta=500_000.0,
-        moe=MoE(experts=experts, topk=needed(row, "topk"), ffn=needed(row, "moe_ffn")) if experts else None,
     )
 
 
@@ -83,12 +82,11 @@ def _machine(row: Row) -> Machine:
     return found.replace(links=(near, *found.links[1:]))
 
 
-def _left_out(row: Row, layout: Layout, model: Model) -> dict[str, str]:
-    """What a row measured that is not scored, with the rule."""
-    found = {"time": ONE_BY_ONE} if model.moe and number(row, "tokens_per_s") else {}
-    if number(row, "peak_allocated_gib") and (layout.dp == 1 or layout.tp > 1):
-        found["peak"] = WHOLE_LOGITS if layout.tp > 1 else BESIDE_SUMS
-    return found
+def _unscored_peak(row: Row, layout: Layout) -> str:
+    """The rule by which a row's peak memory is not scored, or ""."""
+    if not number(row, "peak_allocated_gib"):
+        return ""
+    return WHOLE_LOGITS if layout.tp > 1 else BESIDE_SUMS if layout.dp == 1 else ""
 
 
 def _case(row: Row) -> Case:
@@ -98,23 +96,21 @@ def _case(row: Row) -> Case:
     zero = sharding(row, silent=3)
     layout = layout_of_row(row, zero=0, ac=recomputed(row))
     layout = layout.replace(zero=zero if layout.dp > 1 else 0)
-    # The mixture runs print no batch: 48521 and 50972 tokens/s for 2.7 and 2.57 s are 32 sequences.
-    batch = integer(row, "gbs") or layout.dp * layout.mbs
     compiled = row["torch_compile"] == "true"
-    left_out = _left_out(row, layout, model)
+    unscored = _unscored_peak(row, layout)
     rate = number(row, "tokens_per_s")
     return case_of(
         SOURCE,
-        row | {"gbs": str(batch)},
+        row,
         stack=named("kempnerforge").replace(kernels="fused" if compiled else "plain", compile=compiled),
         model=model,
         machine=machines,
         layout=layout,
         recipe=SUMMED if layout.dp > 1 else STATES,
-        seconds=None if "time" in left_out else lambda job: seconds_of_tokens(job, rate=rate, ranks=1),
-        memory_bytes=None if "peak" in left_out else number(row, "peak_allocated_gib") * GIB,
-        left_out=tuple(left_out.items()),
-        rivals=f"{model.name} on {machines.ranks}, batch {batch}",
+        seconds=lambda job: seconds_of_tokens(job, rate=rate, ranks=1),
+        memory_bytes=None if unscored else number(row, "peak_allocated_gib") * GIB,
+        left_out=(("peak", unscored),) if unscored else (),
+        rivals=f"{model.name} on {machines.ranks}, batch {row['gbs']}",
     )
 
 

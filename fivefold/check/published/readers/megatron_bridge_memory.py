@@ -36,7 +36,7 @@ from fivefold.check.published.convert import (
 )
 from fivefold.check.published.readers.megatron_bridge_perf import (
     HYBRID,
-    PREDICTS_MORE,
+    UNKNOWN_RECOMPUTE,
     precision_of,
     recomputed_by_recipe,
     stack_of,
@@ -84,7 +84,7 @@ def _card_rule(name: str, row: Row) -> str:
     if not row["table"].endswith("pretrain_performance"):
         return NOT_TUNED
     if name == "deepseek_v3":
-        return PREDICTS_MORE
+        return UNKNOWN_RECOMPUTE
     named_model(name)
     if not row["gbs"]:
         return NO_SETUP

@@ -1,7 +1,7 @@
 """Megatron-Bridge release tables 25.09 to 26.08: tokens/s and model TFLOP/s (causal attention) per GPU.
 
 Configurations: NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, read at 00919dc (llama3), 0013c9a (llama31),
-01b2977 (qwen3; 25.09: 4054233), 07eea52 (gpt_oss), 0fa501a and 0132842 (deepseek), and utils/overrides.py at 00538e2:
+01b2977 (qwen3; 25.09: 4054233), 07eea52 (gpt_oss), 0fa501a, 0132842, 0426418 (deepseek), utils/overrides.py 00538e2:
 distributed optimizer, grad_reduce_in_fp32 off, fused cross-entropy, experts in balance, recomputation only as below.
 From 26.06 on src/megatron/bridge/perf_recipes at 007282e, qwen/common.py and gpt_oss/common.py.
 """
@@ -36,6 +36,7 @@ from fivefold.check.published.convert import (
 from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
+from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named
@@ -43,12 +44,13 @@ from fivefold.stack.spec import Stack
 
 REGRESSION = "a known regression of that release"
 HYBRID = "state-space layers are no part of our models"
-PREDICTS_MORE = "trains a multi-token prediction module, 4 % of its FLOPs, which our models lack"
 UNKNOWN_RECOMPUTE = "which modules this layout recomputes is not established"
 OFFLOADED = "activations of some of the layers are offloaded (cpu_offloading_num_layers); ours are all or none"
 EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"
 
-MIXTURES = ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v2-lite")  # recipes read
+MIXTURES = (  # recipes read
+    "qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3-mtp", "deepseek-v2-lite",
+)  # fmt: skip
 CHIPS = ("h100", "b200", "b300", "gb200", "gb300")  # of those recipes
 
 
@@ -58,6 +60,8 @@ def model_of(name: str) -> Model:
     if suffix not in ("", "w/o MTP)", "w/ MTP)", "tokendrop)"):
         raise Mistake(f"model {name!r}: what is in parentheses was not read")
     model = named_model(base)
+    if model.name == "deepseek-v3" and suffix != "w/o MTP)":
+        model = resolve("deepseek-v3-mtp")
     if suffix == "tokendrop)" and model.moe:
         return model.replace(moe=model.moe.replace(capacity=1.0))
     return model
@@ -70,10 +74,14 @@ def precision_of(text: str, *, chip: str) -> str:
     return number_format(text)
 
 
-def recomputed_by_recipe(model: Model, *, chip: str, precision: str) -> str:
+def recomputed_by_recipe(model: Model, *, chip: str, precision: str, pp: int = 1) -> str:
     """What the performance recipes recompute, in our groups."""
     if model.name == "gpt-oss-120b" and precision == "bf16" and chip in ("gb200", "b200", "h100"):
         return "norm+act"  # ["layernorm", "moe_act"]
+    if model.mtp and chip == "gb300":
+        return "none"
+    if model.mtp and chip == "b200" and pp == 8:
+        return "up+rope+mlp"  # ["mla_up_proj", "mlp"]
     return "up+rope" if model.mla else "none"  # ["mla_up_proj"]
 
 
@@ -103,6 +111,8 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
         return Experts("none", pairs=chip == "gb200")
     if model.moe.capacity is not None:  # 25.09: whole graphs of the shapes that dropping makes static
         return Experts("full" if model.name == "qwen3-30b-a3b" and chip != "h100" else "none")
+    if model.mtp and chip == "b200":
+        return Experts("partial", "fused", pairs=True) if layout.pp == 8 else Experts("none", "fused")
     if racks:
         if mx and release >= "26.06":
             return Experts("full", "fused", pairs=True)
@@ -135,23 +145,28 @@ def _rule(row: Row) -> str:
         return REGRESSION
     if name.startswith("Nemotron"):
         return HYBRID
-    if name.startswith("DeepSeek") and "w/o MTP" not in name:
-        return PREDICTS_MORE
     if integer(row, "fsdp"):
         return OFFLOADED  # 20 to 40 of 80 layers in every such recipe
     if stages > model_of(name).layers:
         return EMPTY_STAGE
-    if name.startswith("DeepSeek") and (row["hardware"] != "DGX-GB200" or stages != 16):
-        return UNKNOWN_RECOMPUTE
-    return ""
+    return UNKNOWN_RECOMPUTE if name.startswith("DeepSeek") and not _deepseek_recipe_read(row, stages) else ""
+
+
+def _deepseek_recipe_read(row: Row, stages: int) -> bool:
+    """Whether deepseek_workload_base_configs.py at 0426418 (without MTP: 0fa501a) has the run's layout on its chip."""
+    if stages != 16 or "tokendrop" in row["model"]:
+        return False
+    alone, late = "w/o MTP" in row["model"], row["release"] >= "26.06"
+    return {"DGX-GB200": True, "DGX-GB300": late and not alone, "DGX-B200": not alone}.get(row["hardware"], False)
 
 
 def _case(row: Row) -> Case:
     model, on = printed(model_of(row["model"]), row), chip(row["hardware"])
     precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
-    stages = (*(4,) * 15, 1) if model.name == "deepseek-v3" else ()
-    layout = layout_of_row(row, zero=1, ac=recomputed_by_recipe(model, chip=on, precision=precision), stages=stages)
+    stages = (*(4,) * 15, 1) if model.name.startswith("deepseek-v3") else ()
+    recomputed = recomputed_by_recipe(model, chip=on, precision=precision, pp=degree(row, "pp"))
+    layout = layout_of_row(row, zero=1, ac=recomputed, stages=stages)
     where = cluster(row)
 
     def seconds(job: Job) -> float:
