@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivefold.api.load import load
-    from fivefold.api.verbs import across, ask, compare, dryrun, playbook, predict, search, sweep, trace, train, walk
+    from fivefold.api.training import train
+    from fivefold.api.verbs import across, ask, compare, dryrun, playbook, predict, search, sweep, trace, walk
     from fivefold.api.verbs import playbook as plan
     from fivefold.api.watch import watch
     from fivefold.record import Fault, Mistake
     from fivefold.step import Step
 
 __version__ = "0.1.0"
-_VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "train", "walk")
+_VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "walk")
 __all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "search", "sweep"]
 __all__ += ["across", "plan", "playbook", "trace", "train", "walk", "watch"]
-_HOMES = dict.fromkeys(_VERBS, "fivefold.api.verbs")
-_HOMES["plan"] = _HOMES["playbook"]
-_HOMES |= {"watch": "fivefold.api.watch", "load": "fivefold.api.load", "Step": "fivefold.step"}
-_HOMES |= dict.fromkeys(("Fault", "Mistake"), "fivefold.record")
+_HOMES = dict.fromkeys((*_VERBS, "plan"), "fivefold.api.verbs")
+_HOMES |= {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
+_HOMES |= {"Step": "fivefold.step", "Fault": "fivefold.record", "Mistake": "fivefold.record"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,5 +2,6 @@
 
 verbs · job_fields     predict, search, compare, ask, sweep, dryrun, train, trace; the job's words as keyword arguments
 watch                  a loop of one's own, measured as a step
+training               train, in processes of its own
 load                   what an earlier command has written: a run's folder, a step, a search, a sweep
 """

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.plan.search.across import Goal
-    from fivefold.show.run_folder import RunFolder
     from fivefold.show.sweep.row import Row
     from fivefold.show.traced import Traced
     from fivefold.shown import Rows
@@ -225,45 +224,6 @@ def _journal(path: Path | None) -> Iterator[Journal]:
         return
     with TemporaryDirectory() as folder, opened(Path(folder) / "rows.jsonl.journal") as journal:
         yield journal
-
-
-def train(
-    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, force: bool = False,
-    trace: int | None = None,
-) -> RunFolder:  # fmt: skip
-    """Train as ``fivefold train`` does, in processes of their own (extra ``train``); what came of it, as ``load``.
-
-    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``.
-    """
-    import subprocess
-    import sys
-
-    from fivefold.record import Fault
-    from fivefold.show.run_folder import read
-    from fivefold.train.run import Run
-
-    settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
-    file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
-    words = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
-    words += ["--trace", str(trace)] if trace is not None else []
-    ended = subprocess.run(
-        [sys.executable, "-m", "fivefold", "train", fspath(file), *words], text=True, stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    if ended.returncode:
-        said = [line.removeprefix("fivefold: ") for line in ended.stderr.splitlines() if line.startswith("fivefold: ")]
-        line = said[-1] if said else f"{file}: ended with code {ended.returncode}; its log is in {settings.folder}"
-        raise (Mistake if ended.returncode == 2 else Fault)(line)
-    return read(settings.folder)
-
-
-def _written(run: Mapping[str, Any], folder: Path) -> Path:
-    import json
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "run.json"
-    path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
-    return path
 
 
 def trace(

@@ -131,11 +131,31 @@ def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
         ff.train(run)
 
 
-def test_a_run_that_fails_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.CompletedProcess([], 1, "", "warning\nfivefold: rank 1 died\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(Fault, match=r"^rank 1 died$"):
+@pytest.mark.parametrize(("code", "kind"), [(1, Fault), (2, Mistake)])
+def test_a_run_that_fails_says_the_commands_line(
+    code: int,
+    kind: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = tmp_path / "python"
+    command.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/words\necho step 1 >&2\necho "fivefold: no" >&2\nexit {code}\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    with pytest.raises(kind, match=r"^no$"):
         ff.train({"folder": str(tmp_path / "run")}, layout="dp2", force=True, trace=2)
+    assert capsys.readouterr().err == "step 1\nfivefold: no\n"
+    said = (tmp_path / "words").read_text().split()
+    assert said == [
+        "-m",
+        "fivefold",
+        "train",
+        f"{tmp_path}/run/run.json",
+        *["--layout", "dp2", "--force", "--trace", "2"],
+    ]
 
 
 def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:
@@ -146,7 +166,7 @@ ELSEWHERE = {  # options of search that are functions of their own in Python
     "search": {"keep", "others", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
 }
 SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
-SKIPPED |= {"from_file", "gpus"}
+SKIPPED |= {"from_file", "gpus", "write"}  # files that a command reads or writes besides
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])

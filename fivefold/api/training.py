@@ -1,0 +1,64 @@
+"""``train`` from Python: the command in processes of its own, what it says passed on as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fivefold.record import Mistake
+
+if TYPE_CHECKING:
+    from fivefold.api.verbs import Where
+    from fivefold.layout.spec import Layout
+    from fivefold.show.run_folder import RunFolder
+
+
+def train(
+    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, force: bool = False,
+    trace: int | None = None,
+) -> RunFolder:  # fmt: skip
+    """Train as ``fivefold train`` does, in processes of their own (extra ``train``); what came of it, as ``load``.
+
+    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``.
+    """
+    import sys
+
+    from fivefold.record import Fault
+    from fivefold.show.run_folder import read
+    from fivefold.train.run import Run
+
+    settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
+    file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
+    words = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
+    words += ["--trace", str(trace)] if trace is not None else []
+    code, said = _heard([sys.executable, "-m", "fivefold", "train", fspath(file), *words])
+    if code:
+        told = [line.removeprefix("fivefold: ") for line in said if line.startswith("fivefold: ")]
+        line = told[-1] if told else f"{file}: ended with code {code}; its log is in {settings.folder}"
+        raise (Mistake if code == 2 else Fault)(line)
+    return read(settings.folder)
+
+
+def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
+    """Run a command whose stderr is passed on as it comes; its exit code and the last lines that it said there."""
+    import subprocess
+    import sys
+    from collections import deque
+
+    said: deque[str] = deque(maxlen=100)
+    with subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        for line in process.stderr or ():
+            sys.stderr.write(line)
+            said.append(line.rstrip())
+    return process.returncode, list(said)
+
+
+def _written(run: Mapping[str, Any], folder: Path) -> Path:
+    import json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.json"
+    path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
+    return path
