@@ -25,8 +25,8 @@ RECORDS = ("fivefold.step:Step", "fivefold.layout.search_result:SearchResult", "
 NAV: dict[str, list[str]] = {
     "Start": ["index.md", "python.md", "report.md", "pictures.md", "reference/cheat-sheet.md"],
     "Guides": [
-        "machines.md", "configs.md", "stacks.md", "sweeps.md", "precision.md", "optimizers.md", "numerics.md",
-        "doctor.md",
+        "questions.md", "machines.md", "configs.md", "stacks.md", "sweeps.md", "precision.md", "optimizers.md",
+        "numerics.md", "doctor.md",
         "explain.md", "traces.md", "watch.md", "hugging-face.md", "many-machines.md", "faults.md", "generation.md",
     ],
     "The book": ["how-a-step-costs/*", "how-a-step-is-rehearsed.md", "how-a-step-is-run.md",

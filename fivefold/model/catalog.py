@@ -209,6 +209,11 @@ CATALOG: dict[str, Entry] = {
         _shape("olmo2", layers=32, width=4096, heads=32, ffn=11_008, vocab=100_352, positions=4096)
         | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
     ),
+    "olmo2-32b": Entry(
+        "allenai/OLMo-2-0325-32B",
+        _shape("olmo2", layers=64, width=5120, heads=40, ffn=27_648, vocab=100_352, positions=4096)
+        | {"num_key_value_heads": 8, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
+    ),
     "gpt2": Entry(
         "openai-community/gpt2",
         _shape("gpt2", layers=12, width=768, heads=12, ffn=3072, vocab=50_257, positions=1024),

@@ -12,6 +12,7 @@ from fivefold.record import Mistake
 from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
+from fivefold.stack.catalog import STACKS
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 
 UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
@@ -149,9 +150,7 @@ def _proposal(found: Proposal) -> RenderableType:
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     figures = f"{seconds} a step, {peak}, MFU {step.mfu.causal:.1%}"
     lines = [
-        Text.assemble(
-            "\n", ("Proposal  ", "bold"), (_worded(found.layout, found.choice.reduce), "bold cyan"), overflow="fold"
-        ),
+        Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
         Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({found.alike} layouts are)"),
     ]
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
@@ -172,7 +171,7 @@ def _best(best: Sequence[Ranked]) -> Grid:
         rows.append(
             (
                 str(rank),
-                _worded(step.layout, each.reduce),
+                _ranked(each),
                 show_seconds(step.time.step_seconds),
                 show_bytes(step.memory.peak_bytes),
                 f"{step.mfu.causal:.1%}",
@@ -205,6 +204,12 @@ def _front(front: Sequence[Point]) -> Grid:
         for p in front
     )
     return Grid(("peak", "step", "precision", "layout"), rows, words=("precision", "layout"))
+
+
+def _ranked(each: Ranked) -> str:
+    """The layout, and how often it reduces gradients where its software usually does otherwise."""
+    usual = STACKS[each.step.stack].reduce if each.step.stack in STACKS else "micro_batch"
+    return each.step.layout if each.reduce == usual else _worded(each.step.layout, each.reduce)
 
 
 def _worded(layout: str, reduce: str) -> str:

@@ -1,0 +1,274 @@
+"""Ten planning questions that teams have answered, asked anew: docs/questions.md, as the commands print it.
+
+    python -m tests.docs.questions            all of them (minutes)          python -m tests.docs.questions 2 5     some
+
+A test holds the page to what ``compare`` prints of each pair of layouts; the searches are made by this script alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from fivefold.cli.compare import cases
+from fivefold.cli.job_options import load_job
+from fivefold.cli.search import ALIKE, found_layouts
+from fivefold.job import Job
+from fivefold.layout.comparison import Comparison
+from fivefold.layout.search_result import SearchResult
+from fivefold.layout.where import Where
+from fivefold.machine.catalog import resolve as machine_named
+from fivefold.model.catalog import resolve
+from fivefold.plan.compare import compare
+from fivefold.show import comparison as side_by_side
+from fivefold.show import search as pages
+from fivefold.show.compare import to_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
+WIDTH = 120
+ROWS = ("step", "MFU", "peak memory", "left of memory")
+
+
+class Asked(NamedTuple):
+    """A question: what a team trained on what, the layout it chose, its words for it, and why it is not ours."""
+
+    title: str
+    model: str
+    machine: str
+    options: str
+    where: str
+    published: str
+    source: str
+    why: str
+
+
+TITAN = "memory=94GiB watts=500 hbm=2.4TB"  # the H100 of torchtitan's measurements
+PLAIN = "ac=none,selective,full order=default"  # what the other softwares run without a patch
+QUESTIONS = (
+    Asked(
+        "Llama 3 8B on 64 H100 with Megatron", "llama3-8b", "h100:64", "--seq 8192 --gbs 1024 --stack megatron-core",
+        PLAIN, "dp32 cp2 zero1 mbs1",
+        "Megatron-Bridge's recipe `llama3_8b_pretrain_64gpu_h100_bf16_config`: cp2, micro-batch 1.",
+        "Data parallelism alone does not fit without recomputation, and half a sequence per rank costs less than any.",
+    ),
+    Asked(
+        "Llama 3 8B on 128 H100 with torchtitan", "llama3-8b", f"h100:128 {TITAN}",
+        "--seq 8192 --gbs 256 --stack torchtitan", PLAIN, "dp128 zero3 mbs2 ac=norm+act+core",
+        "torchtitan (arXiv:2410.06511, table 3), on H100 of 96 GB and 500 W: FSDP over all ranks, micro-batch 2, "
+        "recomputation by operation, for which `ac=norm+act+core` is the nearest word here.",
+        "One sequence at a time fits without recomputation, and then nothing is computed twice; the recipe's default "
+        "has to fit 80 GB too.",
+    ),
+    Asked(
+        "Llama 3 70B on 64 H100 with Megatron", "llama3-70b", "h100:64", "--seq 8192 --gbs 256 --stack megatron-core",
+        PLAIN, "dp2 tp4 cp2 pp4 v5 zero1 mbs1",
+        "Megatron-Bridge's recipe `llama3_70b_pretrain_64gpu_h100_bf16_config`: tp4 pp4 cp2; five virtual stages as in "
+        "its other recipes of tp4.",
+        "All degrees are the same; fewer virtual stages are simpler and as fast, for all that can be told.",
+    ),
+    Asked(
+        "Llama 3 70B on 256 H100 with torchtitan, in fp8", "llama3-70b", f"h100:256 {TITAN}",
+        "--seq 8192 --gbs 512 --stack torchtitan --precision fp8-wire --set compile=true", PLAIN,
+        "dp32 tp8 zero3 mbs16 ac=full",
+        "torchtitan (arXiv:2410.06511, table 4), on H100 of 96 GB and 500 W: FSDP and tp8, 16 sequences per "
+        "data-parallel rank, full recomputation, to show two dimensions together; it measured 829 tokens/s a GPU, "
+        "predicted are 812.",
+        "Full recomputation costs, and so do the messages of tp8, which are not hidden (asynchronous tp measured 16 % "
+        "more tokens); cp2 halves what is kept instead, and gathers travel beside compute.",
+    ),
+    Asked(
+        "OLMo 2 32B on 1,024 H100 with FSDP2", "olmo2-32b", "h100:1024",
+        "--seq 4096 --gbs 2048 --stack fsdp2 --set compile=true", "ac=none,selective,full,mlp order=default",
+        "dp1024 zero3/256 mbs2 ac=mlp",
+        "OLMo-core's `OLMo2-0325-32B-train.py` for 1,024 GPUs and more: hybrid sharding with four replicas, "
+        "micro-batch 2, the MLPs recomputed, blocks compiled.",
+        "The script comes from micro-batches of four with full recomputation, for fewer GPUs; one sequence at a time "
+        "needs none, at the price of twice as many gathers, which are hidden.",
+    ),
+    Asked(
+        "GPT-3 175B on 64 A100 with Megatron-LM", "gpt3-175b", "a100:64",
+        "--seq 2048 --gbs 64 --stack megatron-lm --precision fp16", PLAIN, "tp8 pp8 v3 mbs1 ac=selective",
+        "Korthikanti et al. (arXiv:2205.05198, table 5): tp8 pp8, three virtual stages, selective recomputation, as in "
+        "the table's other rows; measured 13.75 s.",
+        "The table compares recomputations at one layout. Half the tp halves its exposed messages; six virtual stages "
+        "keep the bubble of twice the pipeline as small.",
+    ),
+    Asked(
+        "Nemotron-4 340B on 6,144 H100 with Megatron", "nemotron4-340b", "h100:6144",
+        "--seq 4096 --gbs 2304 --stack megatron-core", PLAIN, "dp64 tp8 pp12 v8 zero1 mbs1",
+        "Nemotron-4 (arXiv:2406.11704 §2.3): tp8, pp12 interleaved, dp64, distributed optimizer; 8.0 s a step, 41.0 % "
+        "MFU. The number of virtual stages is not printed; all eight layers of a rank apart here.",
+        "Six stages fit and have half the bubble; the team kept tp8 pp12 while it grew from 1,536 to 6,144 GPUs, with "
+        "dp16 to dp64. Its 41.0 % MFU is what is predicted for its layout.",
+    ),
+    Asked(
+        "Llama 3 405B on 16,384 H100", "llama3-405b", "h100:16384", "--seq 8192 --gbs 2048",
+        f"{PLAIN} v<=8 tp<=8",
+        "dp128 tp8 pp16 v4 zero1 mbs1",
+        "Llama 3 (arXiv:2407.21783, table 4): tp8 cp1 pp16 dp128, sharded optimizer and gradients that are reduced "
+        "once a step (`zero1` here), interleaved, no recomputation; 41 % MFU. Virtual stages are not printed.",
+        "Eight stages with cp2 fit and have half the bubble of sixteen; the team turned to cp only for longer "
+        "sequences. What is predicted for its layout is what it measured.",
+    ),
+    Asked(
+        "Llama 3 405B with 131,072 tokens on 16,384 H100", "llama3-405b", "h100:16384", "--seq 131072 --gbs 128",
+        f"{PLAIN} v<=8 tp<=8",
+        "dp8 tp8 cp16 pp16 v4 zero1 mbs1",
+        "Llama 3 (ibid.): tp8 cp16 pp16 dp8; 38 % MFU. Virtual stages are not printed.",
+        "Both take tp8 and cp16; four stages with ZeRO-3, whose gathers hide beside so much compute, are as fast as "
+        "sixteen without it, and simpler.",
+    ),
+    Asked(
+        "DeepSeek-V3 on 2,048 H800", "deepseek-v3", "h800:2048",
+        "--seq 4096 --gbs 15360 --precision fp8-deepseek", "tp=1 cp=1 order=default",
+        "dp128 pp16 ep64 zero1 dualpipe mbs1",
+        "DeepSeek-V3 (arXiv:2412.19437 §3.1 and 3.2): pp16, ep64 over eight nodes, ZeRO-1, DualPipe, no tp.",
+        "Its software keeps activations in fp8 and recomputes norms, up-projections and SwiGLU (§3.2.3, §3.3.3); here "
+        "they are kept in 16 bits, and the middle stages' seventeen micro-batches do not fit without more of that; "
+        "with it, the fastest of all is the team's pp16 ep64, with DualPipe's V.",
+    ),
+)  # fmt: skip
+
+
+def job(asked: Asked) -> Job:
+    """The job that the options say."""
+    words = shlex.split(asked.options)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    settings = [value for name, value in zip(words[::2], words[1::2], strict=True) if name == "--set"]
+    plain: dict[str, object] = {name[2:]: value for name, value in given.items() if name != "--set"}
+    for name in ("seq", "gbs"):
+        plain[name] = int(str(plain[name]))
+    return load_job(settings=settings, **plain)
+
+
+def searched(asked: Asked) -> SearchResult:
+    """What ``fivefold search`` finds."""
+    machine = machine_named(asked.machine, local=Path("none"))
+    return found_layouts(
+        resolve(asked.model), machine, job(asked), also=(), by="time", top=1, within=ALIKE,
+        where=Where.parse(asked.where),
+    )  # fmt: skip
+
+
+def compared(asked: Asked, proposal: str) -> Comparison:
+    """What ``fivefold compare`` finds of the proposal and the published layout."""
+    words = [asked.model, asked.machine, proposal, asked.published]
+    return compare(cases(words, job(asked), stacks="", precisions=""))
+
+
+def proposal_text(found: SearchResult) -> str:
+    """The part of the page of a search that proposes."""
+    text = to_text(pages.page(found), width=WIDTH)
+    return text[text.index("Proposal") : text.index("\nBy time alone")].rstrip()
+
+
+def comparison_text(found: Comparison) -> str:
+    """The main rows of the page of a comparison."""
+    short = found.replace(rows=tuple(row for row in found.rows if row.name in ROWS))
+    text = to_text(side_by_side.page(short), width=WIDTH)
+    return text.partition("\nEqual")[0].rstrip()
+
+
+def verdict(asked: Asked, found: Comparison) -> str:
+    """Whether the published layout is inside the margin, by how much it is not, and why."""
+    steps = [variant.step for variant in found.variants]
+    if len(steps) == 1 or steps[1] is None:
+        return f"**Not run here**: {found.variants[-1].refused}. {asked.why}".rstrip()
+    ours, theirs = steps[0], steps[1]
+    assert ours is not None
+    slower = theirs.time.step_seconds / ours.time.step_seconds - 1
+    fits = "" if theirs.memory.fits else " It does not fit as predicted."
+    if slower <= ALIKE and theirs.memory.fits:
+        return f"**Inside the margin**: the published layout takes {slower:+.1%}. {asked.why}".rstrip()
+    return f"**Outside the margin**: the published layout takes {slower:+.1%}.{fits} {asked.why}".rstrip()
+
+
+def section(number: int, asked: Asked, proposal: str, text: str) -> str:
+    """A section of the page; ``text``: what the search printed of its ``proposal``."""
+    machine = shlex.quote(asked.machine)
+    found = compared(asked, proposal) if proposal != str(canonical(asked.published)) else None
+    shown = (
+        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {asked.options}\n"
+        f"{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
+        if found
+        else f"\n**The published layout is the proposal.** {asked.why}\n"
+    )
+    command = f"fivefold search {asked.model} {machine} {asked.options} --where {asked.where!r}"
+    return (
+        f"## {number}. {asked.title}\n\n```text\n$ {command}\n{text}\n```\n\n"
+        f"**Published**: `{asked.published}`. {asked.source}\n{shown}"
+    )
+
+
+def canonical(text: str) -> object:
+    """A layout in its canonical words."""
+    from fivefold.layout.spec import Layout
+
+    return Layout.parse(text)
+
+
+def proposed(section_text: str) -> tuple[str, str]:
+    """The proposal of a section that is there, and what the search printed of it."""
+    block = section_text.partition("```text\n")[2].partition("\n```")[0]
+    text = block.partition("\n")[2]
+    # a reduce= of the search is no word of a layout
+    return re.sub(r" \(reduce=\w+\)", "", text.splitlines()[0].removeprefix("Proposal").strip()), text
+
+
+def sections(page: str) -> list[str]:
+    """The sections of the page, in order."""
+    return [f"## {part}" for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
+
+
+def table(parts: list[str]) -> str:
+    """The page's summary: a row for each question."""
+    rows = ["| question | proposal | published | verdict |", "| --- | --- | --- | --- |"]
+    for number, (asked, part) in enumerate(zip(QUESTIONS, parts, strict=False), start=1):
+        said = next((line for line in part.splitlines() if line.startswith("**") and "Published" not in line), "")
+        short = said.split("**")[1] if "**" in said else ""
+        by = re.search(r"takes ([+-][0-9.]+%)", said)
+        rows.append(
+            f"| {number}. {asked.title} | `{proposed(part)[0]}` | `{asked.published}` | {short}"
+            f"{', ' + by[1] if by else ''} |"
+        )
+    return "\n".join(rows)
+
+
+HEAD = """# Ten planning questions
+
+What `fivefold search` proposes where teams have published what they chose, as it prints, and beside it the published
+layout as `fivefold compare` prints it. A proposal is the *simplest* layout found within 2 % of the best
+([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin. Times
+are predictions for the named software; the [table of published runs](how-a-step-costs/published.md) says how good they
+are. `python -m tests.docs.questions` asks again; a test holds the comparisons to what the commands print.
+
+"""
+
+
+def write(parts: list[str]) -> None:
+    """The page of these sections."""
+    PAGE.write_text(HEAD + table(parts) + "\n\n" + "\n".join(part.rstrip() + "\n" for part in parts), encoding="utf-8")
+
+
+def main(only: list[int]) -> None:
+    """Ask the questions of these numbers again; the others keep what the search printed."""
+    before = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else []
+    parts = []
+    for number, asked in enumerate(QUESTIONS, start=1):
+        if number <= len(before) and number not in only and only:
+            parts.append(section(number, asked, *proposed(before[number - 1])))
+            continue
+        found = searched(asked)
+        assert found.proposal is not None, asked.title
+        text = proposal_text(found)
+        parts.append(section(number, asked, found.proposal.layout, text))
+        print(f"{number}. {found.proposal.layout}  {found.seconds:.1f} s")
+        write(parts + before[number:])
+    write(parts)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])

@@ -1,0 +1,36 @@
+"""docs/questions.md is what the commands print: comparisons, verdicts and the table, made anew from its proposals."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from tests.docs import questions
+from tests.docs.questions import PAGE, QUESTIONS
+
+PARTS = questions.sections(PAGE.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_its_questions_and_their_table() -> None:
+    assert len(PARTS) == len(QUESTIONS) == 10
+    assert PAGE.read_text(encoding="utf-8").startswith(questions.HEAD + questions.table(PARTS) + "\n")
+    stacks = {word for asked in QUESTIONS for word in re.findall(r"--stack (\S+)", asked.options)}
+    assert len(stacks) >= 3
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_section_is_what_the_commands_print(number: int) -> None:
+    part, asked = PARTS[number - 1], QUESTIONS[number - 1]
+    proposal, text = questions.proposed(part)
+    assert part.rstrip() == questions.section(number, asked, proposal, text).rstrip()
+    assert Where.parse(asked.where).holds(Layout.parse(proposal))
+    assert asked.why, "a published choice is explained"
+
+
+def test_what_is_printed_of_a_search_is_what_it_finds() -> None:
+    """Of the first question, which is the quickest to ask."""
+    found = questions.searched(QUESTIONS[0])
+    assert questions.proposal_text(found) == questions.proposed(PARTS[0])[1]
