@@ -6,13 +6,14 @@
 # endure: 200 kills at random moments; 300 short runs, each of which must end well, and 100 on busy cores; a host that is cut off;
 #         a Slurm that takes the node away; published rows with changed cells; every key of every Hugging Face family, changed;
 #         5,000 random command lines; 5,000 random jobs, planned; 10,000 requests of the page; the package in empty environments; notebooks (hours; kills and runs resume)
+# interop: what `fivefold write` makes, parsed, built and trained by the packages that it is for
 # gpu: everything that wants a GPU, into docs/measurements/013-gpu.md: tests, calibration, memory, speed, traces (it resumes; GPU="--seconds 540")
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint check docs bench parity endure gpu
+.PHONY: demo test lint check docs bench parity endure gpu interop
 
 $(BIN)/fivefold: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -74,3 +75,13 @@ endure: $(BIN)/fivefold
 
 gpu: $(BIN)/fivefold
 	$(BIN)/python -m tests.gpu.run $(GPU)
+
+# What `fivefold write` makes is parsed by the software that it is for, in an environment of its own.
+.venv-interop/bin/fivefold: pyproject.toml constraints.txt tests/interop/requirements.txt
+	$(PYTHON) -m venv .venv-interop
+	.venv-interop/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[train,show,dev]'
+	.venv-interop/bin/python -m pip install $(PIP_FLAGS) --no-deps -r tests/interop/requirements.txt
+	touch $@
+
+interop: .venv-interop/bin/fivefold
+	.venv-interop/bin/python -m pytest tests/interop -W ignore

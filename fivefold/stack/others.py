@@ -35,6 +35,7 @@ DEEPSPEED = Entry(
         "cp_kinds": Fact(
             ("ulysses",), "deepspeedai/DeepSpeed@3492962:deepspeed/sequence/layer.py, DistributedAttention"
         ),
+        "shard_groups": Fact(False, "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: MiCS was removed"),
     },
 )
 

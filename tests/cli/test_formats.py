@@ -96,7 +96,21 @@ def test_search_writes_the_best_that_the_stack_can_be_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     best = tmp_path / "best.py"
-    words = ("search", "llama3-8b", "h100:8", "--stack", "torchtitan", "--seq", "2048", "--gbs", "32", "--top", "2")
+    words = (
+        "search",
+        "llama3-8b",
+        "h100:8",
+        "--stack",
+        "torchtitan",
+        "--seq",
+        "2048",
+        "--gbs",
+        "32",
+        "--top",
+        "2",
+        "--where",
+        "pp=1 cp=1 ac=none,full",
+    )
     assert run(monkeypatch, *words, "--write", best) == 0
     said = capsys.readouterr().err
     assert run(monkeypatch, "read", best, "--gpus", "h100:8", "--json") == 0

@@ -112,6 +112,8 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
         found["layout.cp_kind"] = "ulysses"
     if kind == "deepspeed":
         shard = values["deepspeed.zero_optimization.mics_shard_size"]
+        if values.says("deepspeed.zero_optimization.mics_shard_size"):
+            values.doubt("deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group")
         stage = _zero_stage(values)
         group = {"layout.shard_group": shard} if stage and isinstance(shard, int) and 0 < shard < dp * cp else {}
         return found | {"layout.zero": stage if dp * cp > 1 or stage == 0 else 0} | group

@@ -122,7 +122,6 @@ def accelerate(plan: Plan) -> Written:
         "accelerate.machine_rank": (0, "of this host"), "accelerate.main_training_function": ("main", ""),
         "accelerate.use_cpu": (False, ""),
         f"{FSDP}state_dict_type": ("SHARDED_STATE_DICT", "of checkpoints"),
-        **({"accelerate.use_parallelism_config": (True, "")} if layout.shard_group else {}),
     }  # fmt: skip
     short = {key.removeprefix("accelerate."): value for key, value in values.items()}
     table: Table = {key.removeprefix("accelerate."): each for key, each in ACCELERATE.items()}
@@ -154,8 +153,6 @@ def deepspeed(plan: Plan) -> Written:
     }
     if job.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if layout.shard_group:
-        zero["mics_shard_size"] = layout.shard_group
     config: dict[str, Any] = {
         "train_batch_size": job.global_batch, "train_micro_batch_size_per_gpu": layout.mbs,
         "gradient_accumulation_steps": layout.micro_batches(job), "gradient_clipping": job.optimizer.clip,

@@ -44,7 +44,7 @@ def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
 
 def _runtime(plan: Plan, name: str) -> dict[str, Any]:
     """What all TrainJobs of this name are: one container a node, which torchrun starts on PET_… variables."""
-    nodes, each = plan.hosts
+    nodes, _ = plan.hosts
     command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
     container = {
         "name": "node", "image": IMAGE, "command": ["bash", "-c", command], "workingDir": "/work",
@@ -75,7 +75,7 @@ def _runtime(plan: Plan, name: str) -> dict[str, Any]:
     return {
         "apiVersion": API, "kind": "TrainingRuntime",
         "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
-        "spec": {"mlPolicy": {"numNodes": nodes, "torch": {"numProcPerNode": each}}, "template": {"spec": jobs}},
+        "spec": {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": {"spec": jobs}},
     }  # fmt: skip
 
 

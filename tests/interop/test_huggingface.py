@@ -1,0 +1,111 @@
+"""accelerate, transformers and DeepSpeed parse what is written for them; parameters of their model on meta are ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fivefold.formats.format import Plan
+from fivefold.formats.write import write
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import named
+from fivefold.record import Mistake
+from tests.formats.draws import Range, plans
+
+config_args = pytest.importorskip("accelerate.commands.config.config_args")
+pytest.importorskip("deepspeed")
+
+AMONG = Range(
+    models=("llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "tiny"),
+    recipes=("bf16", "bf16-grad16", "fp32", "fp16"),
+    acs=("none", "full"),
+    axes=("dp",),
+)
+
+
+def put(plan: Plan, to: str, folder: Path) -> None:
+    for name, text in write(plan, to=to).files.items():
+        (folder / name).write_text(text)
+
+
+def written_plans(stack: str, to: str, count: int) -> list[Plan]:
+    found = []
+    for plan in plans(stack, count=300, among=AMONG):
+        try:
+            write(plan, to=to)
+        except Mistake:
+            continue
+        found.append(plan)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_accelerate_reads_its_file_and_trainer_its_arguments(tmp_path: Path) -> None:
+    drawn = written_plans("fsdp2", "accelerate", 10)
+    assert len(drawn) == 10
+    for plan in drawn:
+        put(plan, "accelerate", tmp_path)
+        config = config_args.load_config_from_file(str(tmp_path / "accelerate.yaml"))
+        assert config.num_processes == plan.layout.world
+        assert str(config.distributed_type).endswith("FSDP")
+        assert config.fsdp_config["fsdp_version"] == 2
+        said = yaml.safe_load((tmp_path / "arguments.yaml").read_text())
+        assert said["per_device_train_batch_size"] * said["gradient_accumulation_steps"] * plan.layout.dp == (
+            plan.job.global_batch
+        )
+
+
+def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.runtime import config as config_of
+
+    drawn = written_plans("deepspeed", "deepspeed", 10)
+    assert len(drawn) == 10
+    for plan in drawn:
+        put(plan, "deepspeed", tmp_path)
+        values, layout = json.loads((tmp_path / "deepspeed.json").read_text()), plan.layout
+        monkeypatch.setattr(config_of.dist, "get_rank", lambda *_: 0)
+        monkeypatch.setattr(config_of.dist, "get_world_size", lambda *_, world=layout.world: world)
+        config = config_of.DeepSpeedConfig(values)
+        assert config.train_batch_size == plan.job.global_batch
+        assert config.train_micro_batch_size_per_gpu == layout.mbs
+        assert config.gradient_accumulation_steps == layout.micro_batches(plan.job)
+        assert int(config.zero_config.stage) == layout.zero
+        assert bool(config.bfloat16_config.enabled) == (plan.job.precision.compute == "bf16")
+        assert bool(config.float16_config.enabled) == (plan.job.precision.compute == "fp16")
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "gemma2-9b"])
+def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = named(name)
+    job = Job(sequence=2048, global_batch=8, precision=recipe("bf16-grad16"))
+    put(Plan(model, Layout.parse("dp4 zero3 mbs1"), job), "accelerate", tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    assert sum(each.numel() for each in built.parameters()) == model.parameters
+
+
+def test_what_is_written_trains_on_two_processes(tmp_path: Path) -> None:
+    """accelerate's FSDP2 over gloo: the folder as it is written, on the CPU."""
+    job = Job(sequence=64, global_batch=4, precision="fp32", steps=2)
+    put(Plan(named("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(config.read_text().replace("use_cpu: false", "use_cpu: true"))
+    with (tmp_path / "arguments.yaml").open("a") as file:
+        file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
+    command = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml", "train.py", "arguments.yaml"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "train_loss" in done.stdout + done.stderr
