@@ -89,7 +89,8 @@ def put(written: Written, output: Path | None) -> None:
     for name, text in written.files.items():
         path = output / name if several else output
         path.write_text(text, encoding="utf-8")
-        say(f"wrote {path}")
+        suffix = Path(name).suffix
+        say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
 
 
 def _plan(what: str, job: Job, *, model: str | None, gpus: str | None) -> Plan:

@@ -85,9 +85,11 @@ def test_mistakes_are_one_line(
 def test_a_config_goes_from_one_software_to_another(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    there = tmp_path / "there.py"
+    there, misnamed = tmp_path / "there.py", tmp_path / "there.toml"
     assert run(monkeypatch, "write", file, "--gpus", "h100:8", "--to", "torchtitan", "-o", there) == 0
-    capsys.readouterr()
+    assert f"wrote {there}\n" in capsys.readouterr().err
+    assert run(monkeypatch, "write", file, "--gpus", "h100:8", "--to", "torchtitan", "-o", misnamed) == 0
+    assert f"wrote {misnamed}, which its software reads as a .py file" in capsys.readouterr().err
     assert run(monkeypatch, "read", there, "--gpus", "h100:8") == 0
     assert "dp8 zero3 mbs2, 8 ranks" in capsys.readouterr().out
 
