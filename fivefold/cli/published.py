@@ -23,7 +23,9 @@ def published(
     excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
     by: Annotated[Field | None, typer.Option(help="Errors by this instead of by source.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the README.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As the table of docs/how-a-step-costs/published.md.")
+    ] = False,
     halves: Annotated[bool, typer.Option("--halves", help="Calibrate on every second run, score the others.")] = False,
     left_out: Annotated[
         Path | None, typer.Option(help="Set the constants again without each source, into this file; goes on with it.")

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from math import ceil
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fivefold.check.published.case import Case, Excluded, Message
@@ -122,5 +124,22 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
 
 
 def table_markdown(report: Report) -> str:
-    """The summaries as a Markdown table, for the README."""
+    """The summaries as a Markdown table, for docs/how-a-step-costs/published.md."""
     return markdown(report.summaries)
+
+
+def headline(report: Report) -> str:
+    """The table in a sentence per quantity, for the README; sources count alike in the mean, runs in the rest."""
+    lines = []
+    for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
+        mine = [each for each in report.scores if each.quantity == quantity]
+        errors = sorted(abs(each.predicted / each.measured - 1) for each in mine)
+        half, most = (errors[ceil(share * len(errors)) - 1] for share in (0.5, 0.9))
+        sources = dict.fromkeys(each.source for each in mine)
+        mean = fmean(fmean(abs(each.predicted / each.measured - 1) for each in mine if each.source == source)
+                     for source in sources)  # fmt: skip
+        lines.append(
+            f"- **{len(mine):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
+            f"{most:.0%}; the mean error of a source is {mean:.0%}.\n"
+        )
+    return "".join(lines)

@@ -1,4 +1,4 @@
-"""No accuracy claim without its run: the README's table is made anew, and no source may get worse than its bound.
+"""No accuracy claim without its run: table and sentences are made anew, and no source may get worse than its bound.
 
 A wanted change is frozen with ``FIVEFOLD_FREEZE=1 pytest tests/check/published/test_accuracy.py`` and seen in the diff.
 """
@@ -9,13 +9,15 @@ import os
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 
-from fivefold.check.published import Report, run, table_markdown
+from fivefold.check.published import Report, headline, run, table_markdown
 from fivefold.check.published.intervals import coverage, learn, write
 from fivefold.plan.price.errors import TABLE
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
+PAGE, README = ROOT / "docs/how-a-step-costs/published.md", ROOT / "README.md"
 FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
 
 # Mean absolute error that each may have, in percent: a little over what it has today.
@@ -73,14 +75,32 @@ def test_no_source_is_worse_than_its_bound(report: Report) -> None:
     assert BOUNDS.keys() <= means.keys()
 
 
-def test_the_readme_has_the_table_of_this_commit(report: Report) -> None:
-    text, table = README.read_text(encoding="utf-8"), table_markdown(report)
+def test_the_page_has_the_table_of_this_commit(report: Report) -> None:
+    text, table = PAGE.read_text(encoding="utf-8"), table_markdown(report)
     begin = text.index("| source | of |")
     end = text.index("\n\n", begin) + 1
     if FREEZE:
-        README.write_text(text[:begin] + table + text[end:], encoding="utf-8")
+        PAGE.write_text(text[:begin] + table + text[end:], encoding="utf-8")
     else:
         assert text[begin:end] == table
+
+
+def test_the_readme_has_the_sentences_of_this_commit(report: Report) -> None:
+    text, said = README.read_text(encoding="utf-8"), headline(report)
+    begin, end = text.index("<!-- figures -->\n") + len("<!-- figures -->\n"), text.index("<!-- end of figures -->")
+    if FREEZE:
+        README.write_text(text[:begin] + said + text[end:], encoding="utf-8")
+    else:
+        assert text[begin:end] == said
+
+
+def test_the_sentences_count_what_they_say(report: Report) -> None:
+    """Against numpy's quantiles of the errors."""
+    errors = [abs(each.predicted / each.measured - 1) for each in report.scores if each.quantity == "time"]
+    half, most = np.quantile(errors, (0.5, 0.9), method="inverted_cdf")
+    sources = len({each.source for each in report.scores if each.quantity == "time"})
+    assert f"{len(errors):,} step times of {sources} sources" in headline(report)
+    assert f"half within {half:.1%}, nine tenths within {most:.0%}" in headline(report)
 
 
 def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report, tmp_path: Path) -> None:
