@@ -31,7 +31,7 @@ def page(found: SearchResult) -> RenderableType:
     if found.proposal:
         parts.append(_proposal(found.proposal))
     if found.best:
-        parts += [_heading("By time alone")] if found.proposal else []
+        parts += [_heading("The fastest of those estimated")] if found.proposal else []
         parts.append(_best(found.best))
         if expected := expectation(found.best[0].step):
             parts.append(Text.assemble("\nOf the best: ", expected))

@@ -29,7 +29,8 @@ from fivefold.plan.count.memory.rank_memory import memory
 from fivefold.plan.count.traffic import messages
 from fivefold.plan.predict import planner
 from fivefold.plan.price.profiled import Profiled, beside
-from fivefold.plan.price.units import Units, UnitTime
+from fivefold.plan.price.unit_time import UnitTime
+from fivefold.plan.price.units import Units
 from fivefold.record import Fault, Mistake
 
 SILENCE_SECONDS = 300.0

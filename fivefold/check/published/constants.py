@@ -16,7 +16,7 @@ from fivefold.machine import reached, spec
 from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import Chip, Machine
 from fivefold.plan.count.memory import allocator
-from fivefold.plan.price import compute, network, roofline, timeline, units
+from fivefold.plan.price import compute, network, roofline, timeline, unit_time
 from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
@@ -143,9 +143,9 @@ A100, H100, B200 = reached.A100, reached.H100, reached.B200
 
 CONSTANTS: tuple[Constant, ...] = (
     _of_chip("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
-    Constant("COMPILED_HOST", units.COMPILED_HOST, (0.05, 1.0), set_on=("torchtitan", "kempnerforge")),
-    Constant("EVENNESS", units.EVENNESS, (1.0, 8.0), set_on=("vtrain",)),
-    Constant("CONTENTION", units.CONTENTION, (0.02, 0.3), set_on=ALL),
+    Constant("COMPILED_HOST", unit_time.COMPILED_HOST, (0.05, 1.0), set_on=("torchtitan", "kempnerforge")),
+    Constant("EVENNESS", unit_time.EVENNESS, (1.0, 8.0), set_on=("vtrain",)),
+    Constant("CONTENTION", unit_time.CONTENTION, (0.02, 0.3), set_on=ALL),
     _of_joule("AMPERE_JOULE", reached.AMPERE_JOULE, AMPERE, "bf16",
               between=(0.54e12, 0.65e12), set_on=("korthikanti2022",)),
     _of_joule("HOPPER_JOULE", reached.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12), set_on=DGXC),

@@ -30,6 +30,9 @@ from fivefold.plan.count.operations.prediction import head_unit
 from fivefold.plan.count.operations.recompute import Unit
 
 Played = TypeVar("Played")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+REMEMBERED = 3_000  # values of a cache; a search asks for many more parts than it returns to
 Name = Kind | str  # a kind of block, or "embed" or "head"
 
 
@@ -44,9 +47,23 @@ class Run(NamedTuple):
     times: int
     recomputed: bool = False
 
+    @property
+    def routes(self) -> bool:
+        """Whether the unit may hold experts."""
+        return self.name.moe if isinstance(self.name, Kind) else self.name == "head"
+
     def called(self, index: int) -> str:
         """Name for reports of the unit at ``index`` in the run: ``embed``, ``head``, or ``block N``."""
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
+
+
+class Cache(dict[Key, Value]):
+    """A dict that forgets all when it has grown to ``REMEMBERED`` values."""
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        if len(self) >= REMEMBERED:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 class Counts:
@@ -54,13 +71,13 @@ class Counts:
 
     def __init__(self, model: Model, job: Job) -> None:
         self.model, self.job = model, job
-        self._locals: dict[Part, Local] = {}
-        self._units: dict[tuple[Part, Name], Unit] = {}
-        self._shapes: dict[tuple[Part, Name], frozenset[tuple[int, int]]] = {}
-        self._largest: dict[tuple[Part, Name], list[int]] = {}
-        self._logits: dict[Part, int] = {}
-        self._profiles: dict[tuple[Part, Name, Sums], Profile] = {}
-        self._splits: dict[tuple[Part, Name, Sums, bool], SplitProfile] = {}
+        self._locals: Cache[Part, Local] = Cache()
+        self._units: Cache[tuple[Part, Name], Unit] = Cache()
+        self._shapes: Cache[tuple[Part, Name], frozenset[tuple[int, int]]] = Cache()
+        self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
+        self._logits: Cache[Part, int] = Cache()
+        self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache()
+        self._splits: Cache[tuple[Part, Name, Sums, bool], SplitProfile] = Cache()
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
@@ -254,5 +271,7 @@ def apart(layout: Layout) -> bool:
 
 
 def run_part(part: Part, run: Run) -> Part:
-    """``part`` for a run: without recomputation if the run is not recomputed."""
-    return part if run.recomputed or not part.recomputed else part._replace(recomputed=frozenset())
+    """What of ``part`` matters to a run: recomputation if it is recomputed, degrees of experts if it may hold any."""
+    if part.recomputed and not run.recomputed:
+        part = part._replace(recomputed=frozenset())
+    return part if run.routes or part.ep == part.etp == 1 else part._replace(ep=1, etp=1)

@@ -3,7 +3,7 @@
 roofline · measured · compute · passes   a kernel; calibrated; an operation; one of many kernels
 profiled                        units that were measured in a step, which come before all curves
 network · small_messages        a collective, by where its ranks lie; those that carry no tensors of the model
-units · data_parallel           a unit with its exposed messages; ZeRO's gathers and reductions
+unit_time · units · data_parallel   a unit with its exposed messages; all units; ZeRO's messages
 durations · timeline · steady_state   the actions of a stage; the step; long schedules from short ones
 spans · memory_over_time        the step drawn          errors   the error to expect
 """

@@ -79,6 +79,7 @@ class Prices:
 
     def __init__(self, machine: Machine, *, ranks: int, job: Job) -> None:
         self.machine, self.job, self.chip = machine, job, machine.chip
+        self._matmuls: dict[tuple[int, int, int, Dtype, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
@@ -226,7 +227,10 @@ class Prices:
         """Seconds of ``batch`` products ``(m, k) @ (k, n)``."""
         if self.measured is not None and self.measured.matmuls:
             return batch * self.measured.matmul(m, n, k)
-        return roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch)
+        key = m, n, k, dtype, batch
+        if key not in self._matmuls:
+            self._matmuls[key] = roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch)
+        return self._matmuls[key]
 
     def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
         """Seconds forward and backward."""

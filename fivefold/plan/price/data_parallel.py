@@ -17,7 +17,8 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
 from fivefold.plan.count.traffic import copy_messages, unit_messages
 from fivefold.plan.price.network import MessageTime
-from fivefold.plan.price.units import AXES, CONTENTION, Units
+from fivefold.plan.price.unit_time import AXES, CONTENTION
+from fivefold.plan.price.units import Units
 
 
 class GatherReduceTime(NamedTuple):

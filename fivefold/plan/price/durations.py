@@ -14,7 +14,7 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Run
 from fivefold.plan.price.network import MessageTime
-from fivefold.plan.price.units import AXES, CONTENTION
+from fivefold.plan.price.unit_time import AXES, CONTENTION
 
 if TYPE_CHECKING:
     from fivefold.plan.price.timeline import Timeline
@@ -103,7 +103,7 @@ class Durations:
         stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         timeline, layout = self.timeline, self.layout
         for run, times in self.work[stage]:
-            unit, apart = timeline.units.unit(layout, run), timeline.apart.unit(layout, run)
+            unit, apart = timeline.units.unit(layout, run), timeline.units.apart.unit(layout, run)
             ours = unit.backward + unit.weight if back else unit.forward
             shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
             work = ours

@@ -5,13 +5,11 @@ step = play(schedule, seconds of its actions) + exposed gathers and reductions +
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.count.memory.states import moments_per_element
 from fivefold.plan.count.operations.part import part_of
@@ -21,7 +19,8 @@ from fivefold.plan.price.durations import Cost, Durations, StageTime, Work, add_
 from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.small_messages import small_messages
 from fivefold.plan.price.steady_state import extrapolate
-from fivefold.plan.price.units import AXES, Units
+from fivefold.plan.price.unit_time import AXES
+from fivefold.plan.price.units import Units
 
 # Sources: docs/how-a-step-costs/constants.md.
 HOST_LINK = 0.8  # share of the PCIe link's bandwidth that offloading reaches
@@ -47,12 +46,6 @@ class Timeline:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
-
-    @cached_property
-    def apart(self) -> Units:
-        """The units with no message hidden, to know how long each message takes."""
-        job = self.job.replace(overlap=(), async_tp=self.job.stack.async_tp and "tp" not in self.job.stack.overlap)
-        return Units(Counts(self.counts.model, job), self.machine)
 
     def durations(self, layout: Layout) -> Durations:
         """Seconds of the actions of ``layout``; without a pipeline these are F and BW."""

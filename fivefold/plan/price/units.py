@@ -1,62 +1,53 @@
-"""Seconds of a unit (embedding, block, head): its kernels and its exposed messages.
+"""Seconds of the units (embedding, block, head) of one model, job and machine by layout, computed once each.
 
-    tp    cut into tp parts that overlap the matmul before or after: exposed is the first part and any excess
-    cp    each hop of the ring overlaps the attention on the keys that are here
-    ep    dispatch and combine overlap the shared experts
-Without overlap a message is fully exposed. The host launches kernels one by one: a unit of small kernels takes as long
-as their launches.
+by what the unit computes, where its groups lie, and how many ranks share a calibrated machine
 """
 
 from __future__ import annotations
 
-from itertools import takewhile
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cached_property
 
+from fivefold.job import Job
 from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.plan.count.counts import Counts, Run, run_part
-from fivefold.plan.count.operations.op import Message, Op
-from fivefold.plan.count.operations.part import part_of
+from fivefold.plan.count.counts import Cache, Counts, Name, Run, run_part
+from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.price.compute import OpTime, Prices
-from fivefold.plan.price.network import MessageTime, Network
+from fivefold.plan.price.network import Network
 from fivefold.plan.price.profiled import Profiled
-
-AXES = ("tp", "cp", "ep", "etp")
-# Where each constant comes from, and how much it matters: docs/how-a-step-costs/constants.md.
-COMPILED_HOST = 0.18  # host time per operation under torch.compile, relative to eager
-# Exponent of the p-norm of host and device time: where both are equal, jitter makes 1.26 of them (vTrain, one node).
-EVENNESS = 3.0
-CONTENTION = 0.1  # share of a hidden message's time that compute loses, as it takes multiprocessors and bandwidth
-
-
-class UnitTime(NamedTuple):
-    """Seconds of one micro-batch through one unit; exposed messages are in the order of ``AXES``."""
-
-    forward: float
-    backward: float  # gradient of the input, with what is recomputed for it
-    weight: float  # gradient of the weights
-    forward_exposed: tuple[float, ...]
-    backward_exposed: tuple[float, ...]
-    longest: str  # the operation or message that takes most
+from fivefold.plan.price.unit_time import AXES, UnitTime, UnitTimer
 
 
 class Units:
     """Seconds of the units of one model, job and machine by layout, computed once each."""
 
-    def __init__(self, counts: Counts, machine: Machine) -> None:
-        self.counts, self.machine = counts, machine
-        self.network = Network(machine)
+    def __init__(self, counts: Counts, machine: Machine, *, like: Units | None = None, job: Job | None = None) -> None:
+        """``job``: if other messages overlap than under ``counts``; ``like``: units of equal operations and machine."""
+        self.counts, self.machine, self.job = counts, machine, job or counts.job
+        self.network: Network = like.network if like else Network(machine)
         known = machine.calibration is not None and bool(machine.calibration.units)
         self.profiled = Profiled(counts, machine) if known else None
-        self._prices: dict[int, Prices] = {}
-        self._units: dict[tuple[object, ...], UnitTime] = {}
+        self._prices: dict[int, Prices] = like._prices if like else {}
+        self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = like._kernels if like else Cache()
+        self._units: Cache[tuple[object, ...], UnitTime] = Cache()
         self._layout, self._part = Layout(), part_of(Layout())
-        self._places: tuple[object, ...] = ()
+        self._places: tuple[Group, ...] = ()
+        self._ranks = 1
+
+    @cached_property
+    def apart(self) -> Units:
+        """The same units with no message hidden, to know how long each message takes; they have no compute."""
+        stack = self.job.stack
+        job = self.job.replace(overlap=(), async_tp=stack.async_tp and "tp" not in stack.overlap)
+        return Units(self.counts, self.machine, like=self, job=job)
 
     def prices(self, layout: Layout) -> Prices:
         """Costs of operations; on a calibrated machine they depend on how many processes share it."""
-        ranks = layout.world if self.machine.calibration else 1
+        return self._prices_of(layout.world if self.machine.calibration else 1)
+
+    def _prices_of(self, ranks: int) -> Prices:
         if ranks not in self._prices:
             self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.counts.job)
         return self._prices[ranks]
@@ -64,26 +55,52 @@ class Units:
     def unit(self, layout: Layout, run: Run) -> UnitTime:
         """Seconds of one unit of a run."""
         if layout is not self._layout:  # callers ask for all units of one layout in a row
-            ranks = layout.world if self.machine.calibration else 1
+            self._ranks = layout.world if self.machine.calibration else 1
             self._layout, self._part = layout, part_of(layout)
-            self._places = (*(group(layout, axis) for axis in AXES), ranks)
-        key: tuple[object, ...] = (run_part(self._part, run), run.name, self._places)
+            self._places = tuple(group(layout, axis) for axis in AXES)
+        part = run_part(self._part, run)
+        key: tuple[object, ...] = (part, run.name, places_of(run, self._places), self._ranks)
         if self.profiled is not None:
             key = *key, self.profiled.unit_key(layout, run)
         found = self._units.get(key)
         if found is None:
-            found = self._units[key] = self._time(layout, run)
+            found = self._time(part, run, lambda axis: group(layout, axis), ranks=self._ranks)
+            found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
         return found
 
-    def _time(self, layout: Layout, run: Run) -> UnitTime:
-        part, prices = run_part(part_of(layout), run), self.prices(layout)
+    def nearest(self, part: Part, run: Run) -> UnitTime:
+        """``unit``, were the ranks of each group next to one another: no order of the mesh makes it faster."""
+        part = run_part(part, run)
+        sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
+
+        def place(axis: str) -> Group:
+            return Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
+
+        key = part, run.name, "nearest"
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = self._time(part, run, place, ranks=1)
+        return found
+
+    def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
+        """Seconds of each operation of a unit; ``ranks`` share a calibrated machine."""
+        part = run_part(part, run)
+        key = part, run.name, ranks
+        found = self._kernels.get(key)
+        if found is None:
+            prices, heads = self._prices_of(ranks), self.counts.local(part).heads
+            found = [prices.operation(op, heads=heads) for op in self.counts.unit(part, run.name).ops]
+            self._kernels[key] = found
+        return found
+
+    def _time(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTime:
         ops = self.counts.unit(part, run.name).ops
-        times = [prices.operation(op, heads=self.counts.local(part).heads) for op in ops]
-        timer = _UnitTimer(self, layout, ops, times)
+        timer = UnitTimer(
+            self.counts.model, self.machine, self.network, self.job, place, ops, self.kernels(part, run, ranks=ranks)
+        )
         for index in range(len(ops)):
             timer.add(index)
-        time = timer.read()
-        return time if self.profiled is None else self._as_measured(time, layout, run)
+        return timer.read() if self.job is self.counts.job else timer.messages()
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
@@ -98,182 +115,6 @@ class Units:
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
-class _UnitTimer:
-    """Adds up the operations and messages of one unit."""
-
-    def __init__(self, units: Units, layout: Layout, ops: tuple[Op, ...], times: list[OpTime]) -> None:
-        self.units, self.layout, self.ops, self.times = units, layout, ops, times
-        self.job = units.counts.job
-        self.nccl, self.beside = units.machine.backend == "nccl", units.machine.overlaps
-        self.contention = CONTENTION if self.nccl else 0.0  # elsewhere messages show what they keep the core busy
-        self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-        self.hidden = [0.0, 0.0]
-        self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward, by operation
-        self.awaited: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
-        self.spans: dict[str, float] = {}  # seconds by name of operation or message
-        # compute left to hide ep messages behind, forward and backward: that of the shared experts
-        shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
-        self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
-        if self.job.stack.pairs:  # all compute of the other micro-batch, which runs in the other direction
-            self.room = [sum(t.backward + t.weight for t in times), sum(t.forward for t in times)]
-
-    def add(self, index: int) -> None:
-        """Add one operation to the longest ones, and its messages to those exposed and hidden."""
-        op, time = self.ops[index], self.times[index]
-        total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
-        self.spans[op.name] = self.spans.get(op.name, 0.0) + total
-        if op.message is None:
-            return
-        message = op.message.uncast if op.recomputed else op.message
-        place = group(self.layout, message.axis)
-        if place.ranks == 1:
-            return
-        moe = self.units.counts.model.moe
-        copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
-        back_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
-        again = self._sent(message, message.regather, message.uncast.payload, place=place, copies=copies)
-        parts = message.backward_parts
-        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
-        if op.recomputed:
-            again = forward
-        for collective, payload in message.scales:
-            scales = self._sent(message, collective, payload, place=place, copies=copies)
-            forward = forward._replace(seconds=forward.seconds + scales.seconds)
-        self.sent[index] = bool(forward.seconds), bool(backward.seconds) + bool(again.seconds)
-        self.spans[f"{message.axis} {op.name}"] = forward.seconds + backward.seconds + again.seconds
-        ahead = self._compute_beside(index)
-        exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
-        back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
-        axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
-        if axis == "tp" and message.regather and not op.recomputed and self.beside:
-            gather, reduce = self._beside_products(index, again, backward)
-            again = again._replace(seconds=again.seconds - gather)
-            back -= reduce
-            self.hidden[1] += gather + reduce
-        back += self._exposed(index, again, side=1, beside=ahead.forward)
-        if message.axis == "ep":
-            self.awaited[index] = exposed
-        self.forward_exposed[axis] += exposed
-        self.backward_exposed[axis] += back
-
-    def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
-        """Hidden seconds of the gather of a column-parallel layer's input for dW, and of the sum of its dx over ranks.
-
-        The former by dx; the latter by dW, in our engine, which treats all linear layers on one input as one.
-        """
-        stack = self.job.stack
-        if stack.linears != "fanned":
-            return min(gather.travelling, self._compute_beside(index).backward) if stack.async_tp else 0.0, 0.0
-        fan = [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
-        dx, dw = sum(self.times[at].backward for at in fan), sum(self.times[at].weight for at in fan)
-        return min(gather.travelling, dx), min(reduce.travelling, dw) if "tp" not in stack.overlap else 0.0
-
-    def _sent(
-        self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
-    ) -> MessageTime:  # fmt: skip
-        """Seconds of all messages of one collective of an operation in one pass, sent in ``parts``; "": none."""
-        if not collective:
-            return MessageTime(0.0, 0.0)
-        network, times, size = self.units.network, message.times * parts, payload // parts
-        seconds = network.seconds(collective, size, place, copies=copies)
-        return MessageTime(times * seconds, times * network.busy(collective, size, place))
-
-    def _compute_beside(self, index: int) -> OpTime:
-        """The compute that overlaps a message: the matmul after it, else the one before; for a ring its attention."""
-        op = self.ops[index]
-        if op.kind == "attention":
-            return self.times[index]
-        for other in (index + 1, index - 1):
-            if 0 <= other < len(self.ops) and self.ops[other].kind == "matmul":
-                return self.times[other]
-        return OpTime(0.0, 0.0)
-
-    def _exposed(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
-        """Exposed seconds of a message beside ``beside`` seconds of compute; ``side``: forward 0, backward 1."""
-        if not sent.seconds:
-            return 0.0
-        message, seconds = self.ops[index].message, sent.travelling
-        assert message is not None
-        axis, times = message.axis.partition("_")[0], max(1, message.times)
-        ring = axis == "cp" and message.forward == "p2p"
-        if not (self.beside and axis in self.job.stack.overlap) and not (ring and not self.nccl):
-            return sent.seconds  # with gloo, too, the hops of a ring run beside attention
-        if axis == "tp":
-            parts = group(self.layout, message.axis).ranks
-            exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
-        elif ring:
-            # in our backward gradients go round behind keys and values, and the last hop brings them home
-            ours = self.job.stack.linears == "fanned" and side and message.backward_parts > 1
-            home = seconds / (times * message.backward_parts) if ours else 0.0
-            exposed = home + max(0.0, seconds - home - beside * times / (times + 1))
-        elif axis in ("ep", "etp"):
-            exposed = max(0.0, seconds - self.room[side])
-            self.room[side] = max(0.0, self.room[side] - seconds)
-        else:
-            exposed = seconds
-        self.hidden[side] += seconds - exposed
-        return sent.busy + exposed
-
-    def _in_graph(self, op: Op) -> bool:
-        """Whether the operation is in a CUDA graph, so that the host does not launch it by itself."""
-        choice = op.name in ("moe.router", "moe.topk")
-        graphed = {"none": False, "router": choice, "partial": choice or not op.name.startswith("moe."), "full": True}
-        return graphed[self.job.stack.graphs]
-
-    def _launches(self, index: int) -> tuple[int, int]:
-        """Kernels and messages of an operation that the host launches one by one, forward and backward."""
-        op, time = self.ops[index], self.times[index]
-        if self._in_graph(op):
-            return 0, 0
-        ahead, back = self.sent.get(index, (0, 0))
-        return time.kernels + ahead, time.backward_kernels + (time.kernels if op.recomputed else 0) + back
-
-    def _forward_with_host(self, host: float) -> float:
-        """Seconds of a forward whose kernels the host launches one by one, ``host`` seconds each.
-
-        The host runs ahead of the device, but with dropless experts it waits before the dispatch for the token counts,
-        so every layer starts without a lead. Plays two layers and returns the second; messages leave time to launch.
-        """
-        moe = self.units.counts.model.moe
-        waits = moe is not None and moe.capacity is None and self.job.stack.graphs != "full"
-        device = launched = start = 0.0
-        for _ in range(2):
-            start = device
-            for index, (op, time) in enumerate(zip(self.ops, self.times, strict=True)):
-                if waits and op.name == "moe.dispatch":
-                    launched = device
-                launched += self._launches(index)[0] * host
-                device = max(device + time.forward, launched) + self.awaited.get(index, 0.0)
-        return device - start
-
-    def read(self) -> UnitTime:
-        """The totals of all operations added."""
-        pairs = list(zip(self.ops, self.times, strict=True))
-        again = sum(time.forward for op, time in pairs if op.recomputed)
-        forward = sum(time.forward for _, time in pairs) + self.contention * self.hidden[0]
-        backward = sum(time.backward for _, time in pairs) + again + self.contention * self.hidden[1]
-        weight = sum(time.weight for _, time in pairs)
-        if self.nccl:
-            host = self.units.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compiles else 1)
-            later = host * sum(self._launches(index)[1] for index in range(len(pairs)))
-            if self.job.stack.blocking:  # +: the host launches a kernel only when the one before has ended
-                forward += host * sum(self._launches(index)[0] for index in range(len(pairs)))
-                backward += later
-            else:  # max: the host runs ahead, and can launch while the device waits for messages
-                waited = sum(self.forward_exposed.values())
-                ahead = host * sum(self._launches(index)[0] for index in range(len(pairs)))
-                forward = max(_slower(forward, ahead - waited), self._forward_with_host(host) - waited)
-                device = backward + weight  # whose launches are shared as their seconds are
-                share = _slower(device, later - sum(self.backward_exposed.values())) / device if device else 1.0
-                backward, weight = backward * share, weight * share
-        return UnitTime(
-            forward, backward, weight,
-            tuple(self.forward_exposed.values()), tuple(self.backward_exposed.values()),
-            max(self.spans, key=lambda name: self.spans[name]),
-        )  # fmt: skip
-
-
-def _slower(device: float, host: float) -> float:
-    """Seconds of device and host side by side: their p-norm, above the maximum where they are close (jitter)."""
-    return float((device**EVENNESS + max(0.0, host) ** EVENNESS) ** (1 / EVENNESS))
+def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Of the groups of ``AXES`` those in which a unit may send messages."""
+    return places if run.routes else places[: AXES.index("ep")]

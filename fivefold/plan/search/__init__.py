@@ -1,7 +1,8 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
-bounds · estimates · branch_and_bound   lower bounds; their cached parts; what they let pass is estimated, best first
+bounds · estimates · nearest   lower bounds; their cached parts
+branch_and_bound · incumbents   what they let pass is estimated, best first; the best so far
 simplest · neighbours   of those as good as the best the simplest; one change at a time from a given layout
 rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
@@ -22,8 +23,10 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import Bounds
-from fivefold.plan.search.branch_and_bound import BranchAndBound, EvaluatedLayout, Report
+from fivefold.plan.search.branch_and_bound import BranchAndBound, Report
+from fivefold.plan.search.columns import joined
 from fivefold.plan.search.constraints import tightest
+from fivefold.plan.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
@@ -64,22 +67,22 @@ def search(
     total = sum(space.layouts for _, space in spaces)
     if not total:
         raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
-    solver = BranchAndBound(machine, by=by, top=top, levels=levels, report=report)
-    solver.total = total
+    alike = within is not None and by != "memory"  # then a proposal
+    known = Incumbents(machine, by=by, top=top, levels=levels, alike=alike)
+    timed, node = by != "memory" or levels > 0, machine.ranks_per_node
+    solver = BranchAndBound(known, ranks_per_node=node, timed=timed, report=report, total=total)
     planners = _search_spaces(solver, spaces, model=model, machine=machine)
-    best = sorted(solver.best, key=lambda found: found[:4])
+    proposal = _proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and alike else None
     return SearchResult(
         by=by,
-        proposal=_proposal(solver, within, where=narrowed.get("where", ANY))
-        if best and within is not None and by != "memory"
-        else None,
-        best=tuple(_ranked(found, machine) for found in best),
-        front=tuple(_front(solver.fitting)),
-        reasons=solver.rejections.reasons(machine, best[0].estimate if best else None),
-        misses=() if best else tuple(_misses(spaces, planners, model=model, machine=machine)),
-        tightest="" if best else _tightest(model, machine, job, where=narrowed.get("where", ANY)),
-        tried=solver.total,
-        evaluated=solver.evaluated,
+        proposal=proposal,
+        best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
+        front=tuple(_front(known.fitting)),
+        reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
+        misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine)),
+        tightest="" if known.best else _tightest(model, machine, job, where=narrowed.get("where", ANY)),
+        tried=total,
+        evaluated=known.evaluated,
         seconds=time.perf_counter() - begin,
     )
 
@@ -96,23 +99,24 @@ def _spaces(
             yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
 
 
-def _proposal(solver: BranchAndBound, within: float, *, where: Where) -> Proposal:
-    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision."""
-    best = min(solver.best, key=lambda found: found[:4])
-    alike = [each for each in solver.fitting if each.planner is best.planner]
+def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
+    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
+    beside the search joins the best.
+    """
+    best = known.best[0]
+    alike = [each for each in known.fitting if each.planner is best.planner]
     world = [each for each in alike if each.estimate.layout.world == best.estimate.layout.world]
-    known = (Evaluated(each.estimate.layout, each.seconds, each.peak_bytes) for each in world)
-    simplest = Simplest(best.planner, known, limit=best.seconds * (1 + within), where=where)
+    evaluated = (Evaluated(each.estimate.layout, each.seconds, each.peak_bytes) for each in world)
+    simplest = Simplest(best.planner, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
-    estimate = best.planner.estimate(chosen.layout)
-    found = EvaluatedLayout(
-        chosen.seconds, chosen.peak_bytes, chosen.seconds, str(chosen.layout), estimate, best.planner
-    )
+    for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
+        known.evaluate(best.planner, each.layout)
+    known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
     return Proposal(
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
-        choice=_ranked(found, best.planner.machine), why=tuple(simplest.why(chosen)),
+        choice=_ranked(best.planner, chosen.layout, best.planner.machine), why=tuple(simplest.why(chosen)),
     )  # fmt: skip
 
 
@@ -124,9 +128,10 @@ def fits_any(*, model: Model, machine: Machine, job: Job) -> bool:
 def fitting(where: Where, *, model: Model, machine: Machine, job: Job) -> Layout | None:
     """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one."""
     space = Space(model, job, world=machine.ranks, where=where)
-    solver = BranchAndBound(machine, by="memory", top=1, levels=0, any_will_do=True)
+    known = Incumbents(machine, by="memory", top=1, levels=0, any_will_do=True)
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, [(job, space)], model=model, machine=machine)
-    return solver.best[0].estimate.layout if solver.best else None
+    return known.best[0].estimate.layout if known.best else None
 
 
 def _tightest(model: Model, machine: Machine, job: Job, *, where: Where) -> str:
@@ -145,12 +150,15 @@ def _search_spaces(
 ) -> dict[Job, Planner]:  # fmt: skip
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
+    bounds: Bounds | None = None
     for job, space in spaces:
         if space.layouts:
             if job not in planners:
                 counts = known[job].counts if known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts)
-            solver.sweep(Bounds(planners[job], space))
+            alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
+            bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)
+            solver.sweep(bounds)
     return planners
 
 
@@ -159,9 +167,10 @@ def _misses(
 ) -> Iterator[NearMiss]:
     """The layouts that need the least memory, found as if memory were unlimited."""
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=2**60))
-    solver = BranchAndBound(endless, by="memory", top=MISSES, levels=0)
+    known = Incumbents(endless, by="memory", top=MISSES, levels=0)
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, spaces, planners, model=model, machine=endless)
-    for found in solver.best:
+    for found in known.best:
         yield near_miss(found.estimate, model=model, machine=machine, job=found.planner.job)
 
 
@@ -181,12 +190,12 @@ def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
             )
 
 
-def _ranked(found: EvaluatedLayout, machine: Machine) -> Ranked:
+def _ranked(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
     """A layout's step with its GPU-hours and, if the machine has a price, dollars per step."""
-    step = found.planner.step(found.estimate.layout)
+    step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour
-    dollars, reduce = None if price is None else hours * price, found.planner.job.stack.reduce
+    dollars, reduce = None if price is None else hours * price, planner.job.stack.reduce
     return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 
@@ -195,8 +204,9 @@ def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int
 
     def legal(admitted: Where) -> Layout | None:
         for space in (Space(model, job, world=world, where=admitted, **narrowed) for world in worlds):
-            if space.layouts:
-                return space.any_layout(int(space.candidates_of(space.partials).nonzero()[0][0]))
+            for stems in space.blocks if space.layouts else ():
+                if len(some := space.candidates_of(stems).nonzero()[0]):
+                    return space.any_layout(stems, int(some[0]))
         return None
 
     ranks = machine.ranks

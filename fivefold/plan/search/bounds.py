@@ -8,15 +8,19 @@ computed for three ranks of each pipeline, of which the maximum is taken. The te
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.estimates import Estimates, Floats
+from fivefold.plan.price.unit_time import CONTENTION
+from fivefold.plan.search.columns import CandidateLayouts, PartialLayouts
+from fivefold.plan.search.estimates import Estimates
+from fivefold.plan.search.nearest import Floats
 from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, PipelineUnits, live_micro_batches, pipeline_units
-from fivefold.plan.search.space import CandidateLayouts, Space
+from fivefold.plan.search.space import Space
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
@@ -25,14 +29,25 @@ PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
 class Bounds:
     """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
 
-    def __init__(self, planner: Planner, space: Space) -> None:
-        self.planner, self.space, self.estimates = planner, space, Estimates(planner, space)
-        self.partials = space.partials
-        self.micro_batches = space.micro_batches(self.partials)
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None
+    ) -> None:  # fmt: skip
+        """``like`` as in ``Estimates``."""
+        self.planner, self.space = planner, space
+        self.estimates: Estimates = Estimates(planner, space, partials, like=like.estimates if like else None)
+        self.partials = partials
+        self.micro_batches = space.micro_batches(partials)
         samples = [Layout(ac=ac) for ac in space.recomputations]
         self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
         self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
         self.update_slope = _update_slope(planner)
+
+    def over(self, partials: PartialLayouts) -> Bounds:
+        """The bounds of other partial layouts, with what is known already."""
+        found = copy(self)
+        found.estimates, found.partials = self.estimates.over(partials), partials
+        found.micro_batches = self.space.micro_batches(partials)
+        return found
 
     def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
         """Peak bytes of the fullest rank [n], which do not depend on the mesh order.
@@ -40,15 +55,18 @@ class Bounds:
         ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
         """
         pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial]
-        kept, above, apart = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
+        kept, above = np.moveaxis(self.estimates.profiles(candidates, limit=limit), 1, 0)
         rest, during, ends, gathered, _ = np.moveaxis(
             self.estimates.states(candidates) if states is None else states, 1, 0
         )
         base, last = _over(pipe.held, rest), _over(pipe.held, ends)
         alone = pipe.pp == 1
         whole = np.where(alone & (m[:, None] == 1), 0.0, _over(pipe.held, during))
-        split = np.isin(pipe.schedule, SPLIT)
-        above = np.where(split[:, :1], np.maximum(0.0, apart), above)
+        split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        if len(split):
+            apart = self.estimates.splits(candidates.take(split), limit=limit)[:, 0]
+            above = above.copy()
+            above[split] = np.maximum(0.0, apart)
         count, one = live_micro_batches(pipe, m), pipe.chunks == 1
         head = np.where(one, pipe.least[:, :, 1] * kept[:, None, 1], 0.0)
         least = pipe.least.copy()
@@ -61,7 +79,7 @@ class Bounds:
         gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
         # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
         # first backward of each stage; else one fewer with one stage, and at least one with several.
-        deep = alone | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
+        deep = alone | np.isin(pipe.schedule, DUAL) | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
         fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
         # No gradient is reduced before all sums are allocated, except with interleaved stages.
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (pipe.schedule != LOOP)
@@ -72,28 +90,32 @@ class Bounds:
         first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
         return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
 
-    def without_messages(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """Seconds [n] without any message, for every ZeRO stage and order; ``limit`` as in ``Estimates``."""
-        return self._seconds(candidates, self.estimates.kernels(candidates, limit=limit), None)[0]
+    def nearest(self, candidates: CandidateLayouts, *, most: int = 1) -> tuple[Floats, Floats]:
+        """As ``without_zero``, for every order too; ``most`` as in ``Estimates``."""
+        return self._seconds(candidates, self.estimates.nearest(candidates, most=most))
 
     def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """As ``seconds``, for every ZeRO stage: without the messages of data parallelism."""
-        return self._seconds(candidates, self.estimates.units(candidates), None)
+        return self._seconds(candidates, self.estimates.units(candidates), placed=True)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Seconds [n] of the slowest of three ranks, and the same by ``PARTS`` [n, parts]."""
-        return self._seconds(candidates, self.estimates.units(candidates), self.estimates.parallel(candidates))
+        parallel = self.estimates.parallel(candidates)
+        return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
 
-    def _seconds(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None) -> tuple[Floats, Floats]:
+    def _seconds(
+        self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None = None, *, placed: bool = False
+    ) -> tuple[Floats, Floats]:
+        """``placed``: the order is known, so that halves of an FB are."""
         pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
         forward, backward, weight = unit[:, 0], unit[:, 1], unit[:, 2]
         talk = np.zeros((len(m), 4, unit.shape[2]))
         talk[:, :3] = unit[:, 3:6]
-        fronts = unit[:, 6]
-        ends = np.zeros(pipe.rank.shape)
+        ends, sent = np.zeros(pipe.rank.shape), np.zeros((2, len(m), unit.shape[2]))
+        ahead = behind = np.zeros_like(sent[0])
         if parallel is not None:
-            ends = self._ends(pipe, candidates, unit, parallel)
-            ahead, behind = self._gathers(candidates, unit, parallel)
+            ends, sent = self._ends(pipe, candidates, unit, parallel), self._each_way(candidates, parallel)
+            ahead, behind = self._exposed(sent, unit)
             forward, backward = forward + ahead, backward + behind
             talk[:, 3] = ahead + behind
         states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
@@ -101,16 +123,15 @@ class Bounds:
         dual, split = np.isin(pipe.schedule, DUAL), np.isin(pipe.schedule, SPLIT)
         share = np.where(pipe.schedule == DUAL[0], 0.5, 1.0) * m
         said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
-        whole = forward + backward + weight
-        work, hides = _over(pipe.held, whole), np.array([axis in self.planner.job.stack.overlap for axis in PARTS[1:4]])
-        # With FB a micro-batch takes at least the longer of compute and messages, of which half of both directions and
-        # the smaller one are counted, to stay below. Messages of axes that do not overlap count in full.
-        every = talk[:, :3][:, hides].sum(axis=1)
-        least = np.minimum(fronts, every - fronts) if hides.all() else np.zeros_like(every)
-        beside = said[:, :, :3][:, :, ~hides].sum(axis=2) + np.maximum(
-            work - said[:, :, :3].sum(axis=2), _over(pipe.held, every / 2 + least)
-        )
-        work = np.where(dual, beside, work)
+        work = _over(pipe.held, forward + backward + weight)
+        paired = np.flatnonzero(dual[:, 0])
+        if len(paired):
+            mine = PipelineUnits._make(column[paired] for column in pipe)
+            found = candidates.take(paired)
+            halves = self.estimates.pairs(found) if placed else None
+            shown = np.stack([ahead[paired], behind[paired]])
+            busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
+            work[paired] = busy / share[paired]
         way = _over(pipe.before, forward)
         own = way + share * work + ends + update
         late = np.where(split, _over(pipe.held, weight), 0.0)  # W may run while the last backward goes to rank 0
@@ -126,9 +147,48 @@ class Bounds:
         parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
         return total[at] * SAFE, parts
 
-    def _gathers(self, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> tuple[Floats, Floats]:
-        """Exposed seconds of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a backward
-        of each unit, [n, units] each.
+    def _paired(
+        self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
+    ) -> Floats:  # fmt: skip
+        """Busy seconds [n, 3] of ranks under a schedule with FB: so many of each pair, and the other passes alone.
+
+        ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_each_way`` and ``_exposed``.
+        """
+        exposed = unit[:, 3:6].sum(axis=1)
+        front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
+        near, far = pipe.lead, pipe.held - pipe.lead
+        half = np.where(pipe.schedule == DUAL[0], 2, 1)
+        ranks, each, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
+        place = np.where(half == 2, place, pipe.rank)
+        middle = each - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
+        busy = np.zeros(pipe.rank.shape)
+        for ahead, behind, pairs in (
+            (near, far, middle - (place == ranks - 1)), (far, near, middle + ranks - 1 - place),
+        ):  # fmt: skip
+            compute = _over(ahead, front) + _over(behind, back)
+            alone = both = _over(ahead, unit[:, 0]) + _over(behind, unit[:, 1] + unit[:, 2])
+            if halves is None:
+                # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
+                kernels, beside = (_over(ahead, unit[:, at]) + _over(behind, unit[:, at + 1]) for at in (7, 9))
+                both = np.maximum(np.maximum(kernels, beside), alone / 2)
+            elif self.planner.machine.backend != "gloo":  # else one after the other
+                stays, beside, hidden = (
+                    _over(ahead, halves[:, at]) + _over(behind, halves[:, 3 + at]) for at in range(3)
+                )
+                slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
+                both = np.maximum(compute, beside) + stays + CONTENTION * slowed
+                if self.planner.timeline.beside:
+                    units = np.maximum(front + halves[:, 0], sent[0]), np.maximum(back + halves[:, 3], sent[1])
+                    both = np.maximum(both, _over(ahead, units[0]) + _over(behind, units[1]))
+                else:
+                    both += _over(ahead, sent[0]) + _over(behind, sent[1])
+            alone = alone + _over(ahead, shown[0]) + _over(behind, shown[1])
+            busy += pairs * both + (each - pairs) * alone
+        return busy
+
+    def _each_way(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
+        """Seconds [2, n, units] of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a
+        backward of each unit.
         """
         each = self.estimates.each(candidates)[:, None]
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
@@ -137,11 +197,13 @@ class Bounds:
         twice *= self.planner.job.stack.reshard == "forward"
         behind = np.where(each, parallel[:, 1], 0.0)
         behind[:, 0] = 0  # may travel beside the next forward
-        back = gather * twice + behind
-        if self.planner.timeline.beside:
-            gather = np.maximum(0.0, gather - unit[:, 0])
-            back = np.maximum(0.0, back - unit[:, 1] - unit[:, 2])
-        return gather, back
+        return np.stack([gather, gather * twice + behind])
+
+    def _exposed(self, sent: Floats, unit: Floats) -> Floats:
+        """Of ``_each_way`` those seconds that a unit's own compute does not hide."""
+        if not self.planner.timeline.beside:
+            return sent
+        return np.maximum(0.0, sent - np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
 
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
@@ -161,34 +223,24 @@ class Bounds:
             return np.asarray(late + gathers)
         return np.asarray(late + first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead))
 
-    def floor(self, *, timed: bool = True) -> tuple[Floats, Floats]:
-        """Bytes and seconds of every partial layout, for every schedule, ZeRO stage and order; with ``timed`` seconds
-        of those that may fit, else 0.
+    def resting(self) -> Floats:
+        """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
 
-        Every rank has at least the fewest blocks of any; one rank has min(m, pp) live micro-batches of them; the
-        busiest does at least 1/pp of the work.
+        The fullest rank holds at least 1/pp of all states.
         """
+        return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
+
+    def floor(self, *, most: int) -> Floats:
+        """As ``resting``, seconds; ``most`` as in ``Estimates``. The busiest rank does at least 1/pp of the work."""
         s, m = self.partials, self.micro_batches
-        number = np.arange(len(m))
-        shape = np.searchsorted(self.space.shape_pp, s.pp)
-        candidates = CandidateLayouts(number, shape, np.zeros_like(number), np.ones_like(number), np.zeros_like(number))
-        layers = self.planner.counts.model.layers
-        fewest = np.full(layers + 1, layers)
-        for each in self.space.shapes:
-            fewest[each.pp] = min(fewest[each.pp], each.v * (layers // (each.pp * each.v)))
-        size = fewest[s.pp] * self.estimates.lightest(candidates)[:, 0, 2:].min(axis=1)
-        seconds = np.zeros(len(m))
-        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
-        if len(at):
-            rounds = fewest[s.pp[at]] * np.minimum(m[at], s.pp[at])
-            size[at] += rounds * self.estimates.profiles(candidates.take(at), limit=True)[:, 0, 2:].min(axis=1)
-        at = np.flatnonzero(size <= room_bytes(self.planner.machine))
-        if timed and len(at):
-            alone = candidates.take(at)._replace(shape=np.zeros(len(at), np.int64))
-            kernels = self.estimates.kernels(alone, limit=True)[:, :3]
-            whole = np.einsum("nu,nku->n", self.pipelines(alone).held[:, 0], kernels)
-            seconds[at] = m[at] * whole / s.pp[at] * SAFE
-        return size, seconds
+        alone, paired = self.estimates.whole(self._any(), most=most)[:, :, 0].T
+        pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
+        return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
+
+    def _any(self) -> CandidateLayouts:
+        """One candidate of each partial layout."""
+        number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
+        return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
     def pipelines(self, candidates: CandidateLayouts) -> PipelineUnits:
         """The candidates' pipelines, one row per candidate."""

@@ -6,133 +6,203 @@ the planner, best bound first, until the next bound exceeds the threshold
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fivefold.job import Job
-from fivefold.layout.search_result import By
-from fivefold.layout.spec import Layout
-from fivefold.machine.spec import Machine
-from fivefold.plan.count.memory.allocator import room_bytes
-from fivefold.plan.predict import Estimate, Planner, fullest
 from fivefold.plan.search.bounds import PARTS, Bounds
-from fivefold.plan.search.columns import Ints
+from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, joined
+from fivefold.plan.search.estimates import LADDER, MANY
+from fivefold.plan.search.incumbents import Incumbents
+from fivefold.plan.search.nearest import Floats
 from fivefold.plan.search.rejections import Rejections
-from fivefold.plan.search.space import CandidateLayouts, Space
 
-# partial layouts with a schedule per batch: few until a good layout is known
-FIRST, MOST = 1_000, 20_000
-SCOUTS = 2_000  # partial layouts explored before all others
-EAGER = 4  # candidates of each batch that are evaluated at once, so that the threshold falls early
+FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
+STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
+SCOUTS, LIKELY = 400, 8  # such partial layouts, of so many sequences at most, explored before all others
+EAGER, TRIED = 8, 20  # candidates evaluated after each batch, so that the threshold falls early; by scouts
 Report = Callable[[int, int], None]  # layouts done, of how many
 
 
-class EvaluatedLayout(NamedTuple):
-    """An evaluated layout that fits; the first four fields are the key of the ranking."""
+class Floor(NamedTuple):
+    """Partial layouts but for their recomputation, and lower bounds of each."""
 
-    score: float
-    peak_bytes: int
-    seconds: float
-    text: str
-    estimate: Estimate
-    planner: Planner
+    stems: PartialLayouts
+    size: Floats
+    seconds: Floats
+
+
+class Opened(NamedTuple):
+    """Partial layouts with schedules that may be among the best, and lower bounds of each."""
+
+    partials: PartialLayouts
+    candidates: CandidateLayouts
+    size: Floats
+    seconds: Floats
 
 
 class BranchAndBound:
-    """State of a search: the ``top`` best, the fastest under each of ``levels`` memory budgets, the losers by cause.
+    """State of a search beside its ``incumbents``: layouts that wait for an estimate, and how many are done.
 
-    ``levels=0``: no budgets. ``any_will_do``: stop at the first layout that fits.
+    ``timed``: whether a layout's time matters to whether it is among the best.
     """
 
     def __init__(
-        self, machine: Machine, *, by: By, top: int, levels: int, report: Report | None = None,
-        any_will_do: bool = False,
+        self, incumbents: Incumbents, *, ranks_per_node: int, timed: bool = True,
+        report: Report | None = None, total: int = 0,
     ) -> None:  # fmt: skip
-        self.by, self.top, self.report, self.any_will_do = by, top, report, any_will_do
-        self.timed = by != "memory" or levels > 0
-        self.capacity = room_bytes(machine)
-        self.best: list[EvaluatedLayout] = []
-        self.fitting: list[EvaluatedLayout] = []
-        self.budgets = self.capacity * (1 + np.arange(max(1, levels))) / max(1, levels)
-        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
-        self.rejections = Rejections(self.capacity)
-        self.seen: set[tuple[Layout, Job]] = set()
-        self.ranks_per_node = machine.ranks_per_node
-        self.waiting: list[tuple[CandidateLayouts, NDArray[np.float64], NDArray[np.float64]]] = []
-        self.total = self.done = self.evaluated = 0
-
-    @property
-    def threshold(self) -> float:
-        """The score that a layout must not exceed to be among the ``top``."""
-        if self.any_will_do and self.best:
-            return -np.inf
-        return self.best[-1].score if len(self.best) == self.top else np.inf
+        self.incumbents, self.ranks_per_node, self.timed, self.report = incumbents, ranks_per_node, timed, report
+        self.waiting: list[tuple[CandidateLayouts, Floats, Floats]] = []
+        self.total, self.done = total, 0
 
     def sweep(self, bounds: Bounds) -> None:
-        """Search all layouts of one space."""
-        space, partials = bounds.space, bounds.partials
-        count = space.candidates_of(partials)
-        size, seconds = bounds.floor(timed=self.timed)
-        large = size > self.capacity
-        self.rejections.too_large(
-            count[large], size[large], lambda at: space.any_layout(int(np.flatnonzero(large)[at]))
-        )
-        self._report_done(int(count[large].sum()))
-        partial = np.flatnonzero(~large & (count > 0))
-        score = self._score(seconds, size, space)
-        partial = partial[np.argsort(score[partial], kind="stable")]
-        self._scout(bounds, partial)
-        start, room = 0, FIRST
-        while start < len(partial):
-            if not self._open(score[partial[start]], size[partial[start:]].min(), seconds[partial[start]]):
-                self.rejections.slower(
-                    "compute", int(count[partial[start:]].sum()), space.any_layout(int(partial[start]))
-                )
-                self._report_done(int(count[partial[start:]].sum()))
-                break
-            reach = np.cumsum(space.shapes_each(partials.take(partial[start:])))
-            end = start + max(1, int(np.searchsorted(reach, room)))
-            self._explore(bounds, partial[start:end])
-            start, room = end, min(MOST, 2 * room)
-        self._evaluate_waiting(bounds)
+        """Search all layouts of one space, of which ``bounds`` has no row yet."""
+        space = bounds.space
+        floors = [floor for block in space.blocks if len((floor := self._floor(bounds, block)).size)]
+        self._scout(bounds, floors)
+        opened, rows = list[Opened](), 0
+        for floor in floors:
+            for found in self._opened(bounds, self._narrowed(bounds, floor)):
+                opened, rows = [*opened, found], rows + len(found.seconds)
+                if rows > MOST:
+                    self._finish(bounds, opened)
+                    opened, rows = [], 0
+        self._finish(bounds, opened)
 
-    def _scout(self, bounds: Bounds, partial: Ints) -> None:
+    def _floor(self, bounds: Bounds, block: PartialLayouts) -> Floor:
+        """Partial layouts that have a schedule and may fit."""
+        stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
+        if not len(stems.dp):
+            return Floor(stems, none, none)
+        size = bounds.over(stems).resting()
+        large = size > self.incumbents.capacity
+        self._too_large(bounds.over(stems.take(large)), size[large])
+        stems = stems.take(~large)
+        timed = self.timed and len(stems.dp)
+        return Floor(stems, size[~large], bounds.over(stems).floor(most=MANY) if timed else np.zeros(len(stems.dp)))
+
+    def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
+        """Without partial layouts that no longer can win, by bounds of ever smaller micro-batches."""
+        for most in LADDER if self.timed else (MANY,):
+            if most != MANY and len(floor.size):
+                floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=most))
+            worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
+            self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
+            floor = Floor(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
+        return floor
+
+    def _opened(self, bounds: Bounds, floor: Floor) -> Iterator[Opened]:
+        """All schedules of partial layouts, the most promising first."""
+        best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
+        for start in range(0, len(best), STEMS):
+            stems = floor.stems.take(best[start : start + STEMS])
+            yield self._open_up(bounds.over(bounds.space.recomputed(stems)))
+
+    def _too_large(self, bounds: Bounds, size: Floats) -> None:
+        """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
+        space, partials = bounds.space, bounds.partials
+        count = space.candidates_of(partials) * len(space.recomputations)
+        self.incumbents.rejections.too_large(count, size, lambda at: space.any_layout(partials, at))
+        self._report_done(int(count.sum()))
+
+    def _slower(self, bounds: Bounds, seconds: Floats) -> None:
+        """Count partial layouts, without their recomputation, that are slower whatever their schedule."""
+        if len(seconds):
+            count = int(bounds.space.candidates_of(bounds.partials).sum()) * len(bounds.space.recomputations)
+            nearest = bounds.space.any_layout(bounds.partials, int(seconds.argmin()))
+            self.incumbents.rejections.slower("compute", count, nearest)
+            self._report_done(count)
+
+    def _scout(self, bounds: Bounds, floors: list[Floor]) -> None:
         """Explore likely good layouts (tp·cp within a node, m ≥ 4·pp) to lower the threshold; count no losers."""
-        s, m = bounds.partials.take(partial), bounds.micro_batches[partial]
-        likely = partial[(s.tp * s.cp <= self.ranks_per_node) & ((s.pp == 1) | (m >= 4 * s.pp))]
-        rejections, done, report = self.rejections, self.done, self.report
-        self.rejections, self.report = Rejections(self.capacity), None
-        for some in np.array_split(likely[:SCOUTS], 8):
-            if len(some):
-                self._explore(bounds, some)
-        self.rejections, self.done, self.report, self.waiting = rejections, done, report, []
+        some = []
+        for stems, size, seconds in floors:
+            m = bounds.space.micro_batches(stems)
+            likely = (stems.tp * stems.cp <= self.ranks_per_node) & ((stems.pp == 1) | (m >= 4 * stems.pp))
+            likely &= (stems.etp == 1) & (stems.mbs <= LIKELY)
+            stems, size = stems.take(likely), size[likely]
+            if len(size):
+                seconds = bounds.over(stems).floor(most=LADDER[-1]) if self.timed else seconds[likely]
+                some.append(Floor(stems, size, seconds))
+        size, seconds = (np.concatenate([[0.0][:0], *(each[at] for each in some)]) for at in (1, 2))
+        likely = Floor(joined([each.stems for each in some]), size, seconds)
+        best = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space)))
+        rejections, done, report = self.incumbents.rejections, self.done, self.report
+        self.incumbents.rejections, self.report = Rejections(self.incumbents.capacity), None
+        for start in range(0, len(best), SCOUTS):
+            some_of = best[start : start + SCOUTS]
+            opened = list(self._opened(bounds, Floor(likely.stems.take(some_of), size[some_of], seconds[some_of])))
+            self._finish(bounds, opened, most=TRIED)
+            if self.incumbents.threshold < np.inf:
+                break
+        self.incumbents.rejections, self.done, self.report = rejections, done, report
 
-    def _explore(self, bounds: Bounds, partial: Ints) -> None:
-        """Filter the candidates of some partial layouts by bounds, the cheapest first; evaluate the most promising and
-        queue the rest.
-        """
+    def _open_up(self, bounds: Bounds) -> Opened:
+        """Every schedule of partial layouts, without those that bounds exclude that hold for every micro-batch."""
         space, partials = bounds.space, bounds.partials
-        candidates = space.expand(partials, partial)
-        for limit in (True, False):
-            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=limit)
-            candidates, size = self._fitting(bounds, candidates, size, left="zero order")
-            if not len(size):
-                return
-            seconds = bounds.without_messages(candidates, limit=limit)
-            candidates, size, _ = self._fast(bounds, candidates, size, (seconds, None), left="zero order")
-            if not len(size):
-                return
-        candidates = space.place(partials, candidates)
-        size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates))
-        candidates, size, _ = self._fast(bounds, candidates, size, bounds.without_zero(candidates), left="zero")
-        if not len(size):
+        candidates = space.expand(partials, np.arange(len(partials.dp)))
+        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        if self.timed and len(seconds):
+            bound = bounds.nearest(candidates, most=MANY)
+            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+        if len(seconds):
+            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True)
+            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+        used, place = np.unique(candidates.partial, return_inverse=True)
+        return Opened(partials.take(used), candidates._replace(partial=place), size, seconds)
+
+    def _finish(self, bounds: Bounds, opened: list[Opened], *, most: int | None = None) -> None:
+        """Explore what was opened, best bound first; ``most``: with so many estimates at most after each round."""
+        offsets = np.cumsum([0, *(len(each.partials.dp) for each in opened)])
+        bounds = bounds.over(joined([each.partials for each in opened]))
+        moved = [
+            each.candidates._replace(partial=each.candidates.partial + offset)
+            for each, offset in zip(opened, offsets, strict=False)
+        ]
+        if not moved:
             return
-        for part in np.array_split(np.arange(len(size)), -(-len(size) // 4096)):
+        candidates = CandidateLayouts(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
+        size, seconds = (np.concatenate([each[at] for each in opened]) for at in (2, 3))
+        order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST
+        while len(order):
+            worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
+            self._unworthy(bounds, candidates.take(order[~worth]))
+            order = order[worth]
+            self._explore(bounds, candidates.take(order[:room]))
+            self._evaluate_waiting(bounds, most=EAGER if most is None else most)
+            order, room = order[room:], min(MOST, 2 * room)
+        if most is None:
+            self._evaluate_waiting(bounds)
+        self.waiting = []
+
+    def _unworthy(self, bounds: Bounds, losers: CandidateLayouts) -> None:
+        if len(losers.partial):
+            times = int(self._times(bounds, losers, "zero order").sum())
+            self.incumbents.rejections.slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
+            self._report_done(times)
+
+    def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
+        """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
+        space, partials = bounds.space, bounds.partials
+        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        for most in (*LADDER[1:], 1) if self.timed else ():
+            if len(seconds):
+                bound = bounds.nearest(candidates, most=most)
+                candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+        if len(seconds):
+            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates))
+            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+        if not len(seconds):
+            return
+        candidates, index = space.placed(partials, candidates)
+        candidates, size, seconds = self._fast(
+            bounds, candidates, size[index], bounds.without_zero(candidates), left="zero"
+        )
+        for part in np.array_split(np.arange(len(size)), -(-len(size) // 4096)) if len(size) else ():
             some = space.shard(partials, candidates.take(part))
-            some, least = self._fitting(bounds, some, bounds.memory(some), left="")
+            least = bounds.memory(some)
+            some, least, seconds = self._fitting(bounds, some, least, np.zeros(len(least)), left="")
             if not len(least):
                 continue
             some, least, seconds = self._fast(bounds, some, least, bounds.seconds(some), left="")
@@ -143,68 +213,27 @@ class BranchAndBound:
             self._evaluate_waiting(bounds, most=EAGER)
 
     def _evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
-        """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising of the last batch."""
+        """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
         if not self.waiting:
             return
-        if most is None:
-            candidates = CandidateLayouts(
-                *(np.concatenate(columns) for columns in zip(*(w[0] for w in self.waiting), strict=True))
-            )
-            size, seconds = (np.concatenate([w[at] for w in self.waiting]) for at in (1, 2))
-            self.waiting = []
-        else:
-            candidates, size, seconds = self.waiting.pop()
-        space, score = bounds.space, self._score(seconds, size, bounds.space)
+        candidates = CandidateLayouts(
+            *(np.concatenate(columns) for columns in zip(*(w[0] for w in self.waiting), strict=True))
+        )
+        size, seconds = (np.concatenate([w[at] for w in self.waiting]) for at in (1, 2))
+        space, score = bounds.space, self.incumbents.score(seconds, size, bounds.space)
         order = np.lexsort((size, score))
-        rest = order[most:] if most is not None else order[:0]
-        order = order[:most]
-        while len(order):
+        while len(order) and most != 0:
             at = int(order[0])
-            if self._open(score[at], size[at], seconds[at]):
-                self._evaluate(bounds.planner, space.layout(bounds.partials, candidates, at))
-                order = order[1:]
+            if self.incumbents.may_win(score[at], size[at], seconds[at]):
+                self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, at))
+                order, most = order[1:], most if most is None else most - 1
             else:
-                worth = self._can_win(seconds[order], size[order], space)
-                self.rejections.slower("bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at))
+                worth = self.incumbents.can_win(seconds[order], size[order], space)
+                self.incumbents.rejections.slower(
+                    "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at)
+                )
                 order = order[worth]
-        if len(rest):
-            self.waiting.append((candidates.take(rest), size[rest], seconds[rest]))
-
-    def _evaluate(self, planner: Planner, layout: Layout) -> None:
-        """Estimate one layout and update the best, the budgets or the rejections."""
-        if (layout, planner.job) in self.seen:
-            return
-        self.seen.add((layout, planner.job))
-        ranks = planner.memory(layout)
-        self.evaluated += 1
-        peak = fullest(ranks)
-        if peak > self.capacity:
-            self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
-            return
-        estimate = planner.estimate(layout, ranks=ranks)
-        seconds = estimate.step_time.seconds
-        score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
-        found = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
-        if score <= self.threshold:
-            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
-        self.rejections.beaten(estimate)
-        within = self.budgets >= peak
-        self.fitting.append(found)
-        if within.any():
-            self.fastest[within] = np.minimum(self.fastest[within], seconds)
-
-    def _score(self, seconds: NDArray[np.float64], size: NDArray[np.float64], space: Space) -> NDArray[np.float64]:
-        return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
-
-    def _can_win(self, seconds: NDArray[np.float64], size: NDArray[np.float64], space: Space) -> NDArray[np.bool_]:
-        """Which candidates could still be among the best, or the fastest within their memory budget."""
-        budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
-        return (self._score(seconds, size, space) <= self.threshold) | (seconds < self.fastest[budget])
-
-    def _open(self, score: float, size: float, seconds: float) -> bool:
-        """``_can_win`` for one candidate."""
-        budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
-        return bool(score <= self.threshold or seconds < self.fastest[budget])
+        self.waiting = [(candidates.take(order), size[order], seconds[order])] if len(order) else []
 
     def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
         """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``)."""
@@ -214,34 +243,37 @@ class BranchAndBound:
         return times * bounds.space.orders_each(partials) if "order" in left else times
 
     def _fitting(
-        self, bounds: Bounds, candidates: CandidateLayouts, size: NDArray[np.float64], *, left: str
-    ) -> tuple[CandidateLayouts, NDArray[np.float64]]:  # fmt: skip
+        self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats, *, left: str
+    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
         """Candidates whose bytes fit; the others are counted as too large."""
-        large = size > self.capacity
+        large = size > self.incumbents.capacity
         losers = candidates.take(large)
         times = self._times(bounds, losers, left)
         self._report_done(int(times.sum()))
-        self.rejections.too_large(times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at))
-        return candidates.take(~large), size[~large]
+        self.incumbents.rejections.too_large(
+            times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
+        )
+        return candidates.take(~large), size[~large], seconds[~large]
 
     def _fast(
-        self, bounds: Bounds, candidates: CandidateLayouts, size: NDArray[np.float64],
-        bound: tuple[NDArray[np.float64], NDArray[np.float64] | None], *, left: str,
-    ) -> tuple[CandidateLayouts, NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+        self, bounds: Bounds, candidates: CandidateLayouts, size: Floats,
+        bound: tuple[Floats, Floats | None], *, left: str,
+    ) -> tuple[CandidateLayouts, Floats, Floats]:  # fmt: skip
         """Candidates that can still win; the others are counted by the part on which they exceed the best the most."""
         space, partials, (seconds, parts) = bounds.space, bounds.partials, bound
-        worth = self._can_win(seconds, size, space)
+        rejections, best = self.incumbents.rejections, self.incumbents.best
+        worth = self.incumbents.can_win(seconds, size, space)
         losers = candidates.take(~worth)
         times = self._times(bounds, losers, left)
         self._report_done(int(times.sum()))
         if len(times):
             most = np.zeros(len(times), np.int64)
-            if parts is not None and self.best:
-                most = (parts[~worth] - self.rejections.parts(self.best[0].estimate)).argmax(axis=1)
+            if parts is not None and best:
+                most = (parts[~worth] - rejections.parts(best[0].estimate)).argmax(axis=1)
             for part in np.unique(most):
                 at = np.flatnonzero(most == part)
                 nearest = at[seconds[~worth][at].argmin()]
-                self.rejections.slower(PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
+                rejections.slower(PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
         return candidates.take(worth), size[worth], seconds[worth]
 
     def _report_done(self, more: int) -> None:

@@ -1,8 +1,9 @@
-"""Rows of integers, of which each is a choice: every row with each of some values, cut or kept by a rule."""
+"""Layouts as columns of integers; every row with each of some values, cut or kept by a rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +11,59 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
+class PartialLayouts(NamedTuple):
+    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``;
+    ``inner`` is the y of tp = x·y.
+    """
+
+    dp: Ints
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    ep: Ints
+    etp: Ints
+    mbs: Ints
+    kind: Ints
+    sp: Ints
+    ac: Ints
+    inner: Ints
+
+    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[index] for column in self))
+
+
+def joined(parts: Sequence[PartialLayouts]) -> PartialLayouts:
+    """The rows of all of ``parts``."""
+    none = np.zeros(0, np.int64)
+    return (
+        PartialLayouts(*(np.concatenate([none, *columns]) for columns in zip(*parts, strict=True)))
+        if parts
+        else (PartialLayouts(*[none] * len(PartialLayouts._fields)))
+    )
+
+
+class CandidateLayouts(NamedTuple):
+    """Columns of equal length; ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``,
+    ``shapes`` and ``orders``; ``shards`` is 1 under zero0.
+    """
+
+    partial: Ints
+    shape: Ints
+    zero: Ints
+    shards: Ints
+    order: Ints
+
+    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[index] for column in self))
+
+
 def cross(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
 ) -> Ints:  # fmt: skip
     """Every row with each of ``values`` in one column, without rows that are not ``legal``."""
-    pieces = []
+    pieces = [rows[:0]]
     for value in values:
         copy = rows.copy()
         copy[:, column] = value

@@ -8,38 +8,57 @@ The units are embedding, head, and each kind of block with and without recomputa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, divisors
 from fivefold.plan.count.counts import Name, Run, apart, run_part
-from fivefold.plan.count.operations.part import part_of
+from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.columns import Ints
-from fivefold.plan.search.space import CandidateLayouts, Space
+from fivefold.plan.price.unit_time import AXES
+from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, mapped
+from fivefold.plan.search.nearest import Floats, figures, kernels, nearest
+from fivefold.plan.search.space import Space
 
-Floats = NDArray[np.float64]
 MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
+LADDER = (MANY, 256, 32, 6)  # a micro-batch takes no less, per sequence, than one of so many that is a multiple of it
 
 
 class Estimates:
     """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
 
-    def __init__(self, planner: Planner, space: Space) -> None:
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
+    ) -> None:  # fmt: skip
+        """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
         self.planner, self.space, self.counts = planner, space, planner.counts
-        self.partials = space.partials
+        self.partials = partials
         example = self.counts.example
         self.runs = [Run("embed", 0, 1), Run("head", 0, 1, self.counts.model.mtp is not None)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
+        kinds = list(self.counts.kinds)
+        number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
+        self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
+        self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
         shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
         self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
-        self._tables: dict[str, dict[tuple[int, ...], Floats]] = {}
+        known = like._tables if like else {}
+        self._tables: dict[str, dict[tuple[int, ...], Floats]] = {
+            name: table for name, table in known.items() if name not in ("states", "parallel")
+        }
+
+    def over(self, partials: PartialLayouts) -> Estimates:
+        """The same figures for other partial layouts, computed once for all."""
+        found = copy(self)
+        found.partials = partials
+        return found
 
     def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Whether gradients are reduced after every backward, [n]."""
@@ -49,22 +68,34 @@ class Estimates:
         return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
 
     def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """[n, (kept, backward peak above it, that of a split backward), units] bytes.
+        """[n, (kept, backward peak above it), units] bytes.
 
         ``limit``: scaled from a micro-batch of MANY sequences, a lower bound since rows and waves round up.
         """
 
-        def make(layout: Layout) -> Floats:
-            part = part_of(layout)._replace(sequences=MANY if limit else layout.mbs)
-            rows = []
-            for run in self.runs:
-                mine, name = run_part(part, run), self._alike(run.name)
-                whole, split = self.counts.profile(mine, name), self.counts.split(mine, name)
-                peaks = whole.backward_peak_bytes, split.backward_peak_bytes
-                rows.append((whole.kept_bytes, *(peak - whole.kept_bytes for peak in peaks)))
-            return np.array(rows, float).T
+        def make(part: Part, name: Name) -> tuple[int, int]:
+            whole = self.counts.profile(part, name)
+            return whole.kept_bytes, whole.backward_peak_bytes - whole.kept_bytes
 
-        return self._per_sequence("profiles", candidates, make, limit=limit)
+        return self._bytes("profiles", candidates, make, limit=limit)
+
+    def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+        """[n, 1, units] bytes: as the second of ``profiles``, of a backward whose weight gradients are deferred."""
+
+        def make(part: Part, name: Name) -> tuple[int]:
+            kept = self.counts.profile(part, name).kept_bytes
+            return (self.counts.split(part, name).backward_peak_bytes - kept,)
+
+        return self._bytes("splits", candidates, make, limit=limit)
+
+    def _bytes(
+        self, name: str, candidates: CandidateLayouts, each: Callable[[Part, Name], Sequence[int]], *, limit: bool
+    ) -> Floats:
+        def make(layout: Layout, many: int) -> Floats:
+            part = part_of(layout)._replace(sequences=many)
+            return np.array([each(run_part(part, run), self._alike(run.name)) for run in self.runs], float).T
+
+        return self._per_sequence(name, candidates, make, limit=limit)
 
     def lightest(self, candidates: CandidateLayouts) -> Floats:
         """As ``states``, the minimum over ZeRO stages and shard groups."""
@@ -75,6 +106,12 @@ class Estimates:
         found = np.minimum(whole, least)
         found[:, 3] = 0
         return found
+
+    def resting(self, candidates: CandidateLayouts) -> Floats:
+        """[n] bytes of states at rest of the whole model, cut by tp, ep and ZeRO, but not by pp: the minimum over ZeRO
+        stages.
+        """
+        return np.asarray(self.lightest(candidates)[:, 0] @ self.tally)
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated), units]:
@@ -93,7 +130,7 @@ class Estimates:
         ]
         columns += [self.each(candidates).astype(np.int64)]
 
-        def make(layout: Layout) -> Floats:
+        def make(layout: Layout, _: int) -> Floats:
             keeps, rows = policy(layout), []
             for run in self.runs:
                 state = self.counts.states(layout, self._alike(run.name))
@@ -105,39 +142,76 @@ class Estimates:
 
         return self._table("states", candidates, columns, make)
 
-    def kernels(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """[n, (forward, backward, weight, four zeros), units] seconds of kernels only; ``limit`` as in ``profiles``."""
-        limit = limit and self.planner.machine.calibration is None
+    def nearest(self, candidates: CandidateLayouts, *, most: int = 1) -> Floats:
+        """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with
+        exposed messages of forward and backward, and what is beside them without tp. ``most`` as in ``_multiples``.
 
-        def make(layout: Layout) -> Floats:
-            part = part_of(layout)._replace(sequences=MANY if limit else layout.mbs)
-            prices, rows = self.planner.units.prices(layout), []
-            for run in self.runs:
-                mine = run_part(part, run)
-                heads, ops = self.counts.local(mine).heads, self.counts.unit(mine, run.name).ops
-                times = [(op, prices.operation(op, heads=heads)) for op in ops]
-                backward = sum(time.backward + (time.forward if op.recomputed else 0.0) for op, time in times)
-                rows.append((sum(t.forward for _, t in times), backward, sum(t.weight for _, t in times), *[0] * 4))
-            return np.array(rows, float).T
+        On a calibrated machine, and where two micro-batches hide each other's messages, of kernels alone.
+        """
+        if self.measured:
+            return self._table(
+                "nearest", candidates, self._part(candidates), lambda layout, _: self._nearest(part_of(layout), layout)
+            )
 
-        return self._per_sequence("kernels", candidates, make, limit=limit)
+        def make(layout: Layout, many: int) -> Floats:
+            return self._nearest(part_of(layout)._replace(sequences=many), layout)
+
+        return self._scaled("nearest", candidates, self._part(candidates)[1:], make, most=most)
+
+    def whole(self, candidates: CandidateLayouts, *, most: int) -> Floats:
+        """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
+        above, without recomputation, which only adds to it; 0 on a calibrated machine.
+        """
+        if self.measured:
+            return np.zeros((len(candidates.partial), 2, 1))
+
+        def make(layout: Layout, many: int) -> Floats:
+            part = part_of(layout)._replace(sequences=many, recomputed=frozenset())
+            figures = self._nearest(part, layout) @ self.tally
+            alone = figures[:3].sum()
+            paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
+            return np.array([[alone], [paired]])
+
+        return self._scaled("whole", candidates, self._part(candidates)[1:8], make, most=most)
+
+    def _nearest(self, part: Part, layout: Layout) -> Floats:
+        if self.measured or self.planner.job.stack.pairs:
+            return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
+        return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
         """[n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units] seconds.
 
         Forward and backward include exposed messages.
         """
-        columns = self._part(candidates) + self._places(candidates, ("tp", "cp", "ep", "etp"))
 
-        def make(layout: Layout) -> Floats:
-            rows = []
-            for unit in (self.planner.units.unit(layout, run) for run in self.runs):
-                tp, cp, ep, etp = (a + b for a, b in zip(unit.forward_exposed, unit.backward_exposed, strict=True))
-                front, back = sum(unit.forward_exposed), sum(unit.backward_exposed)
-                rows.append((unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front))
-            return np.array(rows, float).T
+        def make(layout: Layout, _: int) -> Floats:
+            return np.array([figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        return self._table("units", candidates, columns, make)
+        return self._table("units", candidates, self._part(candidates) + self._places(candidates, AXES), make)
+
+    def pairs(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (exposed, beside, hidden of the forward, the same of the backward), units] seconds of messages.
+
+        As halves of an FB: exposed are those of axes that do not overlap, beside are all others, hidden or not.
+        """
+
+        def make(layout: Layout, _: int) -> Floats:
+            rows, units = [], self.planner.units
+            overlaps = [axis in self.planner.job.stack.overlap for axis in AXES]
+            for run in self.runs:
+                row: list[float] = []
+                unit, apart = units.unit(layout, run), units.apart.unit(layout, run)
+                for back in (False, True):
+                    shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
+                    both = list(zip(shown, whole, overlaps, strict=True))
+                    row.append(sum(some for some, _, hides in both if not hides))
+                    row.append(sum(every for _, every, hides in both if hides))
+                    row.append(sum(max(0.0, every - some) for some, every, hides in both if hides))
+                rows.append(row)
+            return np.array(rows).T
+
+        return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """[n, (gather, reduce), units] seconds of a unit's all-gather and of its reduction."""
@@ -146,21 +220,35 @@ class Estimates:
         columns += [self.each(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
 
-        def make(layout: Layout) -> Floats:
+        def make(layout: Layout, _: int) -> Floats:
             found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
             return np.array([(each.gather, each.reduce) for each in found], float).T
 
         return self._table("parallel", candidates, columns, make)
 
     def _per_sequence(
-        self, name: str, candidates: CandidateLayouts, make: Callable[[Layout], Floats], *, limit: bool
+        self, name: str, candidates: CandidateLayouts, make: Callable[[Layout, int], Floats], *, limit: bool
     ) -> Floats:  # fmt: skip
-        """``_table`` of figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
-        if not limit:
-            return self._table(name, candidates, self._part(candidates), make)
-        scale = self.partials.mbs[candidates.partial] / MANY * (1 - 1e-3)  # MANY is finite
-        found = self._table(f"{name} of many", candidates, self._part(candidates)[1:], make)
+        """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
+        return self._scaled(name, candidates, self._part(candidates)[1:], make, most=MANY if limit else 1)
+
+    def _scaled(
+        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout, int], Floats],
+        *, most: int,
+    ) -> Floats:  # fmt: skip
+        """``_table`` of figures of so many sequences as ``_multiples`` says, scaled to mbs."""
+        mbs = self.partials.mbs[candidates.partial]
+        many = self._multiples(mbs, most=most)
+        found = self._table(name, candidates, [many, *columns], make)
+        scale = np.where(many == mbs, 1.0, mbs / many * (1 - 1e-3 * (many == MANY)))
         return np.asarray(found * scale[:, None, None])
+
+    def _multiples(self, mbs: Ints, *, most: int) -> Ints:
+        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it; or MANY."""
+        if most == MANY:
+            return np.full_like(mbs, MANY)
+        sizes = [size for size in divisors(self.planner.job.even_batch) if size <= most]
+        return mapped(mbs, lambda each: max([size for size in sizes if size % each == 0], default=each))
 
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.alike]
@@ -178,7 +266,7 @@ class Estimates:
         columns += [candidates.shards] if "shard" in axes else []
         links = self.planner.machine.links
 
-        def make(layout: Layout) -> Floats:
+        def make(layout: Layout, _: int) -> Floats:
             found: list[int] = []
             for ranks, stride in (group(layout, axis) for axis in axes):
                 reach = (ranks - 1) * stride + 1
@@ -189,16 +277,17 @@ class Estimates:
         return list(self._table("places of " + axes[0], candidates, columns, make).astype(np.int64).T)
 
     def _table(
-        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout], Floats]
-    ) -> Floats:
-        """``make(layout)`` for each row, called once per search for equal values of ``columns``."""
+        self, name: str, candidates: CandidateLayouts, columns: list[Ints],
+        make: Callable[[Layout, int], Floats],
+    ) -> Floats:  # fmt: skip
+        """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
         known = self._tables.setdefault(name, {})
         _, first, inverse = np.unique(_code(columns), return_index=True, return_inverse=True)
         rows = []
         for at in first:
             key = tuple(int(column[at]) for column in columns)
             if key not in known:
-                known[key] = make(self.space.layout(self.partials, candidates, int(at)))
+                known[key] = make(self.space.layout(self.partials, candidates, int(at)), key[0])
             rows.append(known[key])
         return np.stack(rows)[inverse]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import permutations
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, Sche
 from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
-from fivefold.plan.search.columns import Ints, cross, mapped, split
+from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
 
 RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
 
@@ -33,44 +33,6 @@ class Shape(NamedTuple):
     schedule: ScheduleName
     pp: int
     v: int
-
-
-class PartialLayouts(NamedTuple):
-    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``;
-    ``inner`` is the y of tp = x·y.
-    """
-
-    dp: Ints
-    tp: Ints
-    cp: Ints
-    pp: Ints
-    ep: Ints
-    etp: Ints
-    mbs: Ints
-    kind: Ints
-    sp: Ints
-    ac: Ints
-    inner: Ints
-
-    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
-        return type(self)(*(column[index] for column in self))
-
-
-class CandidateLayouts(NamedTuple):
-    """Columns of equal length; ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``,
-    ``shapes`` and ``orders``; ``shards`` is 1 under zero0.
-    """
-
-    partial: Ints
-    shape: Ints
-    zero: Ints
-    shards: Ints
-    order: Ints
-
-    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
-        return type(self)(*(column[index] for column in self))
 
 
 class Space:
@@ -110,17 +72,33 @@ class Space:
         self.orders: list[tuple[MeshAxis, ...]] = list(orders)
         shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
         self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
+        self.pairs = any(s.schedule in ("dualpipe", "dualpipev") for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
     @cached_property
     def partials(self) -> PartialLayouts:
-        """Every legal partial layout."""
+        """Every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
+        s = self.recomputed(joined(self.blocks))
+        return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
+
+    def recomputed(self, stems: PartialLayouts) -> PartialLayouts:
+        """Each of ``stems`` with every recomputation."""
+        kinds = len(self.recomputations)
+        again = stems.take(np.repeat(np.arange(len(stems.dp)), kinds))
+        return again._replace(ac=np.tile(np.arange(kinds), len(stems.dp)))
+
+    @cached_property
+    def blocks(self) -> list[PartialLayouts]:
+        """Every legal partial layout but for its recomputation, in one block per degree of tp."""
+        sizes = divisors(self.world) if "tp" in self.axes else [1]
+        return [each for tp in sizes if takes_tp(self.model, tp) if len((each := self._stems(tp)).dp)]
+
+    def _stems(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = divisors(world)
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1]])
-        tps = [tp for tp in sizes if takes_tp(model, tp)]
-        rows = split(rows, 1, tps if "tp" in self.axes else [1])
+        rows = split(rows, 1, [tp])
         rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
         rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
         rows = rows[job.even_batch % rows[:, 0] == 0]
@@ -130,20 +108,22 @@ class Space:
             rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         rows = cross(rows, 7, (0, 1), self._context)
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = rows[self._admitted(rows, mbs=False)]
         rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
         if self.two_dimensional:
-            rows = cross(rows, 10, sorted({y for tp in tps for y in divisors(tp)}), self._cuts)
-        rows = cross(rows, 9, range(len(self.recomputations)))
-        rows = rows[self._admitted(rows)]
+            rows = cross(rows, 10, divisors(tp), self._cuts)
+        rows = rows[self._admitted(rows, mbs=True)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
-    def _admitted(self, rows: Ints) -> NDArray[np.bool_]:
-        """Which rows meet the constraints on degrees, micro-batch, kind of cp and sp."""
+    def _admitted(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
+        """Which rows meet the constraints on the micro-batch, or on degrees, kind of cp and sp."""
+        if mbs:
+            return mapped(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
         found = np.ones(len(rows), bool)
-        for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp", "mbs")):
+        for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp")):
             found &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
         found &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
         found &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
@@ -249,18 +229,19 @@ class Space:
 
     def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Each candidate in every order."""
+        return self.placed(partials, candidates)[0]
+
+    def placed(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
+        """Each candidate in every order, and the row of ``candidates`` that each was."""
         pattern_of = self._patterns(partials.take(candidates.partial))
-        pieces = []
+        rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for pattern in np.unique(pattern_of):
             mine = np.flatnonzero(pattern_of == pattern)
             orders = np.array(self._orders(int(pattern)))
-            again = candidates.take(np.repeat(mine, len(orders)))
-            pieces.append(again._replace(order=np.tile(orders, len(mine))))
-        return (
-            CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
-            if pieces
-            else candidates
-        )
+            rows.append(np.repeat(mine, len(orders)))
+            places.append(np.tile(orders, len(mine)))
+        index = np.concatenate(rows)
+        return candidates.take(index)._replace(order=np.concatenate(places)), index
 
     def orders_each(self, partials: PartialLayouts) -> Ints:
         """How many orders each partial layout has."""
@@ -281,7 +262,8 @@ class Space:
     @cached_property
     def layouts(self) -> int:
         """How many layouts there are."""
-        return int(self.candidates_of(self.partials).sum()) if self.shapes and len(self.partials.dp) else 0
+        stems = sum(int(self.candidates_of(stems).sum()) for stems in self.blocks) if self.shapes else 0
+        return stems * len(self.recomputations)
 
     def candidates_of(self, partials: PartialLayouts) -> Ints:
         """How many candidates each partial layout has."""
@@ -299,9 +281,9 @@ class Space:
         """How many pairs of ZeRO stage and shard group each partial layout has."""
         return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
-    def any_layout(self, partial: int) -> Layout:
+    def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:
         """One candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
-        s = self.partials.take(np.array([partial]))
+        s = partials.take(np.array([partial]))
         shape = next(
             at
             for at, each in enumerate(self.shapes)
@@ -309,7 +291,7 @@ class Space:
         )
         zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
         row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
-        return self.layout(self.partials, row, 0)
+        return self.layout(partials, row, 0)
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
         """The candidate in row ``at``, as a ``Layout``."""

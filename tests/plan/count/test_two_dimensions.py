@@ -231,7 +231,7 @@ def test_no_bound_exceeds_the_estimate_in_two_dimensions() -> None:
     space = Space(DENSE, JOB, world=8, placements=False, two_dimensional=True)
     leaves = all_leaves(space)
     some = leaves.take(np.flatnonzero(space.partials.inner[leaves.partial] > 1)[::11])
-    bounds = Bounds(planner, space)
+    bounds = Bounds(planner, space, space.partials)
     memory, seconds = bounds.memory(some), bounds.seconds(some)[0]
     assert len(memory) > 20
     for at in range(len(memory)):

@@ -11,7 +11,8 @@ from fivefold.model.catalog import resolve as model
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.operations.op import Op, matmul
 from fivefold.plan.price.compute import MOE_KERNELS, OpTime, Prices
-from fivefold.plan.price.units import Units, UnitTime
+from fivefold.plan.price.unit_time import UnitTime
+from fivefold.plan.price.units import Units
 
 
 def machine(text: str):

@@ -90,9 +90,9 @@ def test_memorys_figures_are_the_codes() -> None:
 
 
 def test_a_constant_is_varied_wherever_it_was_imported_to() -> None:
-    from fivefold.plan.price import data_parallel, durations, units
+    from fivefold.plan.price import data_parallel, durations, unit_time
 
     constant = next(each for each in CONSTANTS if each.name == "CONTENTION")
     with scaled({"CONTENTION": 2.0}):
-        assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
-    assert units.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == constant.value
+        assert unit_time.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == 2 * constant.value
+    assert unit_time.CONTENTION == durations.CONTENTION == data_parallel.CONTENTION == constant.value

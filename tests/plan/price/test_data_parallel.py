@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.predict import Planner
-from fivefold.plan.price.units import CONTENTION
+from fivefold.plan.price.unit_time import CONTENTION
 from fivefold.stack.catalog import named as named_stack
 
 JOB = Job(sequence=2048, global_batch=64, graphs="full")

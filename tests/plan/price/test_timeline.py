@@ -16,7 +16,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.steady_state import extrapolate
-from fivefold.plan.price.units import AXES, CONTENTION
+from fivefold.plan.price.unit_time import AXES, CONTENTION
 from fivefold.record import Mistake
 
 JOB = Job(sequence=2048, global_batch=64)

@@ -13,6 +13,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import PARTS, Bounds
+from fivefold.plan.search.estimates import LADDER
 from fivefold.plan.search.space import Space
 
 NOWHERE = Path("/nowhere")
@@ -32,8 +33,9 @@ CASES = {
 def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     model, machine, job = named(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
-    bounds, some = Bounds(planner, space), np.random.default_rng(seed)
-    size_floor, seconds_floor = bounds.floor()
+    bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
+    size_floor = bounds.resting()
+    seconds_floor = np.max([bounds.floor(most=most) for most in LADDER], axis=0)
 
     def sample(candidates, most):
         return candidates.take(some.permutation(len(candidates.partial))[:most])
@@ -43,18 +45,13 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
     light = bounds.estimates.lightest(candidates)
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
-    cheap = [
-        bounds.without_zero(candidates)[0],
-        bounds.without_messages(candidates),
-        bounds.without_messages(candidates, limit=True),
-    ]
+    cheap = [bounds.without_zero(candidates)[0], *(bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1))]
     tight = []
     for at, partial in enumerate(candidates.partial):
         layout = space.layout(space.partials, candidates, at)
         refuse(layout, model=model, job=job, machine=machine)
         found = planner.estimate(layout)
         assert max(sizes[at], size_floor[partial], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
-        # the floor of time is asked of partial layouts that may fit, else it is 0
         assert max(seconds[at], seconds_floor[partial], *(bound[at] for bound in cheap)) <= found.step_time.seconds, (
             layout
         )

@@ -15,7 +15,8 @@ from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.plan.search.space import CandidateLayouts, Space
+from fivefold.plan.search.columns import CandidateLayouts
+from fivefold.plan.search.space import Space
 from fivefold.record import Mistake
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Runs, Stack

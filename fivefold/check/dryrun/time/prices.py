@@ -2,7 +2,7 @@
 
 matmul (rows, columns, inner, batch)   →  plan/price/compute.py      attention: half of the square where it is causal
 moving: bytes ÷ bandwidth              →  the same                   message: plan/price/network.py, by its ranks
-launch: the host's seconds per kernel and message, as in plan/price/units.py
+launch: the host's seconds per kernel and message, as in plan/price/unit_time.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fivefold.machine.spec import Machine
 from fivefold.plan.price import roofline
 from fivefold.plan.price.compute import Prices
 from fivefold.plan.price.network import Network
-from fivefold.plan.price.units import COMPILED_HOST, CONTENTION
+from fivefold.plan.price.unit_time import COMPILED_HOST, CONTENTION
 from fivefold.units import Dtype
 
 # Function of the engine → the calibrated kernel curve that prices its elementwise operations; others: "copy".

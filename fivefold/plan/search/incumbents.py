@@ -1,0 +1,99 @@
+"""The best layouts that a search has found, and which others may still be among them.
+
+score = seconds · seconds x ranks · bytes          by time, cost, memory
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.job import Job
+from fivefold.layout.search_result import By
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.predict import Estimate, Planner, fullest
+from fivefold.plan.search.nearest import Floats
+from fivefold.plan.search.rejections import Rejections
+from fivefold.plan.search.space import Space
+
+
+class EvaluatedLayout(NamedTuple):
+    """An evaluated layout that fits; the first four fields are the key of the ranking."""
+
+    score: float
+    peak_bytes: int
+    seconds: float
+    text: str
+    estimate: Estimate
+    planner: Planner
+
+
+class Incumbents:
+    """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
+
+    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
+    found.
+    """
+
+    def __init__(
+        self, machine: Machine, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False
+    ) -> None:  # fmt: skip
+        self.by, self.top, self.any_will_do, self.alike = by, top, any_will_do, alike
+        self.capacity = room_bytes(machine)
+        self.best: list[EvaluatedLayout] = []
+        self.fitting: list[EvaluatedLayout] = []
+        self.budgets = self.capacity * (1 + np.arange(max(1, levels))) / max(1, levels)
+        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
+        self.rejections = Rejections(self.capacity)
+        self.seen: set[tuple[Layout, Job]] = set()
+        self.evaluated = 0
+
+    @property
+    def threshold(self) -> float:
+        """The score that a layout must not exceed to be among the ``top``, or the best."""
+        if self.any_will_do and self.best:
+            return -np.inf
+        if self.alike:
+            return self.best[0].score if self.best else np.inf
+        return self.best[-1].score if len(self.best) == self.top else np.inf
+
+    def evaluate(self, planner: Planner, layout: Layout) -> None:
+        """Estimate one layout and update the best, the budgets or the rejections."""
+        if (layout, planner.job) in self.seen:
+            return
+        self.seen.add((layout, planner.job))
+        ranks = planner.memory(layout)
+        self.evaluated += 1
+        peak = fullest(ranks)
+        if peak > self.capacity:
+            self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
+            return
+        estimate = planner.estimate(layout, ranks=ranks)
+        seconds = estimate.step_time.seconds
+        score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
+        found = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
+        if score <= self.threshold:
+            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
+        self.rejections.beaten(estimate)
+        within = self.budgets >= peak
+        self.fitting.append(found)
+        if within.any():
+            self.fastest[within] = np.minimum(self.fastest[within], seconds)
+
+    def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
+        """What the ranking is by, of layouts or of bounds."""
+        return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
+
+    def can_win(self, seconds: Floats, size: Floats, space: Space) -> NDArray[np.bool_]:
+        """Which candidates could still be among the best, or the fastest within their memory budget."""
+        budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
+        return (self.score(seconds, size, space) <= self.threshold) | (seconds < self.fastest[budget])
+
+    def may_win(self, score: float, size: float, seconds: float) -> bool:
+        """``can_win`` for one candidate."""
+        budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
+        return bool(score <= self.threshold or seconds < self.fastest[budget])
