@@ -118,8 +118,9 @@ def _bound(
     step: Step, steps: int, *, site: Site, interval: float, high: bool, blocked: float, restart: float, between: float
 ) -> float:
     """Seconds of the run at one end: of the step's half interval, and of published failures and restarts."""
-    expected = step.time.interval
-    seconds = step.time.step_seconds if expected is None else expected.high_50 if high else expected.low_50
+    expected, seconds = step.time.interval, step.time.step_seconds
+    if expected is not None:  # where predictions have a bias, a bound may lie beyond them
+        seconds = max(seconds, expected.high_50) if high else min(seconds, expected.low_50)
     if site.failures == Site().failures:
         known = SOURCES["failures"]
         between *= site.failures / ((known.high if high else known.low) or site.failures)
