@@ -50,6 +50,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/rehearsal.py
 	$(BIN)/python tests/bench/traces.py
+	$(BIN)/python tests/bench/page.py
 	$(BIN)/python -m tests.agree.network --quick --folder runs/network-quick
 	$(BIN)/python -m tests.agree.time --groups 2 --each 2 --folder runs/time-quick
 

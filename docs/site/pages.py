@@ -23,7 +23,8 @@ RECORDS = ("fivefold.step:Step", "fivefold.layout.search_result:SearchResult", "
            "fivefold.train.run:Run",
            "fivefold.model.spec:Model", "fivefold.machine.spec:Machine", "fivefold.show.sweep.row:Row")  # fmt: skip
 NAV: dict[str, list[str]] = {
-    "Start": ["index.md", "what-it-does.md", "python.md", "report.md", "pictures.md", "reference/cheat-sheet.md"],
+    "Start": ["index.md", "what-it-does.md", "web.md", "python.md", "report.md", "pictures.md",
+              "reference/cheat-sheet.md"],
     "Guides": [
         "questions.md", "machines.md", "configs.md", "stacks.md", "sweeps.md", "precision.md", "optimizers.md",
         "numerics.md", "doctor.md",

@@ -38,10 +38,9 @@ def planned(noun: Noun, layout: Layout, *, rank: int | None = None) -> Planned:
     if rank is None or not 0 <= rank < len(stages):
         rank = max(stages, key=lambda stage: stage.peak_bytes).stage
     limit = max(2, DRAWN // layout.v)
-    return Planned(
-        found, spans(using, layout, limit=limit), levels(using, layout, rank=rank, limit=limit), rank,
-        _drawn(using, layout, limit),
-    )  # fmt: skip
+    rows = spans(using, layout, limit=limit)
+    lives = levels(using, layout, rank=rank, limit=limit, rows=rows)
+    return Planned(found, rows, lives, rank, _drawn(using, layout, limit))
 
 
 def _drawn(using: Planner, layout: Layout, limit: int) -> str:

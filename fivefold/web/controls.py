@@ -7,6 +7,7 @@ A choice changes one word; what must follow does: dp so that as many ranks work,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import log2
 from typing import Any, NamedTuple
 
 from fivefold.layout.legal import reasons, uncounted
@@ -16,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.record import Mistake
 from fivefold.web.question import Noun
 
-MOST = 10  # choices in a row
+MOST = 8  # choices in a row
 
 
 class Option(NamedTuple):
@@ -139,16 +140,16 @@ def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
 
 
 def _few(values: Any, *, most: int, now: int) -> list[int]:
-    """At most ``MOST`` numbers up to ``most``, and the present one; where there are more, powers of two go first."""
+    """At most ``MOST`` numbers up to ``most``; where there are more, powers of two go first, nearest to the present."""
     found = [value for value in values if value <= most]
     if len(found) > MOST:
         found = [value for value in found if value & (value - 1) == 0]
     if len(found) > MOST:
-        found = [*found[: MOST // 2], *found[-MOST // 2 :]]
+        found = sorted(found, key=lambda value: abs(log2(value / now)))[:MOST]
     return sorted({*found, now})
 
 
 def sizes(machine: Machine) -> list[int]:
     """Numbers of ranks to change to: halves and doubles, and nodes."""
-    near = [machine.ranks >> shift for shift in (3, 2, 1, 0)] + [machine.ranks << shift for shift in (1, 2, 3)]
+    near = [machine.ranks >> shift for shift in (2, 1, 0)] + [machine.ranks << shift for shift in (1, 2)]
     return sorted({size for size in near if 1 <= size < 10**7})

@@ -28,10 +28,13 @@ class Busy(Exception):
 
 
 class Work:
-    """Computes what requests ask. ``at_once``: processes for searches and rehearsals."""
+    """Computes what requests ask. ``at_once``: processes for searches and rehearsals; ``python``: what starts one."""
 
-    def __init__(self, *, at_once: int = AT_ONCE, short: float = SHORT_SECONDS, long: float = LONG_SECONDS) -> None:
-        self.lock, self.free = Lock(), at_once
+    def __init__(
+        self, *, at_once: int = AT_ONCE, short: float = SHORT_SECONDS, long: float = LONG_SECONDS,
+        python: tuple[str, ...] = (sys.executable, "-P"),
+    ) -> None:  # fmt: skip
+        self.lock, self.free, self.python = Lock(), at_once, python
         self.short, self.long = short, long
 
     async def soon(self, action: Callable[[], T]) -> T:
@@ -61,13 +64,15 @@ class Work:
         process = None
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "fivefold.web.worker", verb, cwd=cwd, limit=LINE_BYTES,
+                *self.python, "-m", "fivefold.web.worker", verb, cwd=cwd, limit=LINE_BYTES,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(asked).encode())
-            process.stdin.close()
+            with suppress(ConnectionError):  # it has ended already: there is no answer
+                process.stdin.write(json.dumps(asked).encode())
+                await process.stdin.drain()
+                process.stdin.close()
             try:
                 async with asyncio.timeout(self.long):
                     async for line in process.stdout:

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 from fivefold.layout.spans import Level, Span
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.memory.rank_memory import Moment, PassMoments, over_time, passes
-from fivefold.plan.price.spans import shown, spans
+from fivefold.plan.price.spans import Rows, shown, spans
 
 if TYPE_CHECKING:
     from fivefold.plan.predict import Planner
 
 
-def levels(planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None) -> tuple[Level, ...]:
-    """Live bytes by part at times of the step, for one pipeline rank; times are those of its row of ``spans``."""
-    row = spans(planner, layout, limit=limit)[rank]
+def levels(
+    planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None, rows: Rows | None = None
+) -> tuple[Level, ...]:  # fmt: skip
+    """Live bytes by part at times of the step, for one pipeline rank; times are those of its row of ``spans``, which
+    are ``rows`` if they are known already.
+    """
+    row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     found = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))

@@ -15,6 +15,7 @@ from fivefold.web.drawing.svg import element, joined, percent
 
 WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
 HIGHEST = 520
+TOLD = 1500  # blocks up to which each is told under the mouse; of more, those of a kind are one path
 
 
 class _Place(NamedTuple):
@@ -37,7 +38,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
                     class_="idle") for row in range(len(rows)))  # fmt: skip
     return plot(
-        joined((*idle, *(_rectangle(place, block, tip) for place, block, tip in drawn))),
+        joined((*idle, *(_rectangles(drawn) if len(drawn) <= TOLD else _paths(drawn)))),
         label=label, height=high * len(rows), grid=False, kind="pipeline named" if names else "pipeline",
         x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
@@ -52,26 +53,41 @@ def looks(rows: Rows, *, pp: int | None = None) -> list[tuple[str, str]]:
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
 
 
-def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block, str]]:
+def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block, Span]]:
     for rank, row in enumerate(rows):
         for span in row:
-            tip = _told(span)
             for block in blocks(span, pp=pp):
                 if block.end > block.start:
                     top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
                     width, height = (block.end - block.start) / last, (bottom - top) / len(rows)
-                    yield _Place(block.start / last, width, top / len(rows), height), block, tip
+                    yield _Place(block.start / last, width, top / len(rows), height), block, span
 
 
-def _rectangle(place: _Place, block: Block, tip: str) -> Markup:
-    look = f"k-{block.kind}" + (" paler" if block.chunk else "")
-    return Markup(  # as ``element`` writes it, of which there may be thousands: every value is a number or ours
-        f'<rect x="{place.x * SIDE:.2f}" width="{place.width * SIDE:.2f}" y="{place.y * SIDE:.1f}" '
-        f'height="{place.height * SIDE:.1f}" class="{look}" data-tip="{tip}"/>'
-    )
+def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
+    """A rectangle for each block, that tells its span."""
+    for place, block, span in drawn:
+        x, width, y, height = (SIDE * share for share in place)
+        yield Markup(  # as ``element`` writes it, of which there may be many: every value is a number or ours
+            f'<rect x="{x:.2f}" width="{width:.2f}" y="{y:.1f}" height="{height:.1f}" class="{_look(block)}" '
+            f'data-tip="{_told(span)}"/>'
+        )
 
 
-def _digits(drawn: Sequence[tuple[_Place, Block, str]]) -> Iterator[Markup]:
+def _paths(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
+    """A path for all blocks of a kind."""
+    shapes: dict[str, list[str]] = {}
+    for place, block, _ in drawn:
+        x, width, y, height = (SIDE * share for share in place)
+        shapes.setdefault(_look(block), []).append(f"M{x:.1f} {y:.0f}h{width:.2f}v{height:.0f}h{-width:.2f}z")
+    for look, parts in shapes.items():
+        yield element("path", d="".join(parts), class_=look)
+
+
+def _look(block: Block) -> str:
+    return f"k-{block.kind}" + (" paler" if block.chunk else "")
+
+
+def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
     for place, block, _ in drawn:
         if block.text and place.width * WIDE > 7 * len(block.text) + 3:
             x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)

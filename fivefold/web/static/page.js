@@ -6,6 +6,8 @@ document.documentElement.classList.add("scripted");
 const asked = document.getElementById("asked");
 if (asked && matchMedia("(max-width: 860px)").matches) asked.open = false;
 
+document.querySelector("header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 const parser = new DOMParser();
 let running = null;
 

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from fivefold.web.app import create
+from fivefold.web.work import Busy, Work
+
+SEARCH = "/api/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192"
+
+
+def client(work: Work) -> TestClient:
+    return TestClient(create(Path(), local=Path("none"), work=work), base_url="http://127.0.0.1:8765")
+
+
+def test_only_so_many_searches_run_at_once() -> None:
+    with client(Work(at_once=0)) as asking:
+        answer = asking.get(SEARCH)
+        assert answer.status_code == 429
+        assert answer.json()["detail"].startswith("as many searches and rehearsals run as may at once")
+        assert "as many searches" in asking.get(SEARCH.replace("/api/search", "/search/events")).text
+
+
+def test_a_search_that_takes_too_long_is_ended() -> None:
+    work = Work(long=1.5)
+    with client(work) as asking:
+        begin = time.perf_counter()
+        answer = asking.get(SEARCH)
+        assert answer.status_code == 422
+        assert "was stopped; ask for less" in answer.json()["detail"]
+        assert time.perf_counter() - begin < 30
+    assert work.free == 2
+
+
+def test_a_process_that_dies_is_told() -> None:
+    with client(Work(python=("false",))) as asking:
+        assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
+
+
+def test_short_answers_are_made_one_after_another() -> None:
+    running: list[int] = []
+
+    def action() -> int:
+        running.append(1)
+        assert len(running) == 1
+        time.sleep(0.02)
+        running.pop()
+        return 1
+
+    async def several() -> list[int]:
+        work = Work()
+        return list(await asyncio.gather(*(work.soon(action) for _ in range(8))))
+
+    assert asyncio.run(several()) == [1] * 8
+
+
+def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
+    async def two() -> None:
+        work = Work(short=0.1)
+        first = asyncio.create_task(work.soon(lambda: time.sleep(0.15)))
+        await asyncio.sleep(0.02)
+        with pytest.raises(Busy, match="try again"):
+            await work.soon(lambda: None)
+        await first
+
+    asyncio.run(two())
