@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import fivefold
+from fivefold.cli.settle import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -103,6 +104,36 @@ def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], sa
     assert ended.returncode == 0, ended.stderr
     assert said in ended.stdout
     assert words[0] != "report" or (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        (("dryrun", "nano", "h100:2", "dp2"), "torch, of the extra train"),
+        (("train", str(ROOT / "examples/demo.toml"), "--layout", "dp2"), "of the extra train"),
+        (("draw", "masks"), "the extra show"),
+        (("web", "--no-browser"), "the extra web"),
+    ],
+)
+def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
+    (tmp_path / "fivefold").mkdir()
+    machine = (ROOT / "examples/machines/whole.toml").read_text()
+    (tmp_path / "fivefold/local.toml").write_text(machine)
+    ended = subprocess.run(
+        [sys.executable, "-c", BARE, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    assert needs in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_every_extra_is_known_by_its_packages() -> None:
+    names = {"vl-convert-python": "vl_convert"}
+    for extra, packages in PROJECT["optional-dependencies"].items():
+        bare = {re.split(r"[<>=;\[ ]", package)[0] for package in packages}
+        if extra != "dev":
+            assert {names.get(each, each) for each in bare} == {name for name, of in EXTRAS.items() if of == extra}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
+LEVELS = 6  # memory limits for the front: more take longer than the search itself
 
 
 @takes_job
@@ -122,8 +123,13 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
     from fivefold.cli.search import ALIKE, others
     from fivefold.plan.search import search
+    from fivefold.show.progress import bar
 
-    found = search(model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=12)
+    with bar("searching") as progress:
+        found = search(
+            model=model, machine=machine, job=job, within=ALIKE, reduces=others(job), levels=LEVELS,
+            report=lambda done, total: progress("layouts", done, total),
+        )  # fmt: skip
     choice = found.proposal.choice if found.proposal else None
     drawn = None
     if choice is not None:
