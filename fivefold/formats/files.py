@@ -22,7 +22,8 @@ def _yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{place}{getattr(error, 'problem', None) or error}") from None
+        said = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{place}{said}") from None
 
 
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -65,6 +65,8 @@ class Values:
     def __init__(self, table: Table, given: Mapping[str, Any], *, origin: str, software: str) -> None:
         self.table, self.origin, self.software = table, origin, software
         self.given = {key: self._typed(key, value) for key, value in given.items()}
+        for name, value in self.given.items():
+            self._check(name, value)
         self.doubts: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> Any:
@@ -121,6 +123,14 @@ class Values:
             return int(low) if low.lstrip("+-").isdecimal() and len(low) < 20 else float(low)
         except ValueError:
             return value
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuse what is no number for a key whose default is one."""
+        key = self._key(name)
+        usual = key.default if key else None
+        wanted = isinstance(usual, int | float) and not isinstance(usual, bool)
+        if wanted and value is not None and not isinstance(value, int | float):
+            raise Mistake(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
 
     def understood(self) -> tuple[Said, ...]:
         """What the config gives, and a noun now has."""

@@ -30,7 +30,7 @@ def write(plan: Plan, *, to: str) -> Written:
     assert form.write is not None
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
-    plan = plan._replace(layout=_plain(plan.layout, plan.model))
+    plan = plan._replace(layout=plain(plan.layout, plan.model))
     refuse(plan.layout, model=plan.model, job=plan.job)
     found = form.write(plan)
     if form.read is None:
@@ -39,7 +39,7 @@ def write(plan: Plan, *, to: str) -> Written:
     return found._replace(remarks=(*found.remarks, *check(plan, back, form)))
 
 
-def _plain(layout: Layout, model: Model) -> Layout:
+def plain(layout: Layout, model: Model) -> Layout:
     """The layout without ``stages`` that are as they would be without them."""
     if sum(layout.stages) != model.layers:
         return layout

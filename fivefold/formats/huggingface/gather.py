@@ -38,7 +38,7 @@ def recognises(document: Document) -> bool:
         return bool(
             "per_device_train_batch_size" in named or "config_file" in document.options or "deepspeed" in named
         ) or (
-            bool(document.words) and any(recognises(_load(word, document)) for word in files if _found(word, document))
+            bool(document.words) and any(recognises(_load(word, document)) for word in files if beside(word, document))
         )
     top = set(document.values)
     return bool(
@@ -49,8 +49,8 @@ def recognises(document: Document) -> bool:
 
 def gather(document: Document) -> Gathered:
     """The keys of a document and of the files that it names."""
-    found = _of_file(document) if document.kind != "words" else _of_words(document)
-    given = found.given
+    gathered = _of_file(document) if document.kind != "words" else _of_words(document)
+    given = gathered.given
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
         file = given.get(key)
         if isinstance(file, str) and file.endswith(".json"):
@@ -58,14 +58,14 @@ def gather(document: Document) -> Gathered:
     ranks = given.get("accelerate.num_processes")
     given |= {_argument(key): value for key, value in document.given.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    return found._replace(given=given, ranks=found.ranks or (ranks if isinstance(ranks, int) else None))
+    return gathered._replace(given=given, ranks=gathered.ranks or (ranks if isinstance(ranks, int) else None))
 
 
 def _of_words(document: Document) -> Gathered:
     given: dict[str, Any] = {}
     dialect = None
     for word in document.words[1:]:
-        if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and _found(word, document):
+        if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and beside(word, document):
             file = _load(word, document)
             if recognises(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
                 inner = _of_file(file)
@@ -135,14 +135,17 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value != "auto"}
 
 
-def _found(name: str, document: Document) -> Path | None:
+def beside(name: str, document: Document) -> Path | None:
     """A file that a config names, beside it, in a folder above, or where the command runs."""
     folders = [document.folder, *list(document.folder.parents)[:3], Path()]
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    try:
+        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    except (OSError, ValueError):  # a name of five thousand letters, or with a null byte
+        return None
 
 
 def _load(name: str, document: Document) -> Document:
-    if (path := _found(name, document)) is None:
+    if (path := beside(name, document)) is None:
         raise Mistake(f"{document.origin}: names {name}, which is not there; put it beside")
     return load(path)
 

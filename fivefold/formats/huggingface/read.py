@@ -5,11 +5,10 @@ ranks = dp·cp·tp; global batch = per_device_train_batch_size · gradient_accum
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, reading, replicas, world
-from fivefold.formats.huggingface.gather import gather, is_idle
+from fivefold.formats.huggingface.gather import beside, gather, is_idle
 from fivefold.formats.huggingface.keys import TABLE
 from fivefold.formats.keys import Values
 from fivefold.job import Recipe, recipe
@@ -80,9 +79,8 @@ def _model(values: Values, document: Document, asked: Asked) -> tuple[Model | No
     said = values["model_name_or_path"]
     if said is None:
         return None, ("the model: say --model NAME",)
-    for folder in (document.folder / str(said), Path(str(said))):
-        if (folder / "config.json").is_file():
-            return catalog.resolve(str(folder)), ()
+    if file := beside(f"{said}/config.json", document):
+        return catalog.resolve(str(file.parent)), ()
     name = str(said).rstrip("/").rpartition("/")[2].lower()
     for key, entry in catalog.CATALOG.items():
         if key == name or name in _names(entry.source):

@@ -57,7 +57,7 @@ MODEL: Table = {
     "qk_pos_emb_head_dim": part("model.mla.rope_dim", 64),
     "v_head_dim": part("model.mla.v_dim", 128),
     "num_experts": part("model.moe.experts", None),
-    "moe_layer_freq": part("model.moe.dense_layers: which layers have experts", 1),
+    "moe_layer_freq": part("model.moe.dense_layers: which layers have experts", "1"),
     "moe_ffn_hidden_size": part("model.moe.ffn; without it ffn_hidden_size", None),
     "moe_shared_expert_intermediate_size": part("model.moe.shared_ffn, of all shared experts", None),
     "moe_router_topk": part("model.moe.topk", 2),

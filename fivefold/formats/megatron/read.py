@@ -60,8 +60,9 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
     whole = values["global_batch_size"] or mbs * dp
     found: dict[str, Any] = {"job.global_batch": whole}
     if ramp := values["rampup_batch_size"]:
-        numbers = [int(each) for each in (ramp if isinstance(ramp, list) else str(ramp).split())]
-        if len(numbers) != 3:
+        words = [str(each) for each in (ramp if isinstance(ramp, list) else str(ramp).split())]
+        numbers = [int(word) for word in words if word.isdecimal() and len(word) < 15]
+        if len(numbers) != 3 or len(words) != 3:
             raise Mistake(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
         found["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
     steps = values["train_iters"] or (values["train_samples"] or 0) // max(1, int(whole))

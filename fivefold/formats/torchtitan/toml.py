@@ -107,7 +107,7 @@ def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
     linear = "quantize.linear."
     if "float8" in converters:
         said = values[f"{linear}float8.recipe_name"]
-        if said not in FLOAT8:
+        if not isinstance(said, str | None) or said not in FLOAT8:
             raise Mistake(
                 f"{values.origin}: {linear}float8.recipe_name is {said!r}; it is {' or '.join(filter(None, FLOAT8))}"
             )

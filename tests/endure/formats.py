@@ -1,0 +1,141 @@
+"""Configs of other software: plans that must come back from each, and written files with broken lines.
+
+    python -m tests.endure.formats --count 500 --broken 500
+
+A plan that a format writes is read back as it was; a file with lines cut, doubled or changed is read, or refused in
+one line. Prints what does not hold, and exits 1 if anything does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from fivefold.formats.format import Asked
+from fivefold.formats.read import FORMATS, read
+from fivefold.formats.write import write
+from fivefold.record import Mistake
+from fivefold.show.progress import bar
+from tests.formats.draws import Range, plans, returns
+
+AMONG = {
+    "accelerate": Range(axes=("dp",), recipes=("bf16-grad16", "fp32", "fp16"), acs=("none", "full")),
+    "deepspeed": Range(axes=("dp",), recipes=("bf16", "bf16-grad16", "fp16"), acs=("none", "full")),
+    "nanotron": Range(models=("tiny", "llama2-7b", "qwen2-7b"), axes=("dp", "tp", "cp", "pp"), acs=("none", "full")),
+    "torchtitan": Range(recipes=("bf16", "fp32"), acs=("none", "full")),
+    "torchtitan-0.2": Range(models=("llama3-8b", "qwen3-8b", "deepseek-v3"), acs=("none", "full", "full/2")),
+}
+JUNK = (
+    "",
+    "0",
+    "-1",
+    "nan",
+    "1e999",
+    "true",
+    "null",
+    "[]",
+    "{}",
+    "'",
+    '"',
+    "$X",
+    "${X",
+    "x" * 5000,
+    "9" * 40,
+    "\x00",
+    "é",
+)
+
+
+def returned(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
+    """What does not hold of ``count`` legal plans; the last line says how many were written."""
+    taken = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, plan in enumerate(plans(stack, count=count, seed=seed, among=AMONG.get(name, Range()))):
+            try:
+                taken += returns(plan._replace(machine="h100:8"), to=name, folder=Path(folder)) is None
+            except Exception as error:
+                yield f"{name}, seed {seed}, plan {number} ({plan.layout}): {said(error)}"
+    print(f"{name}: {taken} of {count} plans were written, and came back")
+
+
+def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
+    """What a broken file raises that is no ``Mistake`` of one line."""
+    some = random.Random(seed)
+    sources = list(plans(stack, count=40, seed=seed, among=AMONG.get(name, Range())))
+    written = []
+    for plan in sources:
+        try:
+            written.append(write(plan._replace(machine="h100:8"), to=name).files)
+        except Mistake:
+            continue
+    for number in range(count):
+        files = dict(some.choice(written))
+        victim = some.choice([file for file in files if file != "train.py"])
+        files[victim] = mutated(files[victim], some)
+        with tempfile.TemporaryDirectory() as folder:
+            for file, text in files.items():
+                (Path(folder) / file).write_text(text, encoding="utf-8")
+            try:
+                read([str(Path(folder) / next(iter(files)))], Asked(ranks=some.choice((None, 8, 16))))
+            except Mistake as refusal:
+                if "\n" in str(refusal):
+                    yield f"{name}, seed {seed}, broken {number}: several lines: {refusal}"
+            except Exception as error:
+                yield f"{name}, seed {seed}, broken {number}: {said(error)}"
+
+
+def mutated(text: str, some: random.Random) -> str:
+    """A text with some of its lines cut, doubled, moved or changed."""
+    lines = text.splitlines()
+    for _ in range(some.choice((1, 1, 2, 4))):
+        place = some.randrange(len(lines))
+        line = lines[place]
+        kind = some.randrange(5)
+        if kind == 0:
+            del lines[place]
+        elif kind == 1:
+            lines.insert(some.randrange(len(lines)), line)
+        elif kind == 2:
+            lines[place] = line[: some.randrange(len(line) + 1)]
+        else:
+            words = line.split(" ")
+            chosen = [index for index, word in enumerate(words) if word and not word.startswith("#")]
+            if chosen:
+                words[some.choice(chosen)] = some.choice(JUNK)
+            lines[place] = " ".join(words)
+        if not lines:
+            return ""
+    return "\n".join(lines) + "\n"
+
+
+def said(error: Exception) -> str:
+    """An error with its place, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} {str(error)[:300]} ({place.filename}:{place.lineno})".replace("\n", " ")
+
+
+def main() -> int:
+    """All formats, one after another."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--count", type=int, default=500)
+    options.add_argument("--broken", type=int, default=500)
+    options.add_argument("--seed", type=int, default=0)
+    asked = options.parse_args()
+    forms = [form for form in FORMATS if form.write and form.read]
+    wrong: list[str] = []
+    with bar("formats") as progress:
+        for number, form in enumerate(forms):
+            wrong += returned(form.name, form.stack, asked.count, asked.seed)
+            wrong += broken(form.name, form.stack, asked.broken, asked.seed)
+            progress("formats", number + 1, len(forms))
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
