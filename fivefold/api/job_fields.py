@@ -43,6 +43,9 @@ class JobWords(TypedDict, total=False):
     joint: bool
     linears: str
     column_inputs: str
+    gathers_again: str
+    copies: str
+    outputs: str
     weight_gradients: str
     joined: Sequence[str]
     run_ahead: bool

@@ -63,6 +63,13 @@ def regathers(layout: Layout, job: Job) -> bool:
     return not policy(layout).weights_stay and job.stack.reshard == "forward"
 
 
+def gathers_again(name: object, layout: Layout, job: Job) -> bool:
+    """Whether the weights of a unit are gathered again for its backward: not the head's, which are still gathered, and
+    the embedding's, which it does not need, where the stack gathers all.
+    """
+    return name != "head" and (name != "embed" or job.stack.gathers_again == "all") and regathers(layout, job)
+
+
 def chunk_rows(rows: int, *, shards: int) -> int:
     """Rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)

@@ -15,6 +15,8 @@ TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
 AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
+HOOKS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook"
+FULLY_SHARDED = AUTOGRAD | {"gathers_again": Fact("all", f"{HOOKS}: on the output of every unit; measured")}
 DTENSOR = {
     "column_inputs": Fact(
         "kept", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"
@@ -26,7 +28,7 @@ FSDP2 = Entry(
     name="fsdp2",
     version="0257dd1",
     family="torch",
-    facts=AUTOGRAD
+    facts=FULLY_SHARDED
     | {
         "attention": Fact("flash2", "pytorch/pytorch: scaled_dot_product_attention is FlashAttention-2 since 2.2"),
         "loss": Fact("narrow", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"),
@@ -39,17 +41,40 @@ FSDP2 = Entry(
     },
 )
 
+REDUCER = "pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp"
+DDP = Entry(
+    name="ddp",
+    version="2.13.0",
+    family="torch",
+    facts=AUTOGRAD
+    | {
+        "attention": FSDP2.facts["attention"],
+        "loss": FSDP2.facts["loss"],
+        "kernels": FSDP2.facts["kernels"],
+        "overlap": Fact(("dp",), f"{REDUCER}: a bucket is reduced once its gradients are ready"),
+        "weight_gradients": Fact("bucketed", f"{REDUCER}: copied into buckets (no gradient_as_bucket_view); measured"),
+    },
+    runs={
+        "axes": Fact(("dp",), f"{REDUCER}: one process group, of replicas"),
+        "zero": Fact((0,), f"{REDUCER}: all-reduce of whole gradients"),
+    },
+)
+
 TORCHTITAN = Entry(
     name="torchtitan",
     version="018740b",
     family="torch",
-    facts=AUTOGRAD
+    facts=FULLY_SHARDED
     | DTENSOR
     | {
         "attention": Fact("flash2", f"{PARALLELIZE}: scaled_dot_product_attention, FlashAttention-2 since PyTorch 2.2"),
         "loss": Fact("plain", "pytorch/torchtitan@00a388d:torchtitan/components/loss.py: cross_entropy(pred.float())"),
         "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
+        "outputs": Fact("held", "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache; measured"),
+        "copies": Fact(
+            "weight", "pytorch/pytorch@v2.13.0:torch/distributed/tensor: each Partial gradient for itself; measured"
+        ),
         "overlap": Fact(("dp",), f"{PARALLELIZE}: fully_shard; async tensor parallelism only by maybe_enable_async_tp"),
         "reduce": Fact("unpipelined", f"{FULLY_SHARD}, set_requires_gradient_sync: on; {STAGE} turns it off"),
     },
@@ -70,7 +95,7 @@ KEMPNERFORGE = Entry(
     name="kempnerforge",
     version="01b461a",
     family="torch",
-    facts=AUTOGRAD
+    facts=FULLY_SHARDED
     | {
         "loss": Fact("narrow", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
         "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
@@ -135,7 +160,7 @@ NEMO_AUTOMODEL = Entry(
     name="nemo-automodel",
     version="0565679",
     family="torch",
-    facts=AUTOGRAD
+    facts=FULLY_SHARDED
     | {
         "loss": Fact("narrow", f"{AUTOMODEL_RECIPE}: fp32_upcast is off; {AUTOMODEL}: output_dtype is bf16"),
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
@@ -149,4 +174,4 @@ NEMO_AUTOMODEL = Entry(
     },
 )
 
-ENTRIES = (FSDP2, TORCHTITAN, KEMPNERFORGE, LLM_FOUNDRY, TORCHTUNE, FMS_FSDP, NEMO_AUTOMODEL)
+ENTRIES = (FSDP2, DDP, TORCHTITAN, KEMPNERFORGE, LLM_FOUNDRY, TORCHTUNE, FMS_FSDP, NEMO_AUTOMODEL)

@@ -66,8 +66,9 @@ class Stack(Record):
     # apart: a weight's gradient is a tensor until it is added to the sums; summed: the matmul adds it itself, and the
     # sums live from the start (Megatron); placeholders: and an unused gradient of each shape lives (Transformer
     # Engine); late: all live until the backward has ended, and then are added to sums that live from the start;
-    # buckets: late, and copied for their reduction (PyTorch's DistributedDataParallel)
-    weight_gradients: Literal["apart", "late", "buckets", "summed", "placeholders"] = "apart"
+    # buckets: late, and copied for their reduction (nanotron); bucketed: apart, in sums that the first backward makes,
+    # and copied into buckets of 25 MiB, the first of 1, that live throughout (PyTorch's DistributedDataParallel)
+    weight_gradients: Literal["apart", "late", "buckets", "bucketed", "summed", "placeholders"] = "apart"
     # what the update joins to one tensor: a rank's gradients, as they are and widened (DeepSpeed), or all weights, as
     # they are gathered (nanotron)
     joined: tuple[Literal["gradients", "weights"], ...] = ()
@@ -89,6 +90,15 @@ class Stack(Record):
     # after what ZeRO-3 frees gathered weights: each forward and backward, or each backward alone, so that they are
     # gathered once for both and stay meanwhile (FSDP2's reshard_after_forward=False)
     reshard: Literal["forward", "backward"] = "forward"
+    # of what ZeRO-3 frees after the forward, it gathers again what the backward needs, or every unit: the embedding
+    # too, whose backward needs no weights (FSDP2's pre-backward hooks)
+    gathers_again: Literal["needed", "all"] = "needed"
+    # gradients of weights that tensor parallelism does not cut are summed over it unit by unit, or weight by weight
+    # (DTensor)
+    copies: Literal["unit", "weight"] = "unit"
+    # a stage of a pipeline lets go of what it has sent on, or holds its output, the logits of the last, until the
+    # backward of that micro-batch (PyTorch's)
+    outputs: Literal["let_go", "held"] = "let_go"
     reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
     # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
     # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)

@@ -248,9 +248,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     }  # fmt: skip
     if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch
         found |= {
-            "job.stack.name": "ddp", "job.stack.family": "torch", "job.stack.linears": "apart",
-            "job.stack.overlap": ("dp",), "job.stack.weight_gradients": "buckets",
-            "job.stack.runs": {"axes": ("dp",), "zero": (0,)},
+            "job.stack.name": "ddp",
         }  # fmt: skip
     if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
         found |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}

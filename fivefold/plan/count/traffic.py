@@ -1,10 +1,9 @@
 """Messages that one rank takes part in during one optimizer step, by axis and collective.
 
-zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
-stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward (not in the
-backward of the embedding, which needs no weights, nor of the head, which is still gathered) · tp, cp, ep as in the
-operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop),
-and 4 per further predicted token
+zero0 an all_reduce of each unit's gradients, or bucket's · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch
+unless the stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
+(``sharding.gathers_again``) · tp, cp, ep as in the operation lists · pp the stream over each boundary, its gradient
+back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further predicted token
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from math import prod
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
 from fivefold.layout.names import V_SHAPED
-from fivefold.layout.sharding import extra_reduce_axis, multiplies, padded_numel, policy, regathers, shard_numel
+from fivefold.layout.sharding import extra_reduce_axis, gathers_again, multiplies, padded_numel, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -28,6 +27,8 @@ from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import update_messages
 from fivefold.step import Traffic, sent_bytes
 from fivefold.units import ceil_div
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
 
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
@@ -63,14 +64,14 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
-            twice = name not in ("embed", "head") and regathers(layout, counts.job)
+            twice = gathers_again(name, layout, counts.job)
             gathers = 1 if policy(layout).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
             yield Message("dp", "all_gather", gathers, payload, shards, group)
             reduces = micro_batches if each else 1
             yield Message("dp", "reduce_scatter", reduces, padded * recipe.summed_bytes, shards, group)
-        if replicas > 1:
+        if replicas > 1 and counts.job.stack.weight_gradients != "bucketed":
             payload = padded // shards * recipe.summed_bytes
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
@@ -83,14 +84,14 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     outer = layout.tp // layout.tp_inner
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
     for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
-        sizes = dict.fromkeys(groups, 0)
+        sizes: dict[str, list[int]] = {among: [] for among in groups}
         for weight in unit.weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
-                sizes[kind] += shard_numel(weight, shards=shards)
+                sizes[kind].append(shard_numel(weight, shards=shards))
         for among, ranks in groups.items():
-            if sizes[among]:
-                place = "tp" if among == "kv" else among
-                yield Message("tp", "all_reduce", 1, sizes[among] * width, ranks, place)
+            place = "tp" if among == "kv" else among
+            each = sizes[among] if counts.job.stack.copies == "weight" else [sum(sizes[among])]
+            yield from (Message("tp", "all_reduce", 1, numel * width, ranks, place) for numel in each if numel)
         if layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
@@ -146,6 +147,8 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
         payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
         yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+    if counts.job.stack.weight_gradients == "bucketed":
+        yield from _buckets(counts, layout, chunks=chunks)
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
@@ -155,6 +158,25 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+
+
+def _buckets(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+    """All-reduces of whole gradients in buckets, from the last weight to the first: a bucket is full with the weight
+    that fills it (pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
+    """
+    width, full, capacity = counts.job.precision.summed_bytes, 0, FIRST_BUCKET_BYTES
+    runs = [each for chunk in chunks for each in counts.stage_work(layout)[chunk]]
+    for run, times in reversed(runs):
+        weights = counts.weights(layout, run.name)
+        units = list(local_parts(weights, model=counts.model, layout=layout, job=counts.job))
+        for unit, _, replicas in units * times:
+            for weight in reversed(unit.weights if replicas > 1 else ()):
+                full += weight.numel * width
+                if full >= capacity:
+                    yield Message("dp", "all_reduce", 1, full, replicas, "replica")
+                    full, capacity = 0, BUCKET_BYTES
+    if full:
+        yield Message("dp", "all_reduce", 1, full, layout.dp, "replica")
 
 
 def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fivefold.layout.mesh import Group, group, group_of
-from fivefold.layout.sharding import policy, regathers
+from fivefold.layout.sharding import gathers_again, policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
 from fivefold.plan.count.traffic import copy_messages, unit_messages
@@ -79,7 +79,7 @@ class DataParallel:
     def each_way(self, layout: Layout, name: Name) -> tuple[MessageTime, MessageTime]:
         """A unit's messages in every forward and in every backward, where only blocks are gathered again."""
         time, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
-        again = regathers(layout, self.job) and name not in ("embed", "head")
+        again = gathers_again(name, layout, self.job)
         gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
         reduces = self.counts.reduces_each(layout, name) and not self.follows(name)
         reduce = MessageTime(time.reduce, time.reduce_busy) if reduces else nothing

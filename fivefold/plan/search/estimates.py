@@ -172,7 +172,7 @@ class Estimates:
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[alone], [paired]])
 
-        return self._scaled("whole", candidates, self._part(candidates)[1:8], make, most=most)
+        return self._scaled("whole", candidates, self._part(candidates)[1:9], make, most=most)
 
     def _nearest(self, part: Part, layout: Layout) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -256,7 +256,8 @@ class Estimates:
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """The columns on which ``part_of`` depends."""
         s = self.partials.take(candidates.partial)
-        return [s.mbs, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
+        piped = ((s.pp > 1) & (self.planner.job.stack.outputs == "held")).astype(np.int64)
+        return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
     def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""

@@ -25,6 +25,6 @@ def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:
     if job.stack.weight_gradients == "placeholders":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
-    if job.stack.weight_gradients == "buckets":
+    if job.stack.weight_gradients in ("buckets", "bucketed"):
         return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes
     return 0

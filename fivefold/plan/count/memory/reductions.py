@@ -38,7 +38,7 @@ class Reductions:
         # A unit's sums live until the next unit's are reduced.
         self.lags = "dp" in job.stack.overlap and not self.stays and (ours or not self.each)
         # Gradients that matmuls accumulate are one buffer, allocated from the start.
-        self.lasting = job.stack.weight_gradients != "apart" and self.stays
+        self.lasting = job.stack.weight_gradients not in ("apart", "bucketed") and self.stays
         # All weight gradients of a backward live until its end, and only then are added to the sums.
         self.late = job.stack.weight_gradients in ("late", "buckets") and self.stays
         # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and

@@ -125,11 +125,13 @@ def head(local: Local) -> list[Op]:
         forward_scratch=_softmax_bytes(local, rows),
         message=small,
     )  # fmt: skip
-    wide = rows * vocab * 4
+    wide, held = rows * vocab * 4, part.piped and job.stack.outputs == "held"
     if job.stack.loss == "plain":  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         loss = loss._replace(
-            writes={"loss": 4, "softmax": wide}, keeps=("softmax",), in_place=False,
-            forward_scratch=wide if width < 4 else 0, backward_scratch=2 * wide - logits,
+            writes={"loss": 4, "softmax": wide}, keeps=("logits", "softmax") if held else ("softmax",), in_place=False,
+            # under tp DTensor's loss_parallel: zeros with a one, the softmax, their sum (its _nll_loss_…_backward)
+            forward_scratch=wide if width < 4 else 0,
+            backward_scratch=(3 if part.tp > 1 and not job.stack.compiles else 2) * wide - logits,
             moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
     elif job.stack.loss == "narrow":  # the caller holds the logits too

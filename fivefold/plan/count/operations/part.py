@@ -29,6 +29,7 @@ class Part(NamedTuple):
     ep: int = 1
     etp: int = 1
     recomputed: frozenset[str] = frozenset()
+    piped: bool = False  # a stage of a pipeline
 
 
 def part_of(layout: Layout) -> Part:
@@ -43,6 +44,7 @@ def part_of(layout: Layout) -> Part:
         ep=layout.ep,
         etp=layout.etp,
         recomputed=layout.recomputed,
+        piped=layout.pp > 1,
     )
 
 

@@ -1,0 +1,203 @@
+"""Other people's stacks on two gloo processes, measured by ``watch`` beside what is predicted of them.
+
+python -m tests.interop.measured [--only ddp] [--markdown docs/measurements/014-interop.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import fivefold as ff
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.plan.predict import predict
+from fivefold.stack.catalog import named
+from fivefold.step import Step
+from fivefold.units import show_bytes
+from tests.interop import loops
+
+MACHINE = Machine(
+    name="here", ranks=2, ranks_per_node=2, backend="gloo",
+    chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**34, memory_bandwidth=1e10, source="test"),
+    links=(Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
+)  # fmt: skip
+STEPS = 3  # metered; times are nobody's here
+BEGIN, END = "<!-- table: python -m tests.interop.measured --markdown writes it -->\n", "<!-- end -->"
+
+
+class Case(NamedTuple):
+    """A loop, and the layout and stack by which it is predicted."""
+
+    loop: Callable[[], loops.Loop]
+    stack: str
+    layout: str
+    mbs: int
+    micro_batches: int
+    changed: dict[str, object] = {}  # facts of this loop that are choices in that stack
+
+
+CASES = {
+    "DDP": Case(loops.ddp, "ddp", "dp2 zero0", 2, 1),
+    "DDP, 2 micro-batches": Case(loops.ddp, "ddp", "dp2 zero0", 2, 2),
+    "FSDP2, reshard": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 1),
+    "FSDP2, reshard, 2 micro-batches": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 2),
+    "FSDP2, gathered": Case(lambda: loops.fsdp2(reshard=False), "fsdp2", "dp2 zero3", 2, 1, {"reshard": "backward"}),
+    "TP, DTensor": Case(loops.tensor_parallel, "torchtitan", "tp2", 2, 1),
+    "PP, GPipe": Case(lambda: loops.pipeline(schedule="GPipe", micro_batches=4), "torchtitan", "pp2 gpipe", 2, 4),
+    "PP, 1F1B": Case(lambda: loops.pipeline(schedule="1F1B", micro_batches=4), "torchtitan", "pp2 1f1b", 2, 4),
+}
+
+
+def predicted(case: Case) -> Step:
+    layout = Layout.parse(f"{case.layout} mbs{case.mbs}")
+    stack = named(case.stack)
+    if case.stack == "torchtitan":  # eager, and cross entropy without its fp32 copy
+        stack = stack.replace(compile=False, kernels="plain")
+    stack = stack.replace(**case.changed)
+    job = Job(stack=stack, sequence=loops.SEQUENCE, global_batch=layout.dp * case.mbs * case.micro_batches,
+              precision="fp32")  # fmt: skip
+    return predict(model=loops.SHAPE, machine=MACHINE, layout=layout, job=job)
+
+
+def measured(case: Case) -> Step:
+    """Of two processes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        children = []
+        for rank in range(2):
+            child = os.fork()
+            if child == 0:
+                try:
+                    _rank(case, rank, folder)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            children.append(child)
+        codes = [os.waitpid(child, 0)[1] for child in children]
+        if codes != [0, 0]:
+            raise RuntimeError(f"ranks ended with {codes}")
+        return Step.read(json.loads((folder / "step.json").read_text())["measured"], origin="step.json")
+
+
+def _rank(case: Case, rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+    micro = loops.batches(case.mbs, case.micro_batches)
+    try:
+        model, optimizer, step, mesh, stage = case.loop()
+        with ff.watch(model, optimizer, mesh=mesh, stage=stage, called=case.layout) as watched:
+            for _ in range(STEPS):
+                step(micro)
+        watched.save(folder)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        raise
+    dist.barrier()
+
+
+LEAST = 0.03  # that a peak may be off
+
+
+class Beside(NamedTuple):
+    """A case, as predicted and as measured."""
+
+    name: str
+    case: Case
+    predicted: Step
+    measured: Step
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Predicted over measured peak, less 1, of each stage."""
+        stages = zip(self.predicted.memory.stages, self.measured.memory.stages, strict=True)
+        return tuple(mine.peak_bytes / theirs.peak_bytes - 1 for mine, theirs in stages)
+
+    @property
+    def sent(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
+        """Messages and bytes by axis and collective, predicted (without the trainer's own 12 bytes) and measured."""
+        first, second = (
+            {f"{each.axis} {each.collective}": (each.messages, each.bytes) for each in step.traffic
+             if each.axis != "world"}
+            for step in (self.predicted, self.measured)
+        )  # fmt: skip
+        return first, second
+
+    @property
+    def states(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Bytes of parameters and moments by stage, predicted and measured; gradients lie in storages of any size."""
+        first, second = (
+            [(each.parameters_bytes, each.optimizer_bytes) for each in step.memory.stages]
+            for step in (self.predicted, self.measured)
+        )
+        return first, second
+
+    @property
+    def agrees(self) -> bool:
+        """Counts equal, peaks within ``LEAST``."""
+        flops = self.predicted.work.hardware_flops == self.measured.work.hardware_flops
+        return all(abs(error) <= LEAST for error in self.errors) and flops and len(set(map(str, self.states))) == 1 \
+            and self.sent[0] == self.sent[1]  # fmt: skip
+
+
+def beside(name: str) -> Beside:
+    """One case, predicted and measured."""
+    case = CASES[name]
+    return Beside(name, case, predicted(case), measured(case))
+
+
+def markdown(rows: list[Beside]) -> str:
+    """The table of the page."""
+    lines = ["| loop | stack | layout | micro-batches | peak predicted | measured | difference | messages | "
+             "FLOPs, states |", "|---|---|---|---:|---:|---:|---:|---|---|"]  # fmt: skip
+    for row in rows:
+        changed = "".join(f" `{key}={value}`" for key, value in row.case.changed.items())
+        peaks = [" / ".join(show_bytes(each.peak_bytes) for each in step.memory.stages)
+                 for step in (row.predicted, row.measured)]  # fmt: skip
+        errors = " / ".join(f"{error:+.2%}" for error in row.errors)
+        mine, theirs = row.sent
+        told = ", ".join(f"{count} {name}" for name, (count, _) in theirs.items())
+        same = "equal" if mine == theirs else f"predicted {', '.join(f'{n} {k}' for k, (n, _) in mine.items())}"
+        states = "equal" if row.states[0] == row.states[1] else "differ"
+        flops = row.predicted.work.hardware_flops == row.measured.work.hardware_flops
+        lines.append(f"| {row.name} | `{row.case.stack}`{changed} | `{row.case.layout} mbs{row.case.mbs}` | "
+                     f"{row.case.micro_batches} | {peaks[0]} | {peaks[1]} | {errors} | {told}: {same} | "
+                     f"{'equal' if flops else 'differ'}, {states} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument("--markdown", type=Path, help="write the table between the marks of this page")
+    options = parser.parse_args()
+    rows = []
+    for name in (each for each in CASES if options.only in each):
+        rows.append(beside(name))
+        print(f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "
+              f"{'agrees' if rows[-1].agrees else 'DIFFERS'}", file=sys.stderr)  # fmt: skip
+    print(markdown(rows))
+    if options.markdown:
+        text = options.markdown.read_text(encoding="utf-8")
+        before, rest = text.split(BEGIN, 1)
+        options.markdown.write_text(before + BEGIN + markdown(rows) + END + rest.split(END, 1)[1], encoding="utf-8")
+    return 0 if all(row.agrees for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

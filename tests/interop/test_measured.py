@@ -1,0 +1,20 @@
+"""A few of the loops of ``make interop``: counts equal, peaks within three percent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.measured import CASES, beside
+
+FEW = ("DDP, 2 micro-batches", "FSDP2, reshard", "TP, DTensor", "PP, 1F1B")
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_stack_is_as_it_is_predicted(name: str) -> None:
+    assert name in CASES
+    found = beside(name)
+    assert found.sent[0] == found.sent[1]
+    assert found.states[0] == found.states[1]
+    assert found.predicted.work.hardware_flops == found.measured.work.hardware_flops
+    assert max(map(abs, found.errors)) < 0.02
+    assert found.agrees
