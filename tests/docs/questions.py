@@ -162,7 +162,7 @@ def compared(asked: Asked, proposal: str) -> Comparison:
 def proposal_text(found: SearchResult) -> str:
     """The part of the page of a search that proposes."""
     text = to_text(pages.page(found), width=WIDTH)
-    return text[text.index("Proposal") : text.index("\nBy time alone")].rstrip()
+    return text[text.index("Proposal") :].partition("\n\n")[0].rstrip()
 
 
 def comparison_text(found: Comparison) -> str:
