@@ -257,3 +257,19 @@ def test_flavors_have_the_parameters_that_their_names_say() -> None:
         name: pytest.approx(size, rel=1e-3) for name, size in said.items()
     }
     assert flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)
+
+
+def test_what_is_called_understood_is_in_the_nouns(tmp_path: Path) -> None:
+    deep = (
+        "from torchtitan.models.deepseek_v3 import model_registry\ndef deep() -> Trainer.Config:\n"
+        '    return Trainer.Config(model_spec=model_registry("16B", num_mtp_layers=1), '
+        "training=TrainingConfig(disable_cuda_graphs=True))  # torchtitan\n"
+    )
+    found = of(deep, tmp_path, ranks=8, name="deep.py")
+    assert found.model is not None
+    assert found.model.mtp is not None
+    assert found.model.mtp.depth == 1
+    paired = DEEPSEEK_671B.replace("Interleaved1F1B", "DualPipeV").replace("'op'", "'2'")
+    reading = of(paired, tmp_path, ranks=256)
+    assert reading.job is not None
+    assert reading.job.stack.pairs

@@ -96,7 +96,7 @@ DEEPSPEED: Table = {
     f"{DS}data_types.grad_accum_dtype": part(
         f"{PRECISION}: of sums of gradients; without it that of the weights", None
     ),
-    f"{DS}communication_data_type": part(f"{PRECISION}: of messages of gradients", None),
+    f"{DS}communication_data_type": foreign("gradients travel in another width", None),
     f"{DS}zero_optimization.stage": part(ZERO, 0),
     f"{DS}zero_optimization.overlap_comm": part("job.stack.overlap; without it under stage 3", None),
     f"{DS}zero_optimization.offload_optimizer.device": part("job.offload", "none"),

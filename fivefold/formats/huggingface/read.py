@@ -43,6 +43,8 @@ def read(document: Document, asked: Asked) -> Reading:
     version = found.dialect.version if found.dialect else VERSIONS[name]
     values = Values(table, given, origin=document.origin, software=f"{name} {version}")
     ranks = world(document._replace(ranks=document.ranks or found.ranks), asked)
+    if "stage" in table and values["stage"] not in ("sft", "pt"):
+        values.doubt("stage", "another objective than the next token; counted as it")
     model, missing = _model(values, document, asked)
     if values["max_length"] is None:
         missing += ("the length of a sequence: add max_length=4096 to the file",)

@@ -55,7 +55,8 @@ def model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
         "name": f"megatron-{layers}x{width}", "vocab": vocab, "ffn": ffn, "kv_heads": groups,
         "head_dim": values["kv_channels"] or width // heads,
         "mlp": "gated" if gated else "plain",
-        "activation": "silu" if gated else "relu2" if values["squared_relu"] else "gelu",
+        "activation": "silu" if gated else "relu2" if values["squared_relu"] else "gelu_tanh" if values["openai_gelu"]
+        else "gelu",
         "qkv_bias": biased or bool(values["add_qkv_bias"]), "out_bias": biased, "mlp_bias": biased,
         "mla": _latent(values), "moe": _experts(values, ffn, layers), "mtp": _further(values),
     }  # fmt: skip
@@ -127,7 +128,8 @@ def arguments(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
-        "squared_relu": model.activation == "relu2", "disable_bias_linear": not biased,
+        "squared_relu": model.activation == "relu2", "openai_gelu": model.activation == "gelu_tanh",
+        "disable_bias_linear": not biased,
         "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
         "attention_dropout": model.dropout, "tokenizer_type": "NullTokenizer",
     }  # fmt: skip

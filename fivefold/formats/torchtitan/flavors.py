@@ -79,7 +79,9 @@ def _free(model: Model) -> Model:
 def flavored(family: str, flavor: str) -> Model:
     """The model of a flavor; ``Mistake`` if torchtitan has none of that name."""
     known = flavors(family)
-    base = flavor.removesuffix("_flex_attn").removesuffix("_varlen_attn").removesuffix("_flex").removesuffix("_varlen")
+    base = flavor
+    for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
+        base = base.removesuffix(suffix)
     if base not in known:
         raise nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")
     return known[base]

@@ -130,7 +130,11 @@ PYTHON: Table = {
     "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
     "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or none", None),
     "activation_checkpoint.memory_budget": part("what the compiler may keep, under MemoryBudgetAC", 0.5),
-    "loss": field("job.stack.loss", "CrossEntropyLoss", {"CrossEntropyLoss": "plain", "ChunkedLossWrapper": "chunked"}),
+    "loss": field(
+        "job.stack.loss",
+        "CrossEntropyLoss",
+        {"CrossEntropyLoss": "plain", "ChunkedLossWrapper": "chunked", "MTPLoss": "plain"},
+    ),
     "optimizer.lr": field("job.learning_rate.peak", 8e-4),
     "optimizer.betas": field("job.optimizer.betas", (0.9, 0.95)),
     "optimizer.eps": field("job.optimizer.epsilon", 1e-8),

@@ -13,6 +13,7 @@ from fivefold.formats.torchtitan.keys import PYTHON
 from fivefold.formats.torchtitan.read import batch, compiled, degrees, pipeline, rate, sixteen_bits
 from fivefold.formats.torchtitan.source import python_file
 from fivefold.job import Recipe, recipe
+from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.reading import Reading
@@ -81,7 +82,8 @@ def _model(given: dict[str, Any], text: str, document: Document) -> tuple[dict[s
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(said["tied_embeddings"]))
         model = llama(f"llama-{layers}x{width}", sizes)
         return given, model.replace(rope_theta=said["rope_theta"] or model.rope_theta)
-    return given, flavored(family, flavor)
+    model, ahead = flavored(family, flavor), given.get("model_spec.num_mtp_layers")
+    return given, model.replace(mtp=MTP(depth=ahead)) if isinstance(ahead, int) and ahead > 0 else model
 
 
 def _read(given: dict[str, Any], model: Model | None, document: Document, asked: Asked) -> Reading:
@@ -173,6 +175,10 @@ def write(plan: Plan) -> Written:
         "compile.enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap and job.stack.compile,
         "model_spec.converters": _converters(plan),
     }
+    if model.mtp is not None:
+        raise Mistake(
+            f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
+        )
     found = flavor_of(model)
     sizes = None if found else _sizes(model)
     remarks = () if job.documents == "apart" else ("torchtitan 0.3 keeps documents of a sequence apart",)

@@ -57,6 +57,8 @@ def read(document: Document, asked: Asked, *, table: Table = TOML) -> Reading:
         fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
         fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
         fields["layout.etp"] = _experts(values, model)
+        paired = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
+        fields["job.stack.pairs"] = bool(paired and fields.get("layout.schedule") == "dualpipev")
     missing = () if ranks else (RANKS_MISSING,)
     return reading(
         ("torchtitan", VERSION), values, fields, document=document, model=model, ranks=ranks, missing=missing
