@@ -23,14 +23,14 @@ from fivefold.web.work import Busy, Work
 FIRST = "/plan?seq=8192&gbs=64"  # what is shown before anything is asked
 
 
-def create(root: Path, *, local: Path, port: int | None = None, work: Work | None = None) -> FastAPI:
+def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     """The application for the files below ``root``; ``local``: what the machine of this name means."""
     site = Site(root, local=local, work=work)
     app = FastAPI(
         title="Fivefold", version=fivefold.__version__, docs_url=None, redoc_url=None,
         openapi_url="/api/openapi.json", description="The JSON of the command line.",
     )  # fmt: skip
-    app.add_middleware(Guard, port=port)
+    app.add_middleware(Guard)
     for part in (api, plan, search, compare, sweep, rehearse, runs, learn):
         app.include_router(part.router(site))
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")

@@ -1,6 +1,7 @@
 """Who may ask, how much, and what a page may do: middleware around every request.
 
-Host and Origin must be this server's own (DNS rebinding, CSRF); another site may link to a page, but not load from it.
+Host must be a loopback name, of any port, as one may be forwarded here (DNS rebinding); Origin must be that same host
+(CSRF). Another site may link to a page, but not load from it.
 A body is at most ``BODY_BYTES``. The content security policy has no inline script, no inline style, no other host.
 """
 
@@ -31,9 +32,8 @@ HEADERS = {
 class Guard:
     """ASGI middleware that refuses with one line of JSON what is not from this server's own pages."""
 
-    def __init__(self, app: ASGIApp, *, port: int | None = None) -> None:
-        """``port``: the one that is served; None: any (a test has none)."""
-        self.app, self.port = app, port
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -64,10 +64,11 @@ class Guard:
         await self.app(scope, limited, headed)
 
     def _refusals(self, headers: Headers) -> Iterable[tuple[int, str]]:
-        if not self._own(headers.get("host", "")):
+        host = headers.get("host", "")
+        if not _is_loopback(host):
             yield 403, "this address is not the page's own; open it as fivefold web printed it"
         origin = headers.get("origin")
-        if origin is not None and not self._own(origin.partition("://")[2]):
+        if origin is not None and origin != f"http://{host}":
             yield 403, "the request comes from another site"
         site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
         if site not in ("none", "same-origin") and mode != "navigate":
@@ -76,11 +77,12 @@ class Guard:
         if not length.isdecimal() or int(length[:20]) > BODY_BYTES:
             yield 413, f"the body is longer than {BODY_BYTES:,} bytes"
 
-    def _own(self, host: str) -> bool:
-        """Whether ``host`` (perhaps with a port) is this server by its loopback names."""
-        try:
-            parts = urlsplit(f"//{host}")
-            name, port = parts.hostname, parts.port
-        except ValueError:
-            return False
-        return name in LOOPBACK and parts.path == "" and (self.port is None or (port or 80) == self.port)
+
+def _is_loopback(host: str) -> bool:
+    """Whether ``host``, perhaps with a port, is one of this computer's own names."""
+    try:
+        parts = urlsplit(f"//{host}")
+        named, _ = parts.hostname, parts.port  # which raises if it is none
+    except ValueError:
+        return False
+    return named in LOOPBACK and parts.netloc == host and parts.username is None

@@ -28,7 +28,7 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
     if browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(
-        create(folder, local=local, port=port), log_level="warning", access_log=False, timeout_keep_alive=30,
+        create(folder, local=local), log_level="warning", access_log=False, timeout_keep_alive=30,
         limit_concurrency=64, timeout_graceful_shutdown=2, server_header=False,
     )  # fmt: skip
     with listening:

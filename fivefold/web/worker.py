@@ -15,9 +15,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from fivefold.layout.search_result import SearchResult
 from fivefold.record import Fault, Mistake
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun
+from fivefold.web.question import Noun, SearchQuestion
 
 MEMORY_BYTES = 24 * 2**30  # of address space
 EVERY_SECONDS = 0.1  # between two reports of progress
@@ -63,21 +64,33 @@ def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, Noun]:
 
 def search(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     """What ``fivefold search --json`` prints."""
+    return _found(asked, report).model_dump(mode="json")
+
+
+def ranked(asked: dict[str, Any], report: Report) -> dict[str, Any]:
+    """The same with the whole ranking of ``--exact``: beside a proposal only the best of it is sure to be found."""
+    proposed = _found(asked, report)
+    if proposed.proposal is None:
+        return proposed.model_dump(mode="json")
+    every = _found(asked, report, exact=True)
+    counts = {"evaluated": proposed.evaluated + every.evaluated, "seconds": proposed.seconds + every.seconds}
+    return every.replace(proposal=proposed.proposal, **counts).model_dump(mode="json")
+
+
+def _found(asked: dict[str, Any], report: Report, *, exact: bool = False) -> SearchResult:
     from fivefold.cli.search import ALIKE, limited, others
     from fivefold.job import recipe
     from fivefold.layout.where import Where
     from fivefold.plan.search import search as run
-    from fivefold.web.question import SearchQuestion
 
     question, (model, machine, job, _) = noun(asked, SearchQuestion)
-    found = run(
+    within = ALIKE if question.within is None else question.within
+    return run(
         model=model, machine=limited(machine, question.memory or None), job=job, by=question.by, top=question.top,
-        levels=question.front,
-        within=None if question.exact else ALIKE if question.within is None else question.within,
+        levels=question.front, within=None if exact or question.exact else within,
         where=Where.parse(question.where), recipes=[recipe(name) for name in question.also],
         reduces=others(job), report=report,
     )  # fmt: skip
-    return found.model_dump(mode="json")
 
 
 def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -98,7 +111,9 @@ def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     return {"data": data(found, predicted), "html": html(found, machine=machine, predicted=predicted)}
 
 
-VERBS: dict[str, Callable[[dict[str, Any], Report], dict[str, Any]]] = {"search": search, "dryrun": dryrun}
+VERBS: dict[str, Callable[[dict[str, Any], Report], dict[str, Any]]] = {
+    "search": search, "ranked": ranked, "dryrun": dryrun,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -187,8 +188,12 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
     proposed = page.locator(".proposal .big").inner_text()
     assert f"Proposal  {proposed}" in printed
+    assert serious(page) == []
     rows = page.locator("#layouts tbody tr")
     assert rows.count() == 20
+    exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
+    layouts = [each["step"]["layout"] for each in json.loads(exact)["best"]]
+    assert [row.locator("a").inner_text() for row in rows.all()] == layouts
     page.get_by_role("button", name="peak").click()
     sizes = [float(each.get_attribute("data-value")) for each in page.locator("#layouts tbody td:nth-child(5)").all()]
     assert sizes == sorted(sizes)
@@ -212,7 +217,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
 def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
     page.goto("/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192&run=1")
     playwright.expect(page.locator("#going p")).to_contain_text("layouts")
-    assert any("worker search" in line for line in children(server.process))
+    assert any("worker ranked" in line for line in children(server.process))
     page.get_by_role("button", name="Stop").click()
     assert page.get_by_role("alert").inner_text() == "stopped"
     deadline = time.monotonic() + 30

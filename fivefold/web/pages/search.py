@@ -40,7 +40,7 @@ def router(site: Site) -> APIRouter:
         def draw(result: Any) -> str:
             return shown(asked, SearchResult.model_validate(result))
 
-        found = streamed(site, "search", asked.question(), draw, kept)
+        found = streamed(site, "ranked", asked.question(), draw, kept)
         return StreamingResponse(found, media_type="text/event-stream")
 
     return pages
