@@ -48,8 +48,9 @@ def timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) 
     last = max((row[-1].end for row in rows if row), default=0.0) or 1.0
     unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
     high = 26 if len(rows) <= 16 else max(6, 416 // len(rows))
-    time = Axis(f"time, {unit}", 0.0, last * per_second, LEFT, WIDTH - 8)
-    parts = [f'<rect x="{LEFT}" y="{TOP + high * at + 1}" width="{WIDTH - 8 - LEFT}" height="{high - 2}" '
+    left = max(LEFT, 16 + 6.8 * max(map(len, names), default=0))
+    time = Axis(f"time, {unit}", 0.0, last * per_second, left, WIDTH - 8)
+    parts = [f'<rect x="{left:.1f}" y="{TOP + high * at + 1}" width="{WIDTH - 8 - left:.1f}" height="{high - 2}" '
              f'fill="{RULE}"/>' for at in range(len(rows))]  # fmt: skip
     used: dict[str, str] = {}
     for at, row in enumerate(rows):
@@ -58,7 +59,7 @@ def timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) 
             used[name] = colour
             parts.append(_block(block, colour, name, time, per_second, middle=TOP + high * (at + 0.5), high=high))
     every = 1 if high >= 13 else 4
-    parts += [_text(LEFT - 8, TOP + high * (at + 0.5) + 4, name, anchor="end") for at, name in
+    parts += [_text(left - 8, TOP + high * (at + 0.5) + 4, name, anchor="end") for at, name in
               enumerate(names) if at % every == 0]  # fmt: skip
     bottom = TOP + high * len(rows)
     return _picture([*parts, *_along(time, bottom)], height=bottom + BOTTOM, label=label) + _legend(used)

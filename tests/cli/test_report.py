@@ -19,6 +19,7 @@ from fivefold.cli import again, app
 from fivefold.cli.job_options import load_job
 from fivefold.cli.report import NAME
 from fivefold.cli.run import _report
+from fivefold.layout.spans import Span
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
@@ -181,3 +182,14 @@ def test_ticks_are_round_and_within(first: float, last: float) -> None:
     assert 1 <= len(found) <= 8
     assert all(first - 1e-9 <= each <= last + 1e-9 for each in found)
     assert len({round(b - a, 9) for a, b in pairwise(found)}) <= 1
+
+
+def test_names_of_lanes_are_not_cut() -> None:
+    """Each name ends left of the lanes, and begins within the picture: some 6.6 pixels for a letter."""
+    span = Span("F", "F0.0", 0.0, 1.0, stage=0, micro_batch=0)
+    names = ["predicted 0", "a very long name of a lane 12"]
+    text = svg.timeline([[span], [span]], names, pp=2, label="lanes")
+    for name in names:
+        found = re.search(rf'<text x="([\d.]+)" [^>]*text-anchor="end" font-size="12"[^>]*>{name}<', text)
+        assert found
+        assert float(found[1]) - 6.6 * len(name) > 0
