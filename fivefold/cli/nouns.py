@@ -93,11 +93,11 @@ def _of_file(file: Path, gpus: str | None, words: dict[str, str | None], options
         raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
     model, layout, job = complete(read([str(file)], asked(gpus)), str(file))
     return {
-        "model": model, "layout": layout, "machine": _machine(gpus, layout.world),
+        "model": model, "layout": layout, "machine": machine_of(gpus, layout.world),
         "job": load_job(**options, base=job.model_dump()),
     }  # fmt: skip
 
 
-def _machine(gpus: str, world: int) -> Machine:
+def machine_of(gpus: str, world: int) -> Machine:
     """The machine that ``--gpus`` names; of as many ranks as the config is for unless it says them."""
     return load_machine(gpus if ":" in gpus or gpus.endswith(".toml") else f"{gpus}:{world}")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fivefold.step import Step
     from fivefold.train.run import Run
 
+FromFile = Annotated[Path | None, typer.Option("--from", help="A config of any software, instead of words.")]
+Gpus = Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")]
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
 LEVELS = 6  # memory limits for the front: more take longer than the search itself
@@ -36,13 +38,16 @@ LEVELS = 6  # memory limits for the front: more take longer than the search itse
 @takes_job
 def report(
     what: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]",
             help="A run's folder; what --json printed; rows of a sweep; or a question, with a job.",
         ),
-    ],
+    ] = None,
+    *,
     job: Job,
+    from_file: FromFile = None,
+    gpus: Gpus = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
     ] = None,
@@ -52,7 +57,16 @@ def report(
 
     if out is not None and out.suffix not in (".html", ".htm"):
         raise Mistake(f"--out {out}: a report is .html; print it to PDF from a browser")
-    if all(Path(word).suffix in SUFFIXES or Path(word).is_dir() for word in what):
+    if from_file is not None:
+        if what or job != Default() or gpus is None:
+            raise Mistake(f"--from {from_file} says model, layout and job: give the machine alone, as --gpus h100:64")
+        title, parts, commands = _of_config(from_file, gpus)
+        folder = Path()
+    elif not what:
+        raise Mistake(
+            "of what? fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], or --from FILE --gpus h100:64"
+        )
+    elif all(Path(word).suffix in SUFFIXES or Path(word).is_dir() for word in what):
         if job != Default():
             raise Mistake("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
         title, parts, commands = _of_files([Path(word) for word in what])
@@ -104,6 +118,22 @@ def _asked(commands: list[str]) -> Asked:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return Asked(commands, versions)
+
+
+def _of_config(file: Path, gpus: str) -> tuple[str, list[str], list[str]]:
+    """A config of any software, on the machine of ``--gpus``."""
+    from fivefold.cli.formats import asked, complete
+    from fivefold.cli.nouns import machine_of
+    from fivefold.formats.read import read
+    from fivefold.plan.predict import planner, predict
+    from fivefold.show import report as page
+
+    model, layout, job = complete(read([str(file)], asked(gpus)), str(file))
+    machine = machine_of(gpus, layout.world)
+    step = predict(model=model, machine=machine, layout=layout, job=job)
+    parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
+    again = [shlex.join(["fivefold", verb, "--from", str(file), "--gpus", gpus]) for verb in ("predict", "report")]
+    return _title(model.name, machine.name, machine.ranks), parts, again
 
 
 def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:

@@ -107,6 +107,15 @@ def test_a_run() -> None:
     assert [words[1] for words in commands(text)] == ["predict", "report"]
 
 
+def test_a_config_of_other_software() -> None:
+    Path("run.toml").write_text('model = "nano"\nlayout = "dp2 zero1 mbs2"\n[job]\nsequence = 128\nglobal_batch = 8\n')
+    text = report("--from", "run.toml", "--gpus", "h100:2")
+    assert "8 sequences of 128 tokens" in text
+    predict, again_ = commands(text)
+    assert json.loads(run(*predict[1:], "--json"))["layout"] == "dp2 zero1 mbs2"
+    assert report(*again_[2:]) == text
+
+
 def test_what_commands_have_written() -> None:
     axes = 'models = ["nano"]\nmachines = ["h100"]\nranks = [1, 2]\nbatches = [4, 8]\n'
     Path("sweep.toml").write_text(axes + 'layouts = ["dp*", "dp2 mbs3"]\n')
@@ -129,6 +138,9 @@ def test_what_commands_have_written() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        ((), "of what? fivefold report RUN"),
+        (("--from", "a.toml"), "give the machine alone, as --gpus h100:64"),
+        (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "give the machine alone"),
         (("nano",), "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE"),
         (("nano", "h100:2", "dp2", "-o", "a.pdf"), "a report is .html; print it to PDF from a browser"),
         (("nano", "h100:2", "dp3"), "needs 3 ranks"),
