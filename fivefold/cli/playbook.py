@@ -16,6 +16,7 @@ from fivefold.record import Mistake
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fivefold.formats.format import Plan
     from fivefold.job import Job
     from fivefold.layout.playbook import Playbook
     from fivefold.layout.search_result import Proposal
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 Batch = Literal["advised", "job"]
-WRITERS = {"torchtitan": "torchtitan", "megatron-core": "megatron"}  # stacks whose config ``write`` writes
+OTHERS = ("torchtitan", "megatron-core")  # stacks for which a plan of ours is told too
 
 
 @takes_nouns
@@ -54,6 +55,7 @@ def plan(
     if write:
         write.write_text(found.run_file, encoding="utf-8")
         say(f"wrote {write}")
+        write_model(model, found, write)
 
 
 def playbook(
@@ -61,12 +63,15 @@ def playbook(
     assume: Sequence[str] = (), write: Path | None = None,
 ) -> Playbook:  # fmt: skip
     """The whole plan; ``write``: the name of its run file."""
+    from fivefold.formats.format import Plan
+    from fivefold.formats.launch import run_file
     from fivefold.job import Job as Default
     from fivefold.layout.playbook import Playbook as Record
+    from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
     from fivefold.machine.site import assumed
     from fivefold.plan.playbook import stages
-    from fivefold.plan.run_file import for_run, text
+    from fivefold.plan.run_file import for_run, told
     from fivefold.plan.search.neighbours import walk
     from fivefold.plan.whole_run import checked, whole_run
 
@@ -80,16 +85,37 @@ def playbook(
     step = proposal.choice.step
     job = for_run(job, tokens=tokens)
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
-    name, file = f"{machine.name.split()[0]}:{machine.ranks}", write or Path("run.toml")
-    named = " ".join([name, *machine.name.split()[1:]])
-    content = text(
-        job, model=model.name, machine=named, layout=step.layout, folder=f"runs/{model.name}", run=run,
+    chip, *words = machine.name.split()
+    named, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
+    planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, named)
+    content = told(
+        run_file.text(planned, model=model_word(planned, file)), job, run=run,
         command=f"fivefold plan {model.name} {named!r} --tokens {tokens:g}",
     )  # fmt: skip
     return Record(
         model=model.name, machine=machine.name, ranks=machine.ranks, tokens=tokens, stages=tuple(steps), step=step,
         run=run, run_file=content, typed=_typed(model, machine, job, layout=step.layout, file=file),
     )  # fmt: skip
+
+
+def model_word(planned: Plan, file: Path) -> str:
+    """What the run file calls the model: its name in the catalog, or the file beside it."""
+    from fivefold.formats.launch import run_file
+
+    return planned.model.name if len(run_file.files(planned)) == 1 else str(file.parent / "model.toml")
+
+
+def write_model(model: Model, found: Playbook, file: Path) -> None:
+    """The model beside the run file, if it is not of the catalog."""
+    from fivefold.formats.format import Plan
+    from fivefold.formats.launch import run_file
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+
+    files = run_file.files(Plan(model, Layout.parse(found.step.layout), Job(), machine=f"{found.machine}:1"))
+    if "model.toml" in files:
+        (file.parent / "model.toml").write_text(files["model.toml"], encoding="utf-8")
+        say(f"wrote {file.parent / 'model.toml'}")
 
 
 def _proposal(model: Model, machine: Machine, job: Job, *, where: object) -> Proposal:
@@ -102,13 +128,15 @@ def _proposal(model: Model, machine: Machine, job: Job, *, where: object) -> Pro
 def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path) -> dict[str, tuple[str, ...]]:
     """What to type, by software: of the job's own, or without one of ours and of those that ``write`` writes."""
     from fivefold.formats.format import Plan
+    from fivefold.formats.read import FORMATS
     from fivefold.formats.write import write
     from fivefold.layout.spec import Layout
 
     ours = job.stack.name == "fivefold"
     found: dict[str, tuple[str, ...]] = {"fivefold": (f"fivefold train {file}",)} if ours else {}
-    for software, form in WRITERS.items():
-        if not ours and software != job.stack.name:
+    writers = {form.stack: form.name for form in reversed(FORMATS) if form.write}  # of several, the first
+    for software in OTHERS if ours else (job.stack.name,):
+        if (form := writers.get(software)) is None:
             continue
         lines: tuple[str, ...]
         try:

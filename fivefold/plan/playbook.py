@@ -86,9 +86,11 @@ def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
     """Layouts from plain to laborious, each of ``world`` ranks with one sequence at a time, and what is new in it."""
     model, node, batch = planner.model, planner.machine.ranks_per_node, planner.job.global_batch
     seen: set[Layout] = set()
-    eps = [ep for ep in (1, 8, 16, 32, 64) if ep == 1 or (model.moe and model.moe.experts % ep == 0)]
+    eps = [1]
+    if model.moe:  # a node's worth of experts' ranks first
+        eps = [ep for ep in (8, 16, 32, 64, 4, 2, 1) if model.moe.experts % ep == 0 and world % ep == 0]
     rungs: list[tuple[str, dict[str, object]]] = []
-    for ep in eps if not model.moe else eps[1:]:
+    for ep in eps:
         with_experts = {"ep": ep} if ep > 1 else {}
         beside = f", ep{ep}" if ep > 1 else ""
         rungs += [(f"zero{zero}{beside}", {"zero": zero, **with_experts}) for zero in range(4)]

@@ -127,7 +127,7 @@ def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) ->
     verbs: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [questions.largest_micro_batch(**of)],
         "sequence": lambda: [questions.longest_sequence(**of)],
-        "batch": lambda: list(questions.sound_batches(job=noun.job, layout=layout, tokens=tokens)),
+        "batch": lambda: list(questions.sound_batches(job=noun.job, layout=layout, tokens=tokens, model=noun.model)),
         "run": lambda: [whole_run(step=predict(**of), **run, tokens=tokens, site=Assumed())],
         "changes": lambda: list(questions.changes(**of)),
     }

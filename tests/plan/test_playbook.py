@@ -12,6 +12,8 @@ import torch
 
 from fivefold.cli.options import tokens_of
 from fivefold.cli.playbook import playbook
+from fivefold.formats.format import Plan
+from fivefold.formats.launch import run_file
 from fivefold.job import Job
 from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
@@ -22,7 +24,7 @@ from fivefold.plan.batch import TEAMS, advised, laws, near
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.playbook import batch_size_stage, batch_stage, fit_stage, ladder
 from fivefold.plan.predict import Planner, predict
-from fivefold.plan.run_file import for_run, text
+from fivefold.plan.run_file import for_run, told
 from fivefold.plan.whole_run import whole_run
 from fivefold.record import Mistake
 from fivefold.train.build import build
@@ -85,10 +87,17 @@ def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
 
 
 def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> None:
-    for name, world, batch in (("llama3-70b", 512, 64), ("deepseek-v3", 2048, 256), ("nano", 3, 4)):
+    for name, world, batch in (
+        ("llama3-70b", 512, 64),
+        ("deepseek-v3", 2048, 256),
+        ("mixtral-8x7b", 4, 8),
+        ("nano", 3, 4),
+    ):
         planner = Planner(model=named(name), machine=NODE, job=JOB.replace(global_batch=batch))
         rungs = [layout for _, layout in ladder(planner, world)]
         assert len(rungs) == len(set(rungs)) >= 4
+        planner = Planner(model=named(name), machine=NODE.replace(ranks=world), job=planner.job)
+        assert any(is_legal(layout, model=planner.model, job=planner.job, machine=planner.machine) for layout in rungs)
         assert all(layout.world == world and (layout.dp <= batch or layout.dp % 2) for layout in rungs)
 
 
@@ -119,10 +128,11 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     assert job.steps == ceil(1e9 / (256 * 64))
     step = predict(model=named("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
     run = whole_run(step=step, model=named("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
-    content = text(job, model="nano", machine="h100:8", layout=step.layout, folder="runs/x", run=run, command="plan")
+    plan = Plan(named("nano"), Layout.parse(step.layout), job, 8, "h100:8")
+    content = told(run_file.text(plan, model="nano"), job, run=run, command="plan")
     read = Run.read(tomllib.loads(content), origin="test")
     assert read.job == job
-    assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/x")
+    assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/nano")
     assert 1 <= read.checkpoints.every_steps <= job.steps
 
 
