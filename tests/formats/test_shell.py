@@ -33,11 +33,38 @@ def test_words_are_those_that_bash_makes() -> None:
     assert list(script(PLAIN).commands) == theirs
 
 
+BRANCHES = """
+A=1 B=fp8 E=
+if [[ "$B" == "fp8" ]]; then
+  X=(--fp8 hybrid)
+  if [ -z "$E" ]; then X+=(--empty); else X+=(--full); fi
+elif [ "$B" = bf16 ]; then X=(--bf16)
+else
+  X=(--fp32)
+  for i in 1 2; do X+=(--never); done
+fi
+if [ $A -gt 3 ]; then Y=big
+elif [ ! $A -eq 1 ]; then
+  Y=odd
+else Y=small; fi
+show "${X[@]}" $Y
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_branches_are_those_that_bash_takes() -> None:
+    code = BRANCHES.replace('show "', 'printf "%s\\n" show "')
+    run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    found = script(BRANCHES)
+    assert [list(words) for words in found.commands] == [run.stdout.split()]
+    assert found.remarks == ()
+
+
 def test_logic_is_named_and_not_followed() -> None:
-    found = script('A=1\nif [ -z "$A" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
+    found = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
     assert found.commands == (("run", "1", "$B"),)
     assert [(said.key, said.value) for said in found.remarks] == [
-        ("line 2", 'if [ -z "$A" ]'),
+        ("line 2", 'if [ -z "$C" ]'),
         ("line 6", "f() { A=9 }"),
     ]
 
@@ -68,3 +95,9 @@ def test_slurm_says_nodes_and_gpus() -> None:
     found = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
     run = launched(found.commands[0])
     assert run.ranks(found.slurm.nodes, found.slurm.per_node) == 32
+
+
+def test_a_branch_that_is_open_ends_the_following() -> None:
+    found = script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
+    assert found.commands == (("run", "$B"),)
+    assert [said.key for said in found.remarks] == ["line 3"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,7 +105,9 @@ def _computed(match: re.Match[str], known: Variables) -> str:
     text = substituted(match[1], known)
     text = re.sub(r"[A-Za-z_]\w*", lambda name: str(known.get(name[0], name[0])), text)
     try:
-        return str(_number(ast.parse(text.strip(), mode="eval").body))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's, of numbers that touch words
+            return str(_number(ast.parse(text.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
         return match[0]
 

@@ -1,4 +1,4 @@
-"""A shell or Slurm script as the commands that it runs, its variables put in; logic is named and not followed."""
+"""A shell or Slurm script as the commands that it runs, its variables put in; logic that is open is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.formats.keys import shown
-from fivefold.formats.shell.expand import expanded, raw_words
+from fivefold.formats.shell.branches import decided
+from fivefold.formats.shell.expand import Variables, expanded, raw_words
 from fivefold.formats.shell.statements import CLOSING, OPENING, Statement, first_word, is_function, statements
 from fivefold.stack.reading import Said
 
@@ -47,7 +48,7 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     known |= given or {}
     commands: list[tuple[str, ...]] = []
     remarks: list[Said] = []
-    for each in _followed(text, remarks):
+    for each in _followed(text, remarks, known):
         rest = _assigned(raw_words(each.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expanded(raw, known)]
         if words and words[0] not in IDLE:
@@ -58,9 +59,13 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
-def _followed(text: str, remarks: list[Said]) -> Iterator[Statement]:
-    """The statements outside blocks of logic, each of which leaves one remark."""
-    inside: list[str] = []
+def _followed(text: str, remarks: list[Said], known: Variables) -> Iterator[Statement]:
+    """The statements that are run for certain: those of an ``if`` that the script's own values decide, and no others.
+
+    Any other block of logic leaves one remark.
+    """
+    inside: list[str] = []  # blocks that are passed over
+    taken: list[str] = []  # of each ``if`` that is followed: on, off, or done
     for each in statements(text):
         word = first_word(each.text)
         if inside:
@@ -69,13 +74,44 @@ def _followed(text: str, remarks: list[Said]) -> Iterator[Statement]:
             elif word in CLOSING or each.text.rstrip().endswith("}"):
                 inside.pop()
             continue
+        if taken and word in ("then", "elif", "else", "fi"):
+            rest = each.text[len(word) :].strip()
+            if _turn(taken, word, rest, known):
+                remarks.append(_open(each))
+            if word == "elif" or not rest:
+                continue
+            each = Statement(each.line, rest)
+            word = first_word(rest)
+        running = all(state == "on" for state in taken)
         if is_function(each.text) or word in OPENING:
-            means = "is logic of the shell, which was not followed"
-            remarks.append(Said(key=f"line {each.line}", value=shown(" ".join(each.text.split())), means=means))
+            found = decided(each.text[2:], known) if word == "if" and running else None
+            if found is not None:
+                taken.append("on" if found else "off")
+                continue
+            if running:
+                remarks.append(_open(each))
             if not each.text.rstrip().endswith("}"):
                 inside.append(word)
-            continue
-        yield each
+        elif running:
+            yield each
+
+
+def _open(each: Statement) -> Said:
+    means = "is logic of the shell, which was not followed"
+    return Said(key=f"line {each.line}", value=shown(" ".join(each.text.split())), means=means)
+
+
+def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool:
+    """Go on to the next branch of the innermost ``if``; whether that is open, and no further one is followed."""
+    if word == "fi":
+        taken.pop()
+    elif word != "then" and taken[-1] != "off":
+        taken[-1] = "done"
+    elif word != "then":
+        holds = True if word == "else" else decided(condition, known)
+        taken[-1] = "done" if holds is None else "on" if holds else "off"
+        return holds is None
+    return False
 
 
 def _assigned(words: list[str], known: dict[str, str | list[str]], *, fixed: Mapping[str, str]) -> list[str]:
