@@ -46,9 +46,12 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
 def test_search_is_what_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     words, query = CASES[0]
-    query = {key: value for key, value in query.items() if key != "layout"} | {"where": "tp<=2 zero>=2", "top": 4}
+    query = {key: value for key, value in query.items() if key != "layout"} | {
+        "where": "tp<=2 zero>=2 cp=1 pp=1",
+        "top": 4,
+    }
     found = worker.search({"question": query, "root": str(folder), "local": "none"}, lambda done, total: None)
-    expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2", "--top", "4")
+    expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2 cp=1 pp=1", "--top", "4")
     assert found.pop("seconds") > 0
     assert found == {key: value for key, value in expected.items() if key != "seconds"}
 
