@@ -1,6 +1,7 @@
 """Ten planning questions that teams have answered, asked anew: docs/questions.md, as the commands print it.
 
-    python -m tests.docs.questions            all of them (minutes)          python -m tests.docs.questions 2 5     some
+    python -m tests.docs.questions            all of them (two minutes)      python -m tests.docs.questions 2 5     some
+    python -m tests.docs.questions 0          no search: comparisons alone, when prices have moved
 
 A test holds the page to what ``compare`` prints of each pair of layouts; the searches are made by this script alone.
 """

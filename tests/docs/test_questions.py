@@ -25,7 +25,8 @@ def test_the_page_has_its_questions_and_their_table() -> None:
 def test_a_section_is_what_the_commands_print(number: int) -> None:
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
     proposal, text = questions.proposed(part)
-    assert part.rstrip() == questions.section(number, asked, proposal, text).rstrip()
+    made = questions.section(number, asked, proposal, text)
+    assert part.rstrip() == made.rstrip(), f"prices have moved: python -m tests.docs.questions {number}"
     assert Where.parse(asked.where).holds(Layout.parse(proposal))
     assert asked.why, "a published choice is explained"
 
