@@ -101,6 +101,11 @@ def _documents(words: Sequence[str]) -> list[Document]:
     if function and len(words) == 1:
         found = document(Path(f"{path}.py"))
         return [found._replace(values={"function": function})]
+    if alone and Path(words[0]).is_dir():
+        first = next((file for name in FIRST if (file := Path(words[0]) / name).is_file()), None)
+        if first is None:
+            raise Mistake(f"{words[0]}: is a folder without {' or '.join(FIRST)}; name a file in it")
+        return _documents([str(first), *words[1:]])
     if alone and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
         return _commands(Path(words[0]), variables)
     if alone:
@@ -111,6 +116,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     return [here._replace(options=run.options)]
 
 
+FIRST = ("run.sh", "run_config.yaml", "run.toml")  # of a folder, what says the rest
 SETS = re.compile(r"[A-Za-z_]\w*=.*")
 
 

@@ -195,6 +195,15 @@ def test_published_configs(
     assert found.refused == ()
 
 
+def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
+    files = {"run.sh": "accelerate launch --config_file f.yaml t.py c.yaml\n", "f.yaml": FSDP2, "c.yaml": ZEPHYR}
+    of(files, tmp_path)
+    assert str(read([str(tmp_path)]).layout) == "dp8 zero3 mbs16 ac=full"
+    (tmp_path / "run.sh").unlink()
+    with pytest.raises(Mistake, match=r"is a folder without run\.sh"):
+        read([str(tmp_path)])
+
+
 def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     alone = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
     found = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)

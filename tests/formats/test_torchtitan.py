@@ -273,3 +273,16 @@ def test_what_is_called_understood_is_in_the_nouns(tmp_path: Path) -> None:
     reading = of(paired, tmp_path, ranks=256)
     assert reading.job is not None
     assert reading.job.stack.pairs
+
+
+def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "torchtitan" / "models" / "llama3"
+    place.mkdir(parents=True)
+    (place / "config_registry.py").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config small --training.seq_len 1024"
+    found = read(line.split())
+    assert found.job is not None
+    assert (str(found.layout), found.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
+    with pytest.raises(Mistake, match=r"models/qwen3/config_registry\.py is not here"):
+        read(line.replace("llama3", "qwen3").split())

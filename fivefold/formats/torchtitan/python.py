@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.formats.files import document as load
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, world
 from fivefold.formats.keys import Table, Values, idle, part, written
+from fivefold.formats.shell.launch import keys
 from fivefold.formats.torchtitan.back import recomputed, shared
 from fivefold.formats.torchtitan.call import Call, config, configs, modules
 from fivefold.formats.torchtitan.flavors import MODULES, flavor_of, flavored, llama
@@ -37,12 +39,17 @@ DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
 
 
 def recognises(document: Document) -> bool:
-    """Whether a Python file has functions that return a ``Trainer.Config`` of torchtitan."""
+    """Whether a Python file returns a ``Trainer.Config`` of torchtitan, or a launch line names one."""
+    if document.kind == "words":
+        return {"--module", "--config"} <= {word.partition("=")[0] for word in document.words}
     return document.kind == "python" and "torchtitan" in document.text and "Config" in document.text
 
 
 def read(document: Document, asked: Asked) -> Reading:
-    """A Python config in our nouns; ``FILE:FUNCTION`` names one of several."""
+    """A Python config in our nouns; ``FILE:FUNCTION`` names one of several, a launch line one with changes."""
+    said = keys(document.words) if document.kind == "words" else {}
+    if said:
+        document = _named(said, document)
     origin, text = document.origin, document.text
     name = document.values.get("function")
     if not name:
@@ -53,9 +60,21 @@ def read(document: Document, asked: Asked) -> Reading:
             )
         name = known[0]
     found = config(text, str(name), origin=origin)
-    given, model = _model(dict(found.values), text, document)
+    over = {key: value for key, value in said.items() if "." in key}
+    given, model = _model({**found.values, **over}, text, document)
     document = document._replace(remarks=(*document.remarks, *found.remarks))
     return _read(given, asked.model or model, document, asked)
+
+
+def _named(said: dict[str, object], document: Document) -> Document:
+    """The file that ``--module`` names, with the function of ``--config``; ``Mistake`` if it is not there."""
+    module, function = str(said["module"]), str(said["config"])
+    names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
+    path = next((each for name in names if (each := document.folder / name).is_file()), None)
+    if path is None:
+        raise Mistake(f"{document.origin}: {names[0]} is not here; read that file, as config_registry.py:{function}")
+    found = load(path)
+    return found._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
 
 def _model(given: dict[str, Any], text: str, document: Document) -> tuple[dict[str, Any], Model | None]:
