@@ -219,3 +219,30 @@ def pipeline(*, schedule: str, micro_batches: int) -> Loop:
         optimizer.zero_grad()
 
     return model, optimizer, step, None, rank
+
+
+def deepspeed(*, zero: int, bucket: int = 300_000) -> Loop:
+    """DeepSpeed's engine on the CPU, with buckets of ``bucket`` elements: its default of 5e8 would be 2 GB here."""
+    import os
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
+    import deepspeed as package
+
+    package.init_distributed(dist_backend="gloo")
+    model = Llama()
+    config = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": zero, "reduce_bucket_size": bucket},
+    }  # fmt: skip
+    engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    optimizer = getattr(wrapped, "optimizer", wrapped)
+
+    def step(micro: list[Batch]) -> None:
+        for ids, targets in micro:
+            logits = engine(ids)
+            engine.backward(loss(logits, targets))
+            del logits
+            engine.step()
+
+    return engine, optimizer, step, None, 0
