@@ -91,7 +91,6 @@ main()
     [
         (("--version",), f"fivefold {fivefold.__version__}\n"),
         (("predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"), "MFU"),
-        (("search", "nano", "h100:2"), "Proposal"),
         (("report", "nano", "h100:2", "dp2"), ""),
     ],
 )
@@ -110,9 +109,7 @@ def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], sa
     ("words", "needs"),
     [
         (("dryrun", "nano", "h100:2", "dp2"), "torch, of the extra train"),
-        (("train", str(ROOT / "examples/demo.toml"), "--layout", "dp2"), "of the extra train"),
         (("draw", "masks"), "the extra show"),
-        (("web", "--no-browser"), "the extra web"),
     ],
 )
 def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
@@ -139,11 +136,8 @@ def test_every_extra_is_known_by_its_packages() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("fivefold pred", {"predict"}),
         ("fivefold predict llama3-7", {"llama3-70b"}),
-        ("fivefold search llama3-8b mi300", {"mi300x"}),
         ("fivefold predict llama3-8b h100:8 dp8 --stack torchti", {"torchtitan"}),
-        ("fivefold predict llama3-8b h100:8 zbp", set()),
         ("fivefold predict llama3-8b h100:8 dp8 --precision mxf", {"mxfp8"}),
     ],
 )

@@ -79,7 +79,7 @@ def test_walk_is_search_that_keeps_a_layout() -> None:
     assert found.model_dump(mode="json") == command(*words)
 
 
-@pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model"}))  # which searches a dozen times
+@pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model", "sequence"}))  # many searches
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
     found = ff.ask(question, "nano", "h100:8", *layout, gbs=64, seq=256)
@@ -101,8 +101,8 @@ def test_dryrun() -> None:
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 2"],
-              "batches": [4, 8]}  # fmt: skip
+    tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"],
+              "batches": [4]}  # fmt: skip
     Path("few.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in tables.items()))
     said = command("sweep", "few.toml", "--out", "said.jsonl")
     found = ff.sweep("few.toml")
