@@ -42,7 +42,6 @@ def train(
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
     from fivefold.train.run import Run
-    from fivefold.train.supported import check_supported
 
     settings = Run.load(run)
     settings = settings if trace is None else settings.replace(trace_steps=trace)
@@ -50,6 +49,8 @@ def train(
     chosen = Layout.parse(layout or _layout(settings, machine))
     machine = _machine(settings, layout) if settings.measure else machine  # with what was measured meanwhile
     refuse(chosen, model=model, job=settings.job, machine=machine)
+    from fivefold.train.supported import check_supported  # loads torch: only for what is not refused without it
+
     check_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
