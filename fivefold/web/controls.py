@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fivefold.layout.legal import reasons, uncounted
 from fivefold.layout.names import SCHEDULES, V_SHAPED
 from fivefold.layout.spec import Layout, divisor_below, divisors
-from fivefold.machine.spec import Machine
 from fivefold.record import Mistake
+from fivefold.sizes import RANKS
 from fivefold.web.question import Noun
 
 MOST = 8  # choices in a row
@@ -149,7 +149,26 @@ def _few(values: Any, *, most: int, now: int) -> list[int]:
     return sorted({*found, now})
 
 
-def sizes(machine: Machine) -> list[int]:
-    """Numbers of ranks to change to: halves and doubles, and nodes."""
-    near = [machine.ranks >> shift for shift in (2, 1, 0)] + [machine.ranks << shift for shift in (1, 2)]
-    return sorted({size for size in near if 1 <= size < 10**7})
+class Size(NamedTuple):
+    """A number of ranks to change to, and the layout that then goes on using all of them, if it did."""
+
+    ranks: int
+    layout: str
+
+
+def sizes(noun: Noun, layout: Layout) -> list[Size]:
+    """Halves and doubles of the machine."""
+    now = noun.machine.ranks
+    near = {now >> shift for shift in (2, 1, 0)} | {now << shift for shift in (1, 2)}
+    return [Size(size, str(_grown(noun, layout, size))) for size in sorted(near) if 1 <= size <= RANKS]
+
+
+def _grown(noun: Noun, layout: Layout, ranks: int) -> Layout:
+    """The layout with as many replicas as ``ranks`` have room for; as it is if they have not, or if it used fewer."""
+    dp, rest = divmod(ranks * layout.dp, noun.machine.ranks)
+    if layout.world != noun.machine.ranks or rest or not dp:
+        return layout
+    try:
+        return changed(noun, layout, dp=dp)
+    except Mistake:
+        return layout

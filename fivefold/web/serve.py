@@ -26,7 +26,7 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
     address = f"http://{HOST}:{port}/"
     say(f"{address} shows {folder.resolve()}; end it with Ctrl-C")
     if browser:
-        threading.Timer(0.5, webbrowser.open, [address]).start()
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     config = uvicorn.Config(
         create(folder, local=local), log_level="warning", access_log=False, timeout_keep_alive=30,
         limit_concurrency=64, timeout_graceful_shutdown=2, server_header=False,
@@ -40,6 +40,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
+        listening.listen()  # who comes before the server has started waits
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:

@@ -8,7 +8,7 @@ from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.plan.predict import predict
 from fivefold.record import Mistake
-from fivefold.web.controls import changed, controls
+from fivefold.web.controls import changed, controls, sizes
 from fivefold.web.folder import Folder
 from fivefold.web.question import Noun, Question
 
@@ -53,6 +53,18 @@ def test_the_reason_is_the_rule_with_its_numbers() -> None:
     noun, now = asked(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
     tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
+
+
+def test_a_larger_machine_is_used_whole() -> None:
+    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
+    assert sizes(noun, now) == [
+        (2, "dp1 tp2 zero1 mbs4"), (4, "dp2 tp2 zero1 mbs4"), (8, "dp4 tp2 zero1 mbs4"), (16, "dp8 tp2 zero1 mbs4"),
+        (32, "dp16 tp2 zero1 mbs2"),
+    ]  # fmt: skip
+    noun, now = asked(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
+    assert [text for _, text in sizes(noun, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
+    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
+    assert {text for _, text in sizes(noun, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
 def test_what_must_follow_follows() -> None:

@@ -21,7 +21,7 @@ from fivefold.show.table import machine as machine_line
 from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web import answers
-from fivefold.web.controls import Control, controls, sizes
+from fivefold.web.controls import Control, Size, controls, sizes
 from fivefold.web.drawing import interval, memory, pipeline
 from fivefold.web.drawing.bars import Part, stacked
 from fivefold.web.pages.render import fragment, page
@@ -40,6 +40,7 @@ class View(NamedTuple):
 
     noun: Noun | None = None
     rows: list[Control] = []
+    sizes: list[Size] = []
     answer: dict[str, Any] | None = None
     mistake: str = ""
 
@@ -52,7 +53,7 @@ def router(site: Site) -> APIRouter:
     async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         view = await site.work.soon(lambda: look(site, asked))
         shown = site.folder.plain(view.mistake)
-        return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet, sizes=sizes)
+        return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
 
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -79,11 +80,11 @@ def look(site: Site, asked: PlanQuestion) -> View:
         layout = asked.chosen()
     except Mistake as mistake:
         return View(noun, mistake=str(mistake))
-    rows = controls(noun, layout)
+    rows, others = controls(noun, layout), sizes(noun, layout)
     try:
-        return View(noun, rows, drawn(noun, layout, rank=asked.rank))
+        return View(noun, rows, others, drawn(noun, layout, rank=asked.rank))
     except Mistake as mistake:
-        return View(noun, rows, mistake=str(mistake))
+        return View(noun, rows, others, mistake=str(mistake))
 
 
 def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fivefold.cli import app as cli
+from fivefold.record import Mistake
+from fivefold.web import serve
+
+
+def test_who_comes_early_waits() -> None:
+    """The address is printed, and the browser opened, before the server has started."""
+    with serve._listen(0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    with serve._listen(0) as listening:
+        words = ["web", str(tmp_path), "--port", str(listening.getsockname()[1]), "--no-browser"]
+        with pytest.raises(Mistake, match=r"port \d+ is taken; name another with --port"):
+            CliRunner().invoke(cli, words, catch_exceptions=False)
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="nothing: is no folder"):
+        CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
