@@ -14,7 +14,7 @@ from fivefold.cli.formats import write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
 from fivefold.record import Mistake
-from fivefold.units import show_bytes
+from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -97,6 +97,14 @@ def search(
         write_best(ranking(found), model=model, machine=machine, job=job, path=write)
     if chart:
         draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
+    say_if_stopped(found)
+
+
+def say_if_stopped(found: SearchResult) -> None:
+    """End with the exit code of what Ctrl-C ended, if it ended the search."""
+    if found.stopped:
+        say(f"stopped: the best when {found.tried:,} layouts were decided; others may be better")
+        raise typer.Exit(130)
 
 
 def found_layouts(
@@ -110,10 +118,17 @@ def found_layouts(
     from fivefold.plan.search import search as run
     from fivefold.show.progress import bar
 
+    best = ""
+
+    def improved(layout: str, score: float) -> None:
+        nonlocal best
+        said = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
+        best = f", best so far {layout} {said}"
+
     with bar("searching") as progress:
         found = run(
             model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
-            report=lambda done, total: progress("layouts", done, total), **options,
+            report=lambda done, total: progress(f"layouts{best}", done, total), improved=improved, **options,
         )  # fmt: skip
     if measure and found.best:
         finalists, _ = measured_best(model, machine, job, count=measure)

@@ -98,7 +98,9 @@ class Proposal(Record):
 
 
 class SearchResult(Shown):
-    """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds."""
+    """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds. ``stopped``: by Ctrl-C, so
+    that others may be better.
+    """
 
     drawn_by: ClassVar[str] = "fivefold.show.html:search"
 
@@ -113,6 +115,7 @@ class SearchResult(Shown):
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
     finalists: tuple[Finalist, ...] = ()  # of ``search --measure``, the fastest first
+    stopped: bool = False
 
     def line(self) -> str:
         """What it proposes, or the best, of how many."""

@@ -50,6 +50,7 @@ class DataParallel:
         self.beside = "dp" in self.job.stack.overlap and units.machine.overlaps  # messages overlap compute
         self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
+        self._layout, self._beside = Layout(), (True,) * len(AXES)  # axes beside whose messages the link is free
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
@@ -99,10 +100,11 @@ class DataParallel:
 
     def free(self, layout: Layout, exposed: tuple[float, ...]) -> float:
         """Of exposed messages by axis those seconds in which data parallelism's link between nodes is free."""
-        nodes = self.units.network.nodes
-        if nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1:
-            return sum(exposed)
-        return sum(some for axis, some in zip(AXES, exposed, strict=True) if nodes(group(layout, axis)) == 1)
+        if layout is not self._layout:  # callers ask for all units of one layout in a row
+            self._layout, nodes = layout, self.units.network.nodes
+            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
+            self._beside = tuple(within or nodes(group(layout, axis)) == 1 for axis in AXES)
+        return sum(some for some, beside in zip(exposed, self._beside, strict=True) if beside)
 
     def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
         """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""

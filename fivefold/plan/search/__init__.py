@@ -11,7 +11,7 @@ Bounds prune the space, so the answer is that of estimating every layout. Equal 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
@@ -49,14 +49,16 @@ def search(
     levels: int = 1,
     within: float | None = None,
     report: Report | None = None,
+    improved: Callable[[str, float], None] | None = None,
     **narrowed: Any,
 ) -> SearchResult:
     """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` memory budgets.
 
     ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
     ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
-    ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. A
-    ``Mistake`` if no layout is legal.
+    ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
+    ``improved``: told each better layout and its score. Interrupted once it knows a layout, it returns the best so far.
+    A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
     if (reason := next(unfit(model, job), None)) is not None:
@@ -64,24 +66,22 @@ def search(
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
-    total = sum(space.layouts for _, space in spaces)
-    if not total:
+    if not (total := sum(space.layouts for _, space in spaces)):
         raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
-    alike = within is not None and by != "memory"  # then a proposal
-    known = Incumbents(machine, by=by, top=top, levels=levels, alike=alike)
-    timed, node = by != "memory" or levels > 0, machine.ranks_per_node
-    solver = BranchAndBound(known, ranks_per_node=node, timed=timed, report=report, total=total)
-    planners = _search_spaces(solver, spaces, model=model, machine=machine)
-    proposal = _proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and alike else None
+    alike, timed = within is not None and by != "memory", by != "memory" or levels > 0  # alike: then a proposal
+    known = Incumbents(machine, by=by, top=top, levels=levels, alike=alike, improved=improved)
+    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
+    planners = _until_stopped(solver, spaces, model=model, machine=machine)
     return SearchResult(
         by=by,
-        proposal=proposal,
+        proposal=_proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and alike else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
         front=tuple(_front(known.fitting)),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
         misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine)),
         tightest="" if known.best else _tightest(model, machine, job, where=narrowed.get("where", ANY)),
-        tried=total,
+        tried=total if planners else solver.done,
+        stopped=not planners,
         evaluated=known.evaluated,
         seconds=time.perf_counter() - begin,
     )
@@ -142,6 +142,18 @@ def _tightest(model: Model, machine: Machine, job: Job, *, where: Where) -> str:
 
     found = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
     return f"nothing that meets {str(where)!r} fits; {found}" if found else ""
+
+
+def _until_stopped(
+    solver: BranchAndBound, spaces: Sequence[tuple[Job, Space]], *, model: Model, machine: Machine
+) -> dict[Job, Planner]:  # fmt: skip
+    """``_search_spaces``; none if it was interrupted when some layout was known."""
+    try:
+        return _search_spaces(solver, spaces, model=model, machine=machine)
+    except KeyboardInterrupt:
+        if not solver.incumbents.best:
+            raise
+        return {}
 
 
 def _search_spaces(

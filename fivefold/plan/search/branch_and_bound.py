@@ -130,13 +130,15 @@ class BranchAndBound:
         best = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space)))
         rejections, done, report = self.incumbents.rejections, self.done, self.report
         self.incumbents.rejections, self.report = Rejections(self.incumbents.capacity), None
-        for start in range(0, len(best), SCOUTS):
-            some_of = best[start : start + SCOUTS]
-            opened = list(self._opened(bounds, Floor(likely.stems.take(some_of), size[some_of], seconds[some_of])))
-            self._finish(bounds, opened, most=TRIED)
-            if self.incumbents.threshold < np.inf:
-                break
-        self.incumbents.rejections, self.done, self.report = rejections, done, report
+        try:
+            for start in range(0, len(best), SCOUTS):
+                some_of = best[start : start + SCOUTS]
+                floor = Floor(likely.stems.take(some_of), size[some_of], seconds[some_of])
+                self._finish(bounds, list(self._opened(bounds, floor)), most=TRIED)
+                if self.incumbents.threshold < np.inf:
+                    break
+        finally:
+            self.incumbents.rejections, self.done, self.report = rejections, done, report
 
     def _open_up(self, bounds: Bounds) -> Opened:
         """Every schedule of partial layouts, without those that bounds exclude that hold for every micro-batch."""

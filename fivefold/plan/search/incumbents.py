@@ -5,6 +5,7 @@ score = seconds · seconds x ranks · bytes          by time, cost, memory
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,13 +37,14 @@ class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
     ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
-    found.
+    found. ``improved``: told each better layout and its score.
     """
 
     def __init__(
-        self, machine: Machine, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False
+        self, machine: Machine, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False,
+        improved: Callable[[str, float], None] | None = None,
     ) -> None:  # fmt: skip
-        self.by, self.top, self.any_will_do, self.alike = by, top, any_will_do, alike
+        self.by, self.top, self.any_will_do, self.alike, self.improved = by, top, any_will_do, alike, improved
         self.capacity = room_bytes(machine)
         self.best: list[EvaluatedLayout] = []
         self.fitting: list[EvaluatedLayout] = []
@@ -76,13 +78,15 @@ class Incumbents:
         seconds = estimate.step_time.seconds
         score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
         found = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
-        if score <= self.threshold:
-            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
+        self.fitting.append(found)
         self.rejections.beaten(estimate)
         within = self.budgets >= peak
-        self.fitting.append(found)
         if within.any():
             self.fastest[within] = np.minimum(self.fastest[within], seconds)
+        if score <= self.threshold:
+            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
+            if self.improved and self.best[0] is found:
+                self.improved(found.text, score)
 
     def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
         """What the ranking is by, of layouts or of bounds."""

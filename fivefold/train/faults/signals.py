@@ -41,8 +41,8 @@ def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class StopSignal(BaseException):
-    """Raised by SIGINT and SIGTERM, with the signal's name. A BaseException, so that ``except Exception`` misses it."""
+class StopSignal(KeyboardInterrupt):
+    """Raised by SIGINT and SIGTERM, with the signal's name. ``except Exception`` misses it."""
 
 
 def install_signal_handlers(*, launcher: int | None) -> None:

@@ -189,3 +189,26 @@ def test_whether_anything_fits_is_what_a_search_finds() -> None:
         needs = [miss.needs_bytes for miss in found.misses]
         assert needs == sorted(needs)
         assert not needs or len(needs) == 3
+
+
+def test_an_interrupted_search_returns_the_best_so_far() -> None:
+    told: list[tuple[str, float]] = []
+
+    def improved(layout: str, score: float) -> None:
+        told.append((layout, score))
+        raise KeyboardInterrupt
+
+    def at_once(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    model, machine = SMALL, tight(4, gib=1.5)
+    found = search(model=model, machine=machine, job=FEW, within=0.02, improved=improved)
+    assert found.stopped
+    assert found.proposal is not None
+    assert found.best[0].step.time.step_seconds <= told[0][1]
+    assert len(told) == 1
+    whole = search(model=model, machine=machine, job=FEW, top=1)
+    assert not whole.stopped
+    assert found.tried < whole.tried
+    with pytest.raises(KeyboardInterrupt):  # nothing is known yet
+        search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=at_once)
