@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,8 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     for path in _files(paths):
         found += _read(path, ranks, top=top)
     if ranks.dumps:
-        found.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
+        with _as_torch_writes(ranks.dump_files[0]):
+            found.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
     if ranks.stacks:
         found.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
     return tuple(found)
@@ -85,6 +87,18 @@ def _text(path: Path) -> str:
         return file.read().decode("utf-8", errors="replace")
 
 
+@contextmanager
+def _as_torch_writes(file: str) -> Iterator[None]:
+    """Turn what a file of another form raises into one line."""
+    try:
+        yield
+    except Mistake:
+        raise
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise Mistake(f"{file}: not in the form in which torch writes it: {type(error).__name__} {reason}") from error
+
+
 def _json(text: str) -> Any:
     """What a text of JSON holds; None if it is none, such as lines of JSON."""
     try:
@@ -95,7 +109,8 @@ def _json(text: str) -> Any:
 
 def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     if snapshot.is_snapshot(data):
-        return [snapshot.explain(data, files=(str(path),), top=top)]
+        with _as_torch_writes(str(path)):
+            return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         keys = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
         raise Mistake(f"{path}: holds a {type(data).__name__}{keys[:200]}; it is {KNOWN}")
