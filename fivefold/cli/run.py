@@ -49,9 +49,7 @@ def train(
     chosen = Layout.parse(layout or _layout(settings, machine))
     machine = _machine(settings, layout) if settings.measure else machine  # with what was measured meanwhile
     refuse(chosen, model=model, job=settings.job, machine=machine)
-    from fivefold.train.supported import check_supported  # loads torch: only for what is not refused without it
-
-    check_supported(chosen, settings.job, model=model)
+    _must_be_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
     settings.table(chosen)
@@ -75,6 +73,13 @@ def train(
         launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
         return
     _train_here(settings, chosen, model=model, machine=machine, json=json)
+
+
+def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
+    """Refuse what the engine does not run; this loads torch, so it comes after all that is refused without it."""
+    from fivefold.train.supported import check_supported
+
+    check_supported(layout, job, model=model)
 
 
 def _on_this_chip(job: Job, *, model: Model) -> Job:
