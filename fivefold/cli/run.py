@@ -52,8 +52,7 @@ def train(
     _must_be_supported(chosen, settings.job, model=model)
     if not slurm:  # else the job starts on other chips than this computer's
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
-    settings.table(chosen)
-    settings.check_noise(chosen)
+    settings.check(chosen)
     if launcher() is None:
         _must_be_there(settings, model=model)
     if launcher() is None and not force:

@@ -81,6 +81,11 @@ class Run(Record):
         """Read a run file; paths in it are relative to the working directory."""
         return cls.read(read_file(path), origin=str(path))
 
+    def check(self, layout: Layout) -> None:
+        """A ``Mistake`` if the custom schedule does not fit ``layout``, or what it is to measure cannot be."""
+        self.check_noise(layout)
+        self.table(layout)
+
     def check_noise(self, layout: Layout) -> None:
         """A ``Mistake`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
         if not self.noise_scale:
