@@ -27,6 +27,10 @@ class Fault(RuntimeError):
     """An error of the system, such as a full disk or a dead worker; one line as well."""
 
 
+class StopSignal(BaseException):
+    """Raised by SIGINT and SIGTERM, with the signal's name. A BaseException, so that ``except Exception`` misses it."""
+
+
 class Remark(UserWarning):
     """A one-line warning about something that is legal, but perhaps not intended."""
 

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 import typer
 
 from fivefold.cli.options import say
-from fivefold.record import Fault, Mistake, Remark, reworded
-from fivefold.train.faults.signals import LAUNCHER, StopSignal, write_error_file
+from fivefold.record import Fault, Mistake, Remark, StopSignal, reworded
+from fivefold.train.faults.signals import LAUNCHER, write_error_file
 
 # Packages that the base does not bring, and the extra that does.
 EXTRAS = {

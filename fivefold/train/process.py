@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, StopSignal
 from fivefold.train.checkpoint.checkpoint_folder import latest
-from fivefold.train.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, StopSignal, resume_hint
+from fivefold.train.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
 from fivefold.units import ceil_div
 
 # Timeout of collectives and of the rendezvous; longer than any step.

@@ -52,13 +52,13 @@ def test_only_this_computer_can_measure():
 
 
 def test_a_search_measures_for_real(tmp_path):
-    path = tmp_path / "fivefold" / "local.toml"
-    path.parent.mkdir()
+    path = tmp_path / "cache" / "fivefold" / "local.toml"  # not ./fivefold, which Python would take for the package
+    path.parent.mkdir(parents=True)
     toml.write(machine().replace(ranks=1, ranks_per_node=2), path)
     words = ["search", "nano", "local:1", "--seq", "32", "--gbs", "4", "--precision", "fp32", "--measure", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "fivefold", *words], capture_output=True, text=True,
-        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, cwd=tmp_path,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Measured" in done.stdout

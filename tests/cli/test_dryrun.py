@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from fivefold.check.dryrun.time import trace
 from fivefold.cli import app
 from fivefold.cli.dryrun import WOULD_FAIL
-from fivefold.record import Mistake
+from fivefold.record import Mistake, StopSignal
 from fivefold.step import Step
-from fivefold.train.faults.signals import StopSignal
 from fivefold.train.model import mlp
 
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]

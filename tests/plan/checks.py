@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fivefold.machine.site import Site
 from fivefold.plan import questions
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.count.memory.rank_memory import memory, over_time
@@ -14,6 +15,7 @@ from fivefold.plan.price.memory_over_time import levels
 from fivefold.plan.price.spans import spans
 from fivefold.plan.ratios import ratios
 from fivefold.plan.search import search
+from fivefold.plan.whole_run import whole_run
 from fivefold.record import Mistake, Record
 from fivefold.train.supported import check_supported
 from tests.plan.draws import Case
@@ -73,7 +75,18 @@ def the_questions(case: Case) -> None:
     """Each of them about a layout is answered, or refused in one line."""
     for ask in (questions.largest_micro_batch, questions.longest_sequence, questions.changes):
         answered(lambda ask=ask: ask(**case._asdict()))
-    answered(lambda: [questions.whole_run(**case._asdict(), tokens=1e9)])
+    answered(
+        lambda: [
+            whole_run(
+                step=predict(**case._asdict()),
+                model=case.model,
+                machine=case.machine,
+                job=case.job,
+                tokens=1e9,
+                site=Site(),
+            )
+        ]
+    )
     answered(lambda: questions.sound_batches(job=case.job, layout=case.layout, tokens=1e12))
     answered(lambda: [ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
 

@@ -59,7 +59,8 @@ def test_every_stack_is_searched(name: str) -> None:
     machine, job = with_ranks(H100, ranks), Job(sequence=1024, global_batch=32, stack=STACKS[name])
     found = search(model=model, machine=machine, job=job, top=3)
     assert found.best
-    assert found.tried > {8: 1000, 4: 200 if "pp" in job.stack.runs.axes else 50}[ranks]
+    least = 200 if "pp" in job.stack.runs.axes else 50 if len(job.stack.runs.zero) > 1 else 20
+    assert found.tried > {8: 1000, 4: least}[ranks]
 
 
 @pytest.mark.parametrize("schedule", SPLIT)
@@ -143,6 +144,6 @@ def test_the_smallest_case_that_failed() -> None:
 
 
 def test_every_schedule_and_stack_is_drawn() -> None:
-    drawn = [case(seed) for seed in range(160)]
+    drawn = [case(seed) for seed in range(240)]
     assert {each.layout.schedule for each in drawn} == {*SCHEDULES}
     assert {each.job.stack.name for each in drawn} == {*STACKS}

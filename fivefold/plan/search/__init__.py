@@ -30,7 +30,7 @@ from fivefold.plan.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
-from fivefold.record import Mistake
+from fivefold.record import Mistake, StopSignal
 from fivefold.stack.spec import Reduce
 
 MISSES = 3  # near misses to show if nothing fits
@@ -150,7 +150,7 @@ def _until_stopped(
     """``_search_spaces``; none if it was interrupted when some layout was known."""
     try:
         return _search_spaces(solver, spaces, model=model, machine=machine)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopSignal):
         if not solver.incumbents.best:
             raise
         return {}

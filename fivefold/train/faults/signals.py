@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, StopSignal
 
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # environment variable set by ``process.launch``: the launcher's pid
 TIME = "timestamp"  # key in the error file, seconds since the epoch; torchelastic's name
@@ -39,10 +39,6 @@ def catch_signals(note: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-class StopSignal(KeyboardInterrupt):
-    """Raised by SIGINT and SIGTERM, with the signal's name. ``except Exception`` misses it."""
 
 
 def install_signal_handlers(*, launcher: int | None) -> None:

@@ -30,7 +30,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.train.faults.signals import EXIT_RETRY, StopSignal
+from fivefold.record import StopSignal
+from fivefold.train.faults.signals import EXIT_RETRY
 from fivefold.train.parallel import collectives
 
 STACKS = signal.SIGUSR2  # makes a process write its stacks, at any time

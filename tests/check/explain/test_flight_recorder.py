@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -50,16 +52,10 @@ def rank_of_a_hang(rank: int, folder: str) -> None:
 
 
 def test_two_real_processes(tmp_path: Path) -> None:
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_of_a_hang(rank, str(tmp_path))
-            finally:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    call = f"from tests.check.explain.test_flight_recorder import rank_of_a_hang as run; run(%d, {str(tmp_path)!r})"
+    root = Path(__file__).parents[3]  # processes of their own: a fork would have what this one has recorded before
+    children = [subprocess.Popen([sys.executable, "-c", call % rank], cwd=root) for rank in range(2)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
     (found,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
     assert found.verdict.startswith("rank 1 did not come to collective 2, all_reduce [4, 3] float, of default_pg, ")
     assert "in which rank 0 waits, at " in found.verdict
