@@ -55,22 +55,11 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if why is not None:
             tried.append(Tried(layout=str(layout), why=why, fits=False))
             continue
-        found = planner.estimate(layout)
-        over = found.peak_bytes - room
-        least = min(least or (found.peak_bytes, layout), (found.peak_bytes, layout), key=lambda each: each[0])
-        fits = over <= 0
-        line = f"{words}: " + ("fits" if fits else f"too large by {show_bytes(over)}")
-        tried.append(
-            Tried(
-                layout=str(layout),
-                why=line,
-                fits=fits,
-                chosen=fits and chosen is None,
-                peak_bytes=found.peak_bytes,
-                step_seconds=found.step_time.seconds,
-            )
-        )
-        chosen = layout if fits and chosen is None else chosen
+        rung = _tried(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
+        assert rung.peak_bytes is not None
+        least = min(least or (rung.peak_bytes, layout), (rung.peak_bytes, layout), key=lambda each: each[0])
+        tried.append(rung.replace(chosen=rung.fits and chosen is None))
+        chosen = layout if rung.fits and chosen is None else chosen
         after += chosen is not None
         if after > AFTER:
             break
@@ -136,27 +125,17 @@ def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | No
 
 def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     """The micro-batch: of those that fit the fastest, and so how often gradients are accumulated."""
-    room, job = room_bytes(planner.machine), planner.job
+    job, tried = planner.job, list[Tried]()
     found: list[tuple[float, Layout]] = []
-    tried = []
     for size in (2**power for power in range(7)):
         other = layout.replace(mbs=size)
         if next(reasons(other, model=planner.model, job=job, machine=planner.machine), None) is not None:
             continue
-        estimate = planner.estimate(other)
         times = job.global_batch // (other.dp * size)
-        fits = estimate.peak_bytes <= room
-        found += [(estimate.step_time.seconds, other)] if fits else []
-        why = f"{times} accumulated" + ("" if fits else f", too large by {show_bytes(estimate.peak_bytes - room)}")
-        tried.append(
-            Tried(
-                layout=str(other),
-                why=why,
-                fits=fits,
-                peak_bytes=estimate.peak_bytes,
-                step_seconds=estimate.step_time.seconds,
-            )
-        )
+        rung = _tried(planner, other, fits=f"{times} accumulated", else_=f"{times} accumulated, ")
+        assert rung.step_seconds is not None
+        found += [(rung.step_seconds, other)] if rung.fits else []
+        tried.append(rung)
     _, best = min(found, key=lambda each: each[0])
     rows = tuple(each.replace(chosen=each.layout == str(best)) for each in tried)
     times = job.global_batch // (best.dp * best.mbs)
@@ -196,6 +175,16 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     why = "; ".join(f"{each.choice}: {each.line}" for each in proposal.why)
     question = "Which single change gains most, and then which? And what is the best of all?"
     return Stage(title="Make it fast", question=question, tried=tuple(tried), reason=f"{reason}. {why}")
+
+
+def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
+    """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
+    found = planner.estimate(layout)
+    over = found.peak_bytes - room_bytes(planner.machine)
+    return Tried(
+        layout=str(layout), why=fits if over <= 0 else f"{else_}too large by {show_bytes(over)}", fits=over <= 0,
+        peak_bytes=found.peak_bytes, step_seconds=found.step_time.seconds,
+    )  # fmt: skip
 
 
 def _who(model: Model, size: float, tokens: float) -> str:

@@ -92,6 +92,20 @@ def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> I
             yield drawn
 
 
+def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
+    """The first ``count`` of 400 drawn plans that ``to`` can be told; fewer if it can be told fewer."""
+    found: list[Plan] = []
+    for drawn in plans(stack, count=400, among=among):
+        try:
+            write(drawn, to=to)
+        except Mistake:
+            continue
+        found.append(drawn)
+        if len(found) == count:
+            break
+    return found
+
+
 def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
     """Why the plan was refused; None if it was written and read back. Raises if it was read back otherwise."""
     try:

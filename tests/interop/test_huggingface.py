@@ -15,8 +15,7 @@ from fivefold.formats.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
-from tests.formats.draws import Range, plans
+from tests.formats.draws import Range, written_plans
 
 config_args = pytest.importorskip("accelerate.commands.config.config_args")
 pytest.importorskip("deepspeed")
@@ -34,21 +33,8 @@ def put(plan: Plan, to: str, folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def written_plans(stack: str, to: str, count: int) -> list[Plan]:
-    found = []
-    for plan in plans(stack, count=300, among=AMONG):
-        try:
-            write(plan, to=to)
-        except Mistake:
-            continue
-        found.append(plan)
-        if len(found) == count:
-            break
-    return found
-
-
 def test_accelerate_reads_its_file_and_trainer_its_arguments(tmp_path: Path) -> None:
-    drawn = written_plans("fsdp2", "accelerate", 10)
+    drawn = written_plans("fsdp2", to="accelerate", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         put(plan, "accelerate", tmp_path)
@@ -65,7 +51,7 @@ def test_accelerate_reads_its_file_and_trainer_its_arguments(tmp_path: Path) -> 
 def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.runtime import config as config_of
 
-    drawn = written_plans("deepspeed", "deepspeed", 10)
+    drawn = written_plans("deepspeed", to="deepspeed", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         put(plan, "deepspeed", tmp_path)

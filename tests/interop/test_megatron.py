@@ -18,8 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.record import Mistake
-from tests.formats.draws import Range, plans
+from tests.formats.draws import Range, written_plans
 
 transformer_config = pytest.importorskip("megatron.core.transformer.transformer_config")
 
@@ -57,25 +56,14 @@ def core_fields(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def written_plans(stack: str, to: str, count: int) -> list[Plan]:
-    found = []
-    for plan in plans(stack, count=400, among=AMONG):
-        try:
-            write(plan, to=to)
-        except Mistake:
-            continue
-        found.append(plan)
-        if len(found) == count:
-            break
-    return found
-
-
 def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import utils
     from packaging.version import Version
 
     monkeypatch.setattr(utils, "get_te_version", lambda: Version("2.9.0"))
-    drawn = [plan for plan in written_plans("megatron-core", "megatron", 40) if plan.model.mla is None][:20]
+    drawn = [
+        plan for plan in written_plans("megatron-core", to="megatron", count=40, among=AMONG) if plan.model.mla is None
+    ][:20]
     assert len(drawn) == 20
     for plan in drawn:
         given, layout = arguments(plan), plan.layout
@@ -144,7 +132,7 @@ def test_bridge_makes_a_container(tmp_path: Path, without_transformer_engine: No
     pytest.importorskip("megatron.bridge")
     from megatron.bridge.training.config import ConfigContainer
 
-    drawn = written_plans("megatron-bridge", "bridge", 10)
+    drawn = written_plans("megatron-bridge", to="bridge", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         path, layout = tmp_path / "run_config.yaml", plan.layout

@@ -14,8 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.catalog import named
-from fivefold.record import Mistake
-from tests.formats.draws import Range, plans
+from tests.formats.draws import Range, written_plans
 
 manager = pytest.importorskip("torchtitan.config.manager")
 
@@ -35,23 +34,10 @@ def parsed(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return manager.ConfigManager().parse_args(["--module", "torchtitan_config", "--config", "config"])
 
 
-def written_plans(count: int) -> list[Plan]:
-    found = []
-    for plan in plans("torchtitan", count=400, among=AMONG):
-        try:
-            write(plan, to="torchtitan")
-        except Mistake:
-            continue
-        found.append(plan)
-        if len(found) == count:
-            break
-    return found
-
-
 def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtitan.distributed import ParallelDims
 
-    drawn = written_plans(20)
+    drawn = written_plans("torchtitan", to="torchtitan", count=20, among=AMONG)
     assert len(drawn) == 20
     for plan in drawn:
         config, layout = parsed(plan, tmp_path, monkeypatch), plan.layout
