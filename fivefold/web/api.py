@@ -5,7 +5,6 @@ A mistake is a 422 with one line in ``detail``, as the command prints it; 429: t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query
@@ -13,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from fivefold.layout.comparison import Comparison
-from fivefold.layout.search_result import Answer, Batch, Change, SearchResult
+from fivefold.layout.search_result import Answer, Batch, Change, Lengths, SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.layout.whole_run import WholeRun
 from fivefold.machine.catalog import names as machine_names
@@ -73,7 +72,7 @@ def _short(api: APIRouter, site: Site) -> None:
     @api.get("/ask/{question}")
     async def ask(
         question: QuestionName, asked: Annotated[RunQuestion, Query()]
-    ) -> list[Answer | Change | Batch | WholeRun]:
+    ) -> list[Answer | Change | Batch | WholeRun | Lengths]:
         """What people ask of a layout: ``fivefold ask QUESTION --json``."""
         return await site.answer(asked, lambda noun: _asked(question, noun, asked.chosen(), asked.tokens))
 
@@ -117,18 +116,7 @@ async def _long(site: Site, verb: str, asked: About) -> dict[str, Any]:
 
 
 def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:
+    from fivefold.cli.plan import answers as asked
     from fivefold.machine.site import Site as Assumed
-    from fivefold.plan import questions
-    from fivefold.plan.predict import predict
-    from fivefold.plan.whole_run import whole_run
 
-    of: dict[str, Any] = {"model": noun.model, "machine": noun.machine, "job": noun.job, "layout": layout}
-    run = {name: noun for name, noun in of.items() if name != "layout"}
-    verbs: dict[str, Callable[[], list[Any]]] = {
-        "micro-batch": lambda: [questions.largest_micro_batch(**of)],
-        "sequence": lambda: [questions.longest_sequence(**of)],
-        "batch": lambda: list(questions.sound_batches(job=noun.job, layout=layout, tokens=tokens, model=noun.model)),
-        "run": lambda: [whole_run(step=predict(**of), **run, tokens=tokens, site=Assumed())],
-        "changes": lambda: list(questions.changes(**of)),
-    }
-    return verbs[question]()
+    return asked(question, noun.model, noun.machine, layout, job=noun.job, tokens=tokens, site=Assumed())

@@ -39,7 +39,7 @@ def test_predict_is_what_the_command_prints(client: TestClient, words: list[str]
 
 def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]
-    for question in ("micro-batch", "changes", "run"):
+    for question in ("micro-batch", "sequence", "changes", "run"):
         assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
 
 
