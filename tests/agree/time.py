@@ -4,7 +4,7 @@
 
 A group is one model and job under several layouts. Of each case the run's units are measured (``calibrate --for``) and
 the run is trained, in turns of a few seconds, as the machine's speed drifts by a third; the prediction then comes from
-the planner. Every case is a line of FOLDER/cases.jsonl; called again, it goes on. ``--world 4``: on four processes.
+the planner. Every pass is a line of FOLDER/casesN.jsonl; called again, it goes on. ``--world 4``: on four processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOUR = ("dp4 zero1", "dp4 zero3", "dp2 tp2 zero1", "tp4", "pp4", "dp2 pp2 zero1"
 STEPS = 26  # of a run
 FIRST = 4  # steps that do not count: warm-up, and the metered one
 PATIENCE_SECONDS = 240.0
-NOISY, PASSES = 0.1, 3  # a pass whose steps scatter by more is repeated, up to so often; the calmest counts
+NOISY, PASSES = 0.05, 3  # a case whose calmest pass scatters by more is run again, up to so often; the calmest counts
 
 
 class Case(NamedTuple):
@@ -129,18 +129,23 @@ def _job(chance: random.Random) -> Job:
     )
 
 
-def calmest(case: Case, *, machine: Path, folder: Path) -> Answer | str:
-    """The pass with the least noise, or what failed."""
-    best: Answer | str = ""
-    for _ in range(PASSES):
-        found = answer(case, machine=machine, folder=folder)
-        if isinstance(found, str):
-            return best or found
-        if isinstance(best, str) or found.noise < best.noise:
-            best = found
-        if best.noise <= NOISY:
-            break
-    return best
+def calmest(passes: Iterable[Answer]) -> list[Answer]:
+    """Of each case the pass with the least noise, in the order of the cases."""
+    best: dict[tuple[int, int], Answer] = {}
+    for each in passes:
+        key = each.group, each.number
+        if key not in best or each.noise < best[key].noise:
+            best[key] = each
+    return [best[key] for key in sorted(best)]
+
+
+def unsettled(drawn: list[Case], passes: list[Answer]) -> Iterator[Case]:
+    """Cases without a pass, then those whose passes were all noisy; ``passes`` may grow meanwhile."""
+    for times in range(PASSES):
+        for case in drawn:
+            noises = [each.noise for each in passes if (each.group, each.number) == (case.group, case.number)]
+            if len(noises) == times and min(noises, default=1.0) > NOISY:
+                yield case
 
 
 def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
@@ -273,23 +278,22 @@ def main() -> None:
     if not machine.exists():
         write(_calibrated(given.world), machine)
     path = given.folder / f"cases{given.world}.jsonl"
-    known = [Answer(**line) for line in read_lines(path)] if path.exists() else []
+    passes = [Answer(**line) for line in read_lines(path)] if path.exists() else []
     end = time.monotonic() + 60 * given.minutes
-    done = {(each.group, each.number) for each in known}
-    for case in cases(seed=given.seed, groups=given.groups, each=given.each, world=given.world):
-        if (case.group, case.number) in done:
-            continue
+    drawn = list(cases(seed=given.seed, groups=given.groups, each=given.each, world=given.world))
+    for case in unsettled(drawn, passes):
         if time.monotonic() > end:
             break
-        found = calmest(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
+        found = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
         if isinstance(found, str):
             print(f"{case.model.name} {case.layout}: {found}", flush=True)
             continue
-        known.append(found)
+        passes.append(found)
         with path.open("a") as file:
             file.write(json.dumps(found._asdict()) + "\n")
         print(f"{found.model:10} {found.job:12} {found.layout:30} {found.error:+6.1%}  noise {found.noise:.1%}"
               f"  {found.measured * 1e3:.0f} ms", flush=True)  # fmt: skip
+    known = calmest(passes)
     print(*summary(known), sep="\n")
     if given.markdown:
         given.markdown.write_text("\n".join([*summary(known), "", *table(known), ""]))
