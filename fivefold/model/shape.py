@@ -6,7 +6,7 @@ H ``head_dim``, V ``vocab``, E ``moe.experts``.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,8 @@ from fivefold.sizes import (
     Vocab,
     Width,
 )
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class MLA(Record):
@@ -99,6 +101,14 @@ class RopeScaling(Record):
     long_factors: tuple[Scalar, ...] = ()
 
 
+class DropoutRates(NamedTuple):
+    """Rates of dropout in training: of the embedding, attention's probabilities, and what a branch adds."""
+
+    embedding: float
+    attention: float
+    residual: float
+
+
 class ModelShape(Record):
     """A decoder-only transformer. All counts are of the whole model, unsharded and unpadded."""
 
@@ -146,7 +156,9 @@ class ModelShape(Record):
     embedding_scale: Scalar = 1.0
     logit_scale: Scalar = 1.0
     head_bias: bool = False
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: Rate = 0.0  # of what attention and feed-forward add to the stream
+    attention_dropout: Rate | None = None  # of attention's probabilities; None: as ``dropout``
+    embedding_dropout: Rate | None = None  # None: as ``dropout``
     source: str = ""
 
     @model_validator(mode="after")
@@ -185,6 +197,16 @@ class ModelShape(Record):
     def predicted(self) -> int:
         """Number of tokens predicted from one position beside the next: the depth of multi-token prediction."""
         return self.mtp.depth if self.mtp else 0
+
+    @property
+    def dropout_rates(self) -> DropoutRates:
+        """The rates of dropout by place."""
+        embedding, attention = self.embedding_dropout, self.attention_dropout
+        return DropoutRates(
+            embedding=self.dropout if embedding is None else embedding,
+            attention=self.dropout if attention is None else attention,
+            residual=self.dropout,
+        )
 
     @property
     def shares_table(self) -> bool:

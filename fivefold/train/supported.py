@@ -25,7 +25,7 @@ FREE = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "mla", "moe", "mtp",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
-    "logit_softcap", "dropout",
+    "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
 
 

@@ -33,11 +33,8 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 
 # Refused although transformers 5.23 ignores it: (family or "", key). Why:
 REFUSED_ALL_THE_SAME = {
-    **{("", key): "rates that differ, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
-    **{("gpt2", key): "rates that differ" for key in ("attn_pdrop", "resid_pdrop", "embd_pdrop")},
-    ("phi3", "resid_pdrop"): "rates that differ",
+    **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
     ("mixtral", "router_jitter_noise"): "noise, which only training sees",
-    **{("starcoder2", key): "rates that differ" for key in ("residual_dropout", "embedding_dropout")},
     **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     ("deepseek_v2", "norm_topk_prob"): "the published code reads it",

@@ -49,7 +49,7 @@ MODEL: Table = {
     "tokenizer_type": part("model.vocab, of a tokenizer that is known", None),
     "make_vocab_size_divisible_by": field("job.stack.vocab_multiple", 128),
     "hidden_dropout": field("model.dropout", 0.1),
-    "attention_dropout": part("model.dropout", 0.1),
+    "attention_dropout": field("model.attention_dropout", 0.1),
     "multi_latent_attention": part("model.mla", False),
     "q_lora_rank": part("model.mla.q_rank", None),
     "kv_lora_rank": part("model.mla.kv_rank", 32),

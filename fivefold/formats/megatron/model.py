@@ -49,8 +49,8 @@ def model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
     biased = not values["disable_bias_linear"]
     if values["use_rotary_position_embeddings"]:
         fields["position"] = "rope"
-    if values["attention_dropout"] != values["hidden_dropout"]:
-        values.doubt("attention_dropout", "is not that of the stream; counted as it")
+    if fields.get("attention_dropout") == fields.get("dropout"):
+        fields.pop("attention_dropout", None)
     fields |= {
         "name": f"megatron-{layers}x{width}", "vocab": vocab, "ffn": ffn, "kv_heads": groups,
         "head_dim": values["kv_channels"] or width // heads,
@@ -131,7 +131,7 @@ def arguments(model: Model) -> dict[str, Any]:
         "squared_relu": model.activation == "relu2", "openai_gelu": model.activation == "gelu_tanh",
         "disable_bias_linear": not biased,
         "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
-        "attention_dropout": model.dropout, "tokenizer_type": "NullTokenizer",
+        "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",
     }  # fmt: skip
     if mla := model.mla:
         found |= {

@@ -53,7 +53,7 @@ class Config(Record):
     mlp_bias: bool = False
     attention_dropout: Scalar = 0.0
     hidden_dropout: Scalar = 0.0
-    embedding_dropout: Scalar | None = None
+    embedding_dropout: Scalar = 0.0
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
     use_qk_norm: bool = False
@@ -142,15 +142,11 @@ def head_dim(config: Config) -> int:
     return config.hidden_size // config.num_attention_heads
 
 
-def dropout(config: Config) -> float:
-    """The common rate of attention, residual and embedding dropout; ``Mistake`` if they differ."""
-    rates = {"attention": config.attention_dropout, "residual": config.hidden_dropout}
-    if config.embedding_dropout is not None:
-        rates["embedding"] = config.embedding_dropout
-    if len(set(rates.values())) > 1:
-        listed = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
-        raise config.mistake(f"dropout rates that differ ({listed}) are not supported; make them equal, e.g. 0")
-    return config.attention_dropout
+def dropout(config: Config) -> dict[str, float]:
+    """The fields of dropout: the rate of the branches, and those that differ from it."""
+    others = {"attention_dropout": config.attention_dropout, "embedding_dropout": config.embedding_dropout}
+    differing = {field: rate for field, rate in others.items() if rate != config.hidden_dropout}
+    return {"dropout": config.hidden_dropout, **differing}
 
 
 def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
@@ -191,7 +187,7 @@ def attention_bias(config: Config) -> dict[str, bool]:
 
 def model(config: Config, **of_family: Any) -> Model:
     """Build the ``Model`` from the fields that all families share, overridden by ``of_family``."""
-    shared = {
+    shared: dict[str, Any] = {
         "name": config.name,
         "layers": config.num_hidden_layers,
         "width": config.hidden_size,
@@ -202,7 +198,7 @@ def model(config: Config, **of_family: Any) -> Model:
         "positions": config.max_position_embeddings,
         "norm_epsilon": config.norm_epsilon,
         "activation": activation(config),
-        "dropout": dropout(config),
+        **dropout(config),
         "tied_embeddings": config.tie_word_embeddings,
     }
     if "head_dim" not in of_family:

@@ -99,7 +99,9 @@ def gpt_neox(config: Config) -> Model:
         )
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
     block = "parallel" if config.use_parallel_residual else "pre"
-    return model(config, **rope(config, partly=True), **attention_bias(config), **fields, block=block)
+    # one key for embedding and branches: embedding_dropout is left to that of the branches
+    fields |= {"block": block, "embedding_dropout": None}
+    return model(config, **rope(config, partly=True), **attention_bias(config), **fields)
 
 
 def nemotron(config: Config) -> Model:

@@ -57,6 +57,7 @@ def _config(model: Model, *, family: str) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.out_bias,
+        "attention_dropout": model.dropout_rates.attention,
         **({"rope_scaling": scaling(model.rope_scaling)} if model.rope_scaling else {}),
         **({"mlp_bias": model.mlp_bias} if family == "deepseek_v2" else {}),
         **(_experts(model.moe, family=family) if model.moe else {}),
@@ -93,7 +94,8 @@ def _normalized(model: Model) -> Model:
         still = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **still)
     return model.replace(
-        name="", source="", dropout=0.0, moe=moe, norm_bias=model.norm == "layernorm" and model.norm_bias,
+        name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
+        norm_bias=model.norm == "layernorm" and model.norm_bias,
         positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
         rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
         window=model.window if any(slides) else None,

@@ -49,7 +49,11 @@ _DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_expert
 
 _LAYER_NORMED = {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
 _COMMAND = _LAYER_NORMED | {"layer_norm_eps": "norm_epsilon"} | _same("attention_bias logit_scale")
-_FALCON = {key: field for key, field in (_SIZES | _ROTARY | _WHOLE).items() if key != "intermediate_size"}
+_FALCON = {
+    key: field
+    for key, field in (_SIZES | _ROTARY | _WHOLE).items()
+    if key not in ("intermediate_size", "attention_dropout")
+}
 
 # family: {config key: field of ``Config``}; keys of one field are aliases
 KEYS: dict[str, dict[str, str]] = {
@@ -103,7 +107,7 @@ KEYS: dict[str, dict[str, str]] = {
     "cohere2": _COMMAND | _same("sliding_window layer_types sliding_window_pattern"),
     "falcon": {"n_embed": "hidden_size"}
     | _FALCON
-    | _same("hidden_dropout new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
+    | _same("new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
     | {
         "ffn_hidden_size": "intermediate_size",
         "num_kv_heads": "num_key_value_heads",
@@ -146,7 +150,11 @@ REFUSED: dict[str, dict[str, Only]] = {
     "gemma3_text": _GEMMA_REFUSED,
     "gemma3": _GEMMA_REFUSED,
     "cohere": {"use_qk_norm": Only((False, None), "norms of heads with a weight for each head")},
-    "falcon": {"alibi": Only((False, None), "scores with a bias by distance (ALiBi)")},
+    "falcon": {
+        "alibi": Only((False, None), "scores with a bias by distance (ALiBi)"),
+        "attention_dropout": Only((0, None), "dropout of what attention adds alone"),
+        "hidden_dropout": Only((0, None), "one mask of dropout over what attention and MLP add"),
+    },
     "gpt2": {
         "add_cross_attention": Only((False,), "cross-attention"),
         "scale_attn_by_inverse_layer_idx": Only((False,), "an attention scale per layer"),

@@ -38,6 +38,7 @@ def keys(model: Model, *, family: str) -> dict[str, Any]:
 def _fields(model: Model) -> dict[str, Any]:
     """Fields of ``Config``; None: left out."""
     layers, scale = range(model.layers), model.attention_scale or model.head_dim**-0.5
+    rates = model.dropout_rates
     slides = tuple(model.slides(layer) for layer in layers)
     alone = model.kv_heads == 1
     return {
@@ -54,7 +55,9 @@ def _fields(model: Model) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": model.qkv_bias,
         "mlp_bias": model.mlp_bias,
-        **dict.fromkeys(("attention_dropout", "hidden_dropout", "embedding_dropout"), model.dropout),
+        "attention_dropout": rates.attention,
+        "hidden_dropout": rates.residual,
+        "embedding_dropout": rates.embedding,
         "scale_attn_weights": model.attention_scale is None,
         "use_parallel_residual": model.block == "parallel",
         "embedding_multiplier": model.embedding_scale,

@@ -30,7 +30,8 @@ class Embed(nn.Module):
         self.positions = nn.Embedding(model.positions, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
-        self.drop = Dropout(model.dropout, place=EMBEDDING) if model.dropout else None
+        rate = model.dropout_rates.embedding
+        self.drop = Dropout(rate, place=EMBEDDING) if rate else None
 
     def forward(
         self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None

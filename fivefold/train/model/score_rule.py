@@ -38,7 +38,8 @@ class ScoreRule(NamedTuple):
     def of(cls, model: Model, *, layer: int, head_dim: int) -> ScoreRule:
         """The rule of one layer; ``head_dim``: dims of q and k."""
         window = model.window if model.slides(layer) else None
-        return cls(model.attention_scale or head_dim**-0.5, window, model.attention_softcap, model.dropout, layer)
+        scale, dropout = model.attention_scale or head_dim**-0.5, model.dropout_rates.attention
+        return cls(scale, window, model.attention_softcap, dropout, layer)
 
     def over(self, tokens: int) -> ScoreRule:
         """The rule for sequences of ``tokens``: a window that is not shorter does nothing."""

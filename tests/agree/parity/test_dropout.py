@@ -38,9 +38,25 @@ class Compared(NamedTuple):
     ],
 )
 def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
+    dropped_alike(MODEL, layout, attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("rates", "layout", "attention"),
+    [
+        ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 cp2 mbs1", "flash"),
+        ({"attention_dropout": 0.0, "embedding_dropout": 0.0}, "tp2 pp2 zbv v2 mbs2 ac=full", "unfused"),
+    ],
+)
+def test_places_have_rates_of_their_own(rates: dict[str, float], layout: str, attention: str) -> None:
+    dropped_alike(MODEL.replace(**rates), layout, attention=attention)
+
+
+def dropped_alike(model: Model, layout: str, *, attention: str) -> None:
+    """Whether ``layout`` equals one process."""
     found = Layout.parse(layout)
     job = job_for(found).replace(attention=attention)
-    case = Compared(MODEL, found, job)
+    case = Compared(model, found, job)
     verdict = judge(case, forked(found.world, play, *case, seconds=240.0))
     assert verdict.equal, verdict
     assert verdict.said == (), verdict.said

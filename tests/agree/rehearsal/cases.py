@@ -39,6 +39,7 @@ OWN: Mapping[str, Model] = {
         rope_pattern=(True, True, False),
         attention_sinks=True,
         qk_norm="head",
+        attention_dropout=0.1,
     ),
     "softcap": TINY.replace(window=20, window_pattern=(False, True), attention_softcap=5.0),
     "dropped": TINY.replace(

@@ -59,7 +59,7 @@ def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
 def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
     """Return whether the ranks of a ring do unequal work: a window shows the first chunks less than the others."""
     windows = {window_of(model, job, layer=layer) for layer in range(model.layers)}
-    return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout > 0)
+    return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
 
 
 def stands_for(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:

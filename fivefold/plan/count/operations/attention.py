@@ -135,7 +135,8 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
 
 def _drops(local: Local) -> bool:
     """Whether our kernel for windows computes the core because it drops probabilities, whose masks it draws again."""
-    return bool(local.model.dropout) and local.job.stack.attention != "unfused" and local.job.stack.linears == "fanned"
+    dropped = local.model.dropout_rates.attention > 0
+    return dropped and local.job.stack.attention != "unfused" and local.job.stack.linears == "fanned"
 
 
 def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
@@ -253,7 +254,7 @@ def _unfused(local: Local, core: Op) -> list[Op]:
     scores = half._replace(name="attention.core.scores", reads=(q, k), writes={"s": pairs * width}, keeps=(q, k))
     softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
-    if local.model.dropout:
+    if local.model.dropout_rates.attention:
         ops.append(dropout("attention.core.dropout", "p", "pd", size=pairs * width, mask=pairs))
         probabilities = "pd"
     out = next(iter(core.writes))

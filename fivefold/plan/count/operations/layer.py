@@ -43,7 +43,7 @@ def embedding(local: Local) -> list[Op]:
                 backward_scratch=8 * local.stream_rows,
             )
         )  # fmt: skip
-    if model.dropout:
+    if model.dropout_rates.embedding:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
         ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))

@@ -1,0 +1,65 @@
+"""Rates of dropout are read where the reference applies them in training: its calls are recorded, and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.model.huggingface.families import from_config
+from fivefold.model.huggingface.keys import KEYS
+from fivefold.model.shape import DropoutRates
+from tests.model.judged import built, quiet
+from tests.model.mutations import FAMILIES
+
+DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
+TOKENS = 5
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, tuple[int, ...]]]]:
+    """Rate and shape of every dropout that is applied."""
+    calls: list[tuple[float, tuple[int, ...]]] = []
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if training and p:
+            calls.append((p, tuple(x.shape)))
+        return x
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "dropout", dropout)
+        yield calls
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "falcon"])
+@pytest.mark.parametrize("given", ["attention_dropout", "all"])
+def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = DRAWN if given == "all" else {given: DRAWN[given]}
+    still = {key: 0.0 for key, field in KEYS[kind].items() if field in DRAWN}
+    config: dict[str, Any] = FAMILIES[kind] | still
+    config |= {key: fields[field] for key, field in KEYS[kind].items() if field in fields}
+    model = from_config({"model_type": kind, **config}, name="x")
+    with quiet(), torch.no_grad(), recorded(monkeypatch) as calls:
+        theirs = built(kind, config).train()
+        for weight in theirs.parameters():
+            weight.zero_()
+        theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
+    layers = model.layers
+    scores = [rate for rate, shape in calls if shape[1:-1] == (model.heads, TOKENS)]
+    stream = [rate for rate, shape in calls if shape == (1, TOKENS, model.width)]
+    assert len(scores) + len(stream) == len(calls)
+    assert scores == [model.dropout_rates.attention] * layers * (model.dropout_rates.attention > 0)
+    embedding = stream[:1] if len(stream) % 2 else []
+    assert embedding == [model.dropout_rates.embedding] * (model.dropout_rates.embedding > 0)
+    assert stream[len(embedding) :] == [model.dropout] * 2 * layers * (model.dropout > 0)
+
+
+def test_a_place_without_a_rate_has_that_of_the_branches() -> None:
+    model = from_config({"model_type": "gpt2", **FAMILIES["gpt2"], "attn_pdrop": 0.2}, name="x")
+    assert model.dropout_rates == DropoutRates(embedding=0.0, attention=0.2, residual=0.0)
+    assert (model.attention_dropout, model.embedding_dropout) == (0.2, None)
+    assert model.replace(dropout=0.1).dropout_rates == DropoutRates(embedding=0.1, attention=0.2, residual=0.1)
