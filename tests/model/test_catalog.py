@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.model.catalog import CATALOG, named, names, resolve
-from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.record import Mistake
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
@@ -138,7 +138,7 @@ def test_resolve_prefers_the_catalog() -> None:
         (
             "a.json",
             '{"model_type": "olmo3"}',
-            f"architecture 'olmo3' is not known; the nearest of {len(FAMILIES)} is olmo2; "
+            f"architecture 'olmo3' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is olmo2; "
             "or write its shape as in examples/models/mixture.toml",
         ),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),

@@ -115,6 +115,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.001,
     },
     "qwen2": _QWEN,
+    "qwen2_5_vl_text": {
+        **_QWEN,
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "max_window_layers": 80,
+    },
     "qwen3": {**_QWEN, "head_dim": 128},
     "qwen3_moe": {
         **_QWEN,
@@ -136,7 +148,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
     },
     "gemma3_text": _GEMMA3,
-    "gemma3": _GEMMA3,
     "phi3": {
         **_DECODER,
         "vocab_size": 32_064,

@@ -34,6 +34,16 @@ def qwen2(config: Config) -> Model:
     return model(config, **rope(config), **_qwen_windows(config), qkv_bias=True)
 
 
+def qwen2_5_vl(config: Config) -> Model:
+    """The text model of Qwen2.5-VL: Qwen2, as the three rotary positions of a token of text are one (mrope)."""
+    turned = {
+        field: {**given, "rope_type": "default"}
+        for field in ("rope_scaling", "rope_parameters")
+        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
+    }
+    return qwen2(config.replace(**turned))
+
+
 def qwen3(config: Config) -> Model:
     """Qwen3: norms of heads."""
     return model(config, **rope(config), **_qwen_windows(config), **attention_bias(config), qk_norm="head")

@@ -42,43 +42,72 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     ``config``: the file's dictionary, of any transformers version; ``name``: the model's name in messages.
     Raises ``Mistake`` for an unknown architecture or an unsupported feature.
     """
-    kind, values = _text_config(config, name=name)
-    family = FAMILIES[kind]
-    found = family.mapping(read_config(values, family=kind, name=name))
-    return found.replace(source=source or f"Hugging Face config.json, {family.architecture}")
+    read = text_of(config, name=name)
+    found = FAMILIES[read.family].mapping(read_config(read.values, family=read.family, name=name))
+    return found.replace(source=source or f"Hugging Face config.json, {read.architecture}")
 
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
     """One line that lists keys which may change the model but which the family's code ignores; None without any."""
-    kind, values = _text_config(config, name=name)
-    if not (keys := list(unread(values, family=kind))):
+    read = text_of(config, name=name)
+    if not (keys := list(unread(read.values, family=read.family))):
         return None
-    said = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in keys)
-    return f"{name}: not read, nor by transformers' {FAMILIES[kind].architecture}: {said}"
+    said = ", ".join(f"{key}={reprlib.repr(read.values[key])}" for key in keys)
+    return f"{name}: not read, nor by transformers' {read.architecture}: {said}"
 
 
 def interleaves(config: dict[str, Any], *, name: str) -> bool:
     """Whether the rotary pairs of latent attention are interleaved in the file, as in every published one."""
-    kind, values = _text_config(config, name=name)
-    return bool(read_config(values, family=kind, name=name).rope_interleave)
+    read = text_of(config, name=name)
+    return bool(read_config(read.values, family=read.family, name=name).rope_interleave)
 
 
-def model_type(config: dict[str, Any], *, name: str) -> str:
+class Text(NamedTuple):
+    """The text model of a config: its family and keys; ``architecture``: the class of the whole."""
+
+    family: str
+    values: dict[str, Any]
+    architecture: str
+    wrapped: bool = False  # in a multimodal model
+
+
+def text_of(config: dict[str, Any], *, name: str) -> Text:
+    """The text model of ``config``, which a multimodal one has under ``text_config``; ``Mistake`` if it is not read."""
+    kind = _model_type(config, name=name)
+    if kind in FAMILIES:
+        return Text(kind, config, FAMILIES[kind].architecture)
+    wrapper = WRAPPERS[kind]
+    values = config.get("text_config", config if wrapper.flat else None)
+    if not isinstance(values, dict):
+        raise Mistake(f"{name}: a multimodal config without a text_config table")
+    said = values.get("model_type", wrapper.text)
+    if said not in (wrapper.text, kind):
+        raise Mistake(
+            f"{name}: its text model is {reprlib.repr(said)}; of {wrapper.architecture} {wrapper.text} is read"
+        )
+    tied = config.get("tie_word_embeddings", wrapper.tied)  # only the outer key is read, but for old files
+    if wrapper.flat:
+        tied = tied or values.get("tie_word_embeddings", False)
+    return Text(wrapper.text, {**values, "tie_word_embeddings": tied}, wrapper.architecture, wrapped=True)
+
+
+def _model_type(config: dict[str, Any], *, name: str) -> str:
     """The family, from ``architectures`` if given, as remote code may have its own ``model_type``, else from that."""
+    classes = {kind: read.architecture for kind, read in (*FAMILIES.items(), *WRAPPERS.items())}
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
-        wanted, known = str(architectures[0]), {family.architecture: kind for kind, family in FAMILIES.items()}
+        wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in classes.items()}
     else:
-        wanted, known = str(config.get("model_type")), {kind: kind for kind in FAMILIES}
+        wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
     if wanted in LACKS:
         raise Mistake(f"{name}: architecture {wanted!r} is not read: {LACKS[wanted]}")
     if wanted not in known:
         raise Mistake(
-            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES)} is "
+            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(classes)} is "
             f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
-    said = FAMILIES.get(str(config.get("model_type")), FAMILIES[known[wanted]])
-    if said.architecture != FAMILIES[known[wanted]].architecture:  # transformers follows model_type
+    architecture = classes[known[wanted]]
+    if classes.get(str(config.get("model_type")), architecture) != architecture:  # transformers follows model_type
         raise Mistake(f"{name}: model_type {config['model_type']!r} is not that of {wanted}; correct one of them")
     return known[wanted]
 
@@ -90,23 +119,20 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
     return told[max(told, key=lambda name: SequenceMatcher(None, word, name).ratio())]
 
 
-def _text_config(config: dict[str, Any], *, name: str) -> tuple[str, dict[str, Any]]:
-    """The family and the keys of the text model, which a multimodal config has under ``text_config``."""
-    kind = model_type(config, name=name)
-    if not FAMILIES[kind].wrapper:
-        return kind, config
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise Mistake(f"{name}: a multimodal config without a text_config table")
-    return kind, {**text, "tie_word_embeddings": config.get("tie_word_embeddings", True)}  # only the outer key is read
-
-
 class Family(NamedTuple):
     """One ``model_type``: its class in transformers and our mapping."""
 
     architecture: str
     mapping: Callable[[Config], Model]
-    wrapper: bool = False  # a multimodal model, of which only ``text_config`` is read
+
+
+class Wrapper(NamedTuple):
+    """A multimodal ``model_type``, of which only the text model is read: its class and the family of that model."""
+
+    architecture: str
+    text: str
+    tied: bool  # a missing ``tie_word_embeddings``
+    flat: bool = False  # published with the keys of the text model beside the others
 
 
 FAMILIES = {
@@ -114,11 +140,11 @@ FAMILIES = {
     "mistral": Family("MistralForCausalLM", dense.mistral),
     "mixtral": Family("MixtralForCausalLM", mixtral),
     "qwen2": Family("Qwen2ForCausalLM", dense.qwen2),
+    "qwen2_5_vl_text": Family("Qwen2_5_VLTextModel", dense.qwen2_5_vl),
     "qwen3": Family("Qwen3ForCausalLM", dense.qwen3),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", qwen3_moe),
     "gemma2": Family("Gemma2ForCausalLM", dense.gemma2),
     "gemma3_text": Family("Gemma3ForCausalLM", dense.gemma3),
-    "gemma3": Family("Gemma3ForConditionalGeneration", dense.gemma3, wrapper=True),
     "phi3": Family("Phi3ForCausalLM", dense.phi3),
     "gpt2": Family("GPT2LMHeadModel", dense.gpt2),
     "gpt_neox": Family("GPTNeoXForCausalLM", dense.gpt_neox),
@@ -138,4 +164,10 @@ FAMILIES = {
     "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", minimax_m2),
     "gpt_oss": Family("GptOssForCausalLM", gpt_oss),
+}
+
+WRAPPERS = {
+    "gemma3": Wrapper("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
+    "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral", tied=True),
+    "qwen2_5_vl": Wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),
 }

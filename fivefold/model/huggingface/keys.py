@@ -61,13 +61,13 @@ KEYS: dict[str, dict[str, str]] = {
     "mistral": _DECODER | _same("sliding_window"),
     "mixtral": _DECODER | _EXPERTS | _same("sliding_window"),
     "qwen2": _DECODER | _LATE_WINDOWS,
+    "qwen2_5_vl_text": {key: field for key, field in _DECODER.items() if key != "head_dim"} | _LATE_WINDOWS,
     "qwen3": _DECODER | _LATE_WINDOWS | _same("attention_bias"),
     "qwen3_moe": _DECODER
     | _EXPERTS
     | _same("attention_bias use_sliding_window sliding_window moe_intermediate_size norm_topk_prob mlp_only_layers"),
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA | _same("rope_local_base_freq sliding_window_pattern"),
-    "gemma3": _GEMMA | _same("rope_local_base_freq sliding_window_pattern"),
     "phi3": _DECODER | _same("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
     "gpt2": {key: field for key, field in _SIZES.items() if key not in ("intermediate_size", "attention_dropout")}
     | {
@@ -148,7 +148,6 @@ REFUSED: dict[str, dict[str, Only]] = {
     "qwen3_moe": {"decoder_sparse_step": _LAYER_FREQUENCY},
     "gemma2": _GEMMA_REFUSED,
     "gemma3_text": _GEMMA_REFUSED,
-    "gemma3": _GEMMA_REFUSED,
     "cohere": {"use_qk_norm": Only((False, None), "norms of heads with a weight for each head")},
     "falcon": {
         "alibi": Only((False, None), "scores with a bias by distance (ALiBi)"),

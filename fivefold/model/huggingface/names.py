@@ -109,6 +109,7 @@ STACKED_SIGN = ".mlp.experts.gate_up_proj"
 
 NAMES: dict[str, Names] = {
     **DENSE,
+    "qwen2_5_vl_text": DECODER,
     "mixtral": MIXTRAL,
     "qwen3_moe": EXPERTS,
     "deepseek_v2": DEEPSEEK,

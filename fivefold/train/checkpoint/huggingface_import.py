@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fivefold.model.huggingface.export import differs
-from fivefold.model.huggingface.families import from_config, interleaves, model_type
-from fivefold.model.huggingface.names import COPIES, NAMES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.huggingface.families import from_config, interleaves, text_of
+from fivefold.model.huggingface.names import COPIES, STACKED_SIGN, Part, bias_name, parts
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, read_file
 from fivefold.train.build import Built
@@ -27,6 +27,16 @@ from fivefold.train.checkpoint.checkpoint import on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+HEADS, EMBEDDINGS = ("lm_head.weight", "embed_out.weight"), ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+ROWS = 4096  # of a tied head that are compared at once
+# Names in a multimodal model, as transformers 5 has them in memory and as files have them, and of its text model alone.
+WRAPPED = {
+    "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
+}  # fmt: skip
+OTHER_SENSES = (
+    "vision_tower.", "multi_modal_projector.", "visual.", "model.vision_tower.", "model.multi_modal_projector.",
+    "model.visual.",
+)  # fmt: skip
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 
 
@@ -46,9 +56,9 @@ class Folder:
         """Map the files of ``path``; ``Mistake`` if it holds another ``model``, or a tensor is missing or misshapen."""
         config = _config(path)
         there = from_config(config, name=path.resolve().name, source=str(path))
-        if (family := model_type(config, name=str(path))) not in NAMES:
-            raise Mistake(f"{path}: weights of {family} are not read; those of {', '.join(NAMES)} are")
-        tensors = _prefixed(dict(_tensors(path)), family=family)
+        text = text_of(config, name=str(path))
+        tensors = dict(_tensors(path))
+        tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, family=text.family)
         if there.mtp and not any(_layer(name) == there.layers for name in tensors):
             there = there.replace(mtp=None)  # transformers writes the key, and none of the tensors
         if model is not None:
@@ -57,14 +67,14 @@ class Folder:
             if found := differs(there, model):
                 raise Mistake(f"{path}: holds another model, with {found}; give the run model = {str(path)!r}")
         wanted = list(parts(
-            there, family=family, stacked=any(STACKED_SIGN in name for name in tensors),
+            there, family=text.family, stacked=any(STACKED_SIGN in name for name in tensors),
             interleaved=interleaves(config, name=str(path)),
         ))  # fmt: skip
-        ignored = _check(path, tensors, wanted, model=there)
+        ignored = _check(path, tensors, wanted, model=there, wrapped=text.wrapped)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
             ours.setdefault(part.ours, []).append(part)
-        return cls(path, family, there, ours, tensors, ignored)
+        return cls(path, text.family, there, ours, tensors, ignored)
 
     def dtypes(self) -> dict[str, int]:
         """Number of elements stored in each dtype."""
@@ -166,7 +176,21 @@ def _prefixed(tensors: dict[str, Any], *, family: str) -> dict[str, Any]:
     return {f"transformer.{name}": tensor for name, tensor in tensors.items()} if bare else tensors
 
 
-def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model) -> tuple[str, ...]:
+def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
+    """``tensors`` of a multimodal model, those of its text model by the names that these have alone."""
+    return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _unwrapped_name(name: str) -> str:
+    for wrapped, alone in WRAPPED.items():
+        if name.startswith(wrapped):
+            return alone + name.removeprefix(wrapped)
+    return name
+
+
+def _check(
+    path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Model, wrapped: bool = False
+) -> tuple[str, ...]:  # fmt: skip
     """Check names, shapes and dtypes; return the unused tensors that are allowed. ``Mistake`` for any other."""
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
@@ -181,18 +205,35 @@ def _check(path: Path, tensors: dict[str, Any], wanted: list[Part], *, model: Mo
         if dtype not in DTYPES:
             raise Mistake(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
-    if strange := [name for name in spare if not _may_be_spare(name, model)]:
+    if strange := [
+        name for name in spare if not (_may_be_spare(name, model) or (wrapped and name.startswith(OTHER_SENSES)))
+    ]:  # fmt: skip
         raise Mistake(
             f"{path}: holds {len(strange)} tensors that the model of its {CONFIG} does not have, such as {strange[0]}"
         )
+    for head in set(HEADS).intersection(spare):
+        _check_tied(path, tensors, head)
     return spare
+
+
+def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
+    """Raise a ``Mistake`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
+    embedding = next((tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS)), None)
+    rows = tensors[head].get_shape()[0]
+    for start in range(0, rows, ROWS) if embedding is not None else ():
+        own, shared = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
+        if not torch.equal(own.to(shared.dtype), shared):
+            raise Mistake(
+                f"{path}: {head} differs from the embedding, though its {CONFIG} ties them (tie_word_embeddings); "
+                "set that to false there"
+            )
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
     """Whether a tensor may be unused: a tied head, frequencies and masks (old files), and of multi-token prediction the
     copies of embedding and head, or all if the model has none.
     """
-    if name in ("lm_head.weight", "embed_out.weight"):
+    if name in HEADS:
         return model.tied_embeddings
     further = _layer(name) >= model.layers
     return name.endswith(BUFFERS) or (further and (model.mtp is None or name.endswith(tuple(COPIES))))

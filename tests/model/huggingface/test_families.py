@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fivefold.model.catalog import CATALOG, named
-from fivefold.model.huggingface.families import FAMILIES, from_config
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, from_config
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -53,12 +53,13 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
         assert [model.slides(layer) for layer in range(model.layers)] == slides
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "kimi_k2"])
+@pytest.mark.parametrize("kind", [kind for kind in (*FAMILIES, *WRAPPERS) if kind != "kimi_k2"])
 def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     needed: dict[str, dict[str, Any]] = {
         "deepseek_v2": {"num_experts_per_tok": 6},
         "glm4_moe": {"head_dim": 128},
         "gemma3": {"text_config": {}},
+        "mistral3": {"text_config": {"model_type": "mistral"}},
     }
     bare = {"model_type": kind, **needed.get(kind, {})}
     theirs = from_config(reference(bare).to_dict(), name="x").replace(mtp=None)  # of which they build none
@@ -217,10 +218,13 @@ def test_routing() -> None:
 
 NESTED = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "yarn", "factor": 2.0}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mamba"}, f"x: architecture 'mamba' is not known; the nearest of {len(FAMILIES)} is "),
+    (
+        {"model_type": "mamba"},
+        f"x: architecture 'mamba' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is ",
+    ),
     (
         {"architectures": ["BertModel"], "model_type": "llama"},
-        f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES)} is ",
+        f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is ",
     ),
     ({}, "architecture 'None' is not known"),
     ({"model_type": "qwen3_next"}, "x: architecture 'qwen3_next' is not read: three of four of its layers are linear"),
