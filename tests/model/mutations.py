@@ -21,7 +21,6 @@ LATENT = {
     "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
 SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
-SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
 GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64, "tie_word_embeddings": False}
 STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
@@ -51,6 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minimax_m2": ALIKE,
     "gpt_oss": ALIKE | {"sliding_window": 6},
     "granite": PLAIN
+    | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
+    "granitemoe": ALIKE
     | {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0},
     "starcoder2": PLAIN,
     "glm": PLAIN | {"pad_token_id": 0},

@@ -210,6 +210,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "granite": {**_DECODER, "intermediate_size": 11_008},
+    "granitemoe": {
+        **_DECODER,
+        "intermediate_size": 11_008,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
     "starcoder2": {
         **_DECODER,
         "vocab_size": 49_152,

@@ -127,13 +127,17 @@ def olmo2(config: Config) -> Model:
 
 def granite(config: Config) -> Model:
     """Granite: Llama with factors on embedding, scores, branches and logits."""
-    scales = {
+    return model(config, **rope(config), **attention_bias(config), mlp_bias=config.mlp_bias, **granite_scales(config))
+
+
+def granite_scales(config: Config) -> dict[str, float]:
+    """The factors of Granite, with experts or without."""
+    return {
         "embedding_scale": config.embedding_multiplier,
         "attention_scale": config.attention_multiplier,
         "residual_scale": config.residual_multiplier,
         "logit_scale": 1 / config.logits_scaling,
     }
-    return model(config, **rope(config), **attention_bias(config), mlp_bias=config.mlp_bias, **scales)
 
 
 def starcoder2(config: Config) -> Model:

@@ -8,20 +8,29 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config, attention_bias, model, windows
+from fivefold.model.huggingface.dense import granite_scales
 from fivefold.model.huggingface.rope import rope, yarn_mscale
 from fivefold.model.spec import Model
 
 
 def mixtral(config: Config) -> Model:
     """Mixtral: experts in every layer, with ffn = intermediate_size."""
-    # A softmax over the top-k logits equals the softmax over all logits, rescaled to sum to one.
-    moe = {
+    return model(config, **rope(config), **windows(config), moe=_alike(config))
+
+
+def _alike(config: Config) -> dict[str, Any]:
+    """Experts in every layer. A softmax over the top-k logits is that over all logits, rescaled to sum to one."""
+    return {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,
         "ffn": config.intermediate_size,
         "aux_coefficient": config.router_aux_loss_coef,
     }
-    return model(config, **rope(config), **windows(config), moe=moe)
+
+
+def granitemoe(config: Config) -> Model:
+    """Granite with experts: Mixtral's, and Granite's factors."""
+    return model(config, **rope(config), **attention_bias(config), **granite_scales(config), moe=_alike(config))
 
 
 def qwen3_moe(config: Config) -> Model:

@@ -112,12 +112,15 @@ def _family(model: Model) -> str:
         return "gpt_oss"
     if model.moe is not None and model.moe.score == "sigmoid":
         return "minimax_m2" if model.qk_norm == "full" else "glm4_moe"
-    return "qwen3_moe" if model.qk_norm == "head" else "mixtral"
+    if model.qk_norm == "head":
+        return "qwen3_moe"
+    factors = (model.embedding_scale, model.residual_scale, model.logit_scale, model.attention_scale or 1)
+    return "mixtral" if factors == (1, 1, 1, 1) else "granitemoe"
 
 
 def _experts(moe: MoE, *, family: str) -> dict[str, Any]:
     values: dict[str, Any] = {"num_experts_per_tok": moe.topk}
-    if family in ("mixtral", "minimax_m2", "gpt_oss"):
+    if family in ("mixtral", "granitemoe", "minimax_m2", "gpt_oss"):
         return values | {"num_local_experts": moe.experts, "router_aux_loss_coef": moe.aux_coefficient}
     values |= {"moe_intermediate_size": moe.ffn, "norm_topk_prob": moe.normalized}
     if family == "qwen3_moe":
@@ -158,6 +161,7 @@ OWN: dict[str, Callable[[Model], dict[str, Any]]] = {
     "glm4_moe": _glm4_moe,
     "minimax_m2": lambda model: {"rotary_dim": model.rope_dim},
     "gpt_oss": _gpt_oss,
+    "granitemoe": lambda model: keys(model, family="granitemoe"),
 }
 
 

@@ -19,6 +19,7 @@ from fivefold.model.huggingface.experts import (
     deepseek_v3,
     glm4_moe,
     gpt_oss,
+    granitemoe,
     minimax_m2,
     mixtral,
     qwen3_moe,
@@ -93,7 +94,8 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:
     """The family, from ``architectures`` if given, as remote code may have its own ``model_type``, else from that."""
-    classes = {kind: read.architecture for kind, read in (*FAMILIES.items(), *WRAPPERS.items())}
+    classes = {kind: read.architecture for kind, read in FAMILIES.items()}
+    classes |= {kind: wrapper.architecture for kind, wrapper in WRAPPERS.items()}
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
         wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in classes.items()}
@@ -150,6 +152,7 @@ FAMILIES = {
     "gpt_neox": Family("GPTNeoXForCausalLM", dense.gpt_neox),
     "nemotron": Family("NemotronForCausalLM", dense.nemotron),
     "granite": Family("GraniteForCausalLM", dense.granite),
+    "granitemoe": Family("GraniteMoeForCausalLM", granitemoe),
     "starcoder2": Family("Starcoder2ForCausalLM", dense.starcoder2),
     "glm": Family("GlmForCausalLM", dense.glm),
     "glm4": Family("Glm4ForCausalLM", dense.glm4),

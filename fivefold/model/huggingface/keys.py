@@ -47,6 +47,9 @@ _DEEPSEEK = _DECODER | _same(
 _MTP = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), "num_nextn_predict_layers")
 _DEEPSEEK_V3 = _DEEPSEEK | {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"} | _MTP
 
+_GRANITE = _DECODER | _same(
+    "attention_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
+)
 _LAYER_NORMED = {key: field for key, field in _DECODER.items() if key != "rms_norm_eps"}
 _COMMAND = _LAYER_NORMED | {"layer_norm_eps": "norm_epsilon"} | _same("attention_bias logit_scale")
 _FALCON = {
@@ -92,8 +95,8 @@ KEYS: dict[str, dict[str, str]] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "olmo2": _DECODER | _same("attention_bias"),
-    "granite": _DECODER
-    | _same("attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"),
+    "granite": _GRANITE | _same("mlp_bias"),
+    "granitemoe": _GRANITE | _same("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"},
     "starcoder2": _LAYER_NORMED
     | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
     | _same("sliding_window embedding_dropout"),

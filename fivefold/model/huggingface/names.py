@@ -89,11 +89,23 @@ GLM = EXPERTS | SHARED | {"moe.bias": "mlp.gate.e_score_correction_bias"}
 MINIMAX = MIXTRAL | {"moe.bias": "block_sparse_moe.e_score_correction_bias"}
 FREE = DEEPSEEK | {"moe.bias": "mlp.gate.e_score_correction_bias"}
 HALVES = ("moe.experts.gate", "moe.experts.up")
+
+
+def _stacked(place: str, *, router: str) -> dict[str, str | Fused]:
+    return {
+        "moe.router": f"{place}.{router}",
+        **dict.fromkeys(HALVES, Fused(f"{place}.experts.gate_up_proj", HALVES)),
+        "moe.experts.down": f"{place}.experts.down_proj",
+    }
+
+
 # All experts of a layer in one tensor, as transformers 5 has them in memory, for any family's names on disk.
-STACKED: dict[str, str | Fused] = {
-    "moe.router": "mlp.gate",
-    **dict.fromkeys(HALVES, Fused("mlp.experts.gate_up_proj", HALVES)),
-    "moe.experts.down": "mlp.experts.down_proj",
+STACKED = _stacked("mlp", router="gate")
+STACKED_GRANITE = _stacked("block_sparse_moe", router="router")
+GRANITE_MOE = DECODER | {
+    "moe.router": "block_sparse_moe.router.layer",
+    **dict.fromkeys(HALVES, Fused("block_sparse_moe.input_linear.weight", HALVES)),
+    "moe.experts.down": "block_sparse_moe.output_linear.weight",
 }
 BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
 GPT_OSS = DECODER | {
@@ -105,7 +117,7 @@ GPT_OSS = DECODER | {
     "moe.experts.down_bias": "mlp.experts.down_proj_bias",
 }
 COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
-STACKED_SIGN = ".mlp.experts.gate_up_proj"
+STACKED_SIGN = ".experts.gate_up_proj"
 
 NAMES: dict[str, Names] = {
     **DENSE,
@@ -118,6 +130,7 @@ NAMES: dict[str, Names] = {
     "glm4_moe": GLM,
     "minimax_m2": MINIMAX,
     "gpt_oss": GPT_OSS,
+    "granitemoe": GRANITE_MOE,
 }
 
 
@@ -136,7 +149,7 @@ def parts(
     names = dict(variant)
     if stacked and "moe.experts.gate_bias" not in names:
         renamed = {key: name.replace("block_sparse_moe", "mlp") for key, name in names.items() if isinstance(name, str)}
-        names |= renamed | STACKED
+        names |= STACKED_GRANITE if family == "granitemoe" else {**renamed, **STACKED}
     every = {weight.name: weight for weight in weights(model)}
     turned = interleaved if model.mla else family in INTERLEAVED
     for weight in every.values():

@@ -27,7 +27,8 @@ from fivefold.train.checkpoint.checkpoint import on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
-HEADS, EMBEDDINGS = ("lm_head.weight", "embed_out.weight"), ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+HEADS = ("lm_head.weight", "embed_out.weight")
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 ROWS = 4096  # of a tied head that are compared at once
 # Names in a multimodal model, as transformers 5 has them in memory and as files have them, and of its text model alone.
 WRAPPED = {
@@ -218,9 +219,8 @@ def _check(
 
 def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
     """Raise a ``Mistake`` if a tied head's tensor is not the embedding's, which transformers would not tie."""
-    embedding = next((tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS)), None)
-    rows = tensors[head].get_shape()[0]
-    for start in range(0, rows, ROWS) if embedding is not None else ():
+    embedding = next(tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
+    for start in range(0, tensors[head].get_shape()[0], ROWS):
         own, shared = (tensor[start : start + ROWS] for tensor in (tensors[head], embedding))
         if not torch.equal(own.to(shared.dtype), shared):
             raise Mistake(

@@ -1,4 +1,4 @@
-"""Families without experts against transformers: gradients, a dozen optimizer steps, and files there and back."""
+"""Families against transformers, most without experts: gradients, a dozen optimizer steps, and files there and back."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {"tie_word_embeddings": True}),
+    "granite of experts": ("granitemoe", {"tie_word_embeddings": True}),
     "starcoder2": ("starcoder2", {"tie_word_embeddings": True}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {"partial_rotary_factor": 1.0}),
@@ -43,7 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon of 7B": ("falcon", OLD),
     "falcon, one after another": ("falcon", OLD | {"parallel_attn": False, "multi_query": False, "bias": True}),
 }
-HEAD = {"lm_head.weight": "embed_out.weight"}  # of GPT-NeoX, in memory and on disk
+# parts of names in memory, and on disk
+RENAMED = {
+    "gpt_neox": {"lm_head.weight": "embed_out.weight"},
+    "granitemoe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
+                   "router.weight": "router.layer.weight"},
+}  # fmt: skip
 # no zeros: where they are padding, transformers drops their gradient
 TOKENS = torch.randint(1, PLAIN["vocab_size"], (3, 25), generator=torch.Generator().manual_seed(3))
 
@@ -59,7 +65,9 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Folder]:
 
 
 def on_disk(name: str, folder: Folder) -> str:
-    return HEAD.get(name, name) if folder.family == "gpt_neox" else name
+    for here, there in RENAMED.get(folder.family, {}).items():
+        name = name.replace(here, there)
+    return name
 
 
 def losses(module: nn.Module, lost: Any) -> list[float]:

@@ -60,6 +60,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3-moe, not rescaled": {"model_type": "qwen3_moe", **EXPERTS, "num_experts": 8, "norm_topk_prob": False},
     "gpt-oss": {"model_type": "gpt_oss", **ALIKE, "sliding_window": 7},
+    "granite-moe": {
+        "model_type": "granitemoe", **ALIKE, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    },
     "minimax-m2": {"model_type": "minimax_m2", **ALIKE, "rotary_dim": 4},
     "glm4-moe": {
         "model_type": "glm4_moe", **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
