@@ -34,7 +34,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.predict import planner
 from fivefold.record import read_lines
 from fivefold.train.supported import check_supported
-from tests.agree.turns import in_turns, unfrozen
+from tests.agree.turns import in_turns, turn, unfrozen
 
 ONE = ("dp1", "dp1 ac=full", "dp1 ac=selective")
 TWO = (
@@ -158,15 +158,16 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
         [sys.executable, "-m", "tests.agree.time", "--profile", str(here)],
         [sys.executable, "-m", "fivefold", "train", str(run)],
     )
-    codes = in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS)
+    curves = planner(case.model, read(machine), case.job).estimate(case.layout).step_time
+    seconds = turn(curves.seconds)
+    codes = in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
     if any(codes):
         return f"exit codes {codes}: {(here / 'log.txt').read_text()[-300:]!r}"
     lines = [line["seconds"] for line in read_lines(here / "out" / "log.jsonl") if "seconds" in line]
-    steps = sorted(unfrozen(lines[FIRST:]))
+    steps = sorted(unfrozen(lines[FIRST:], seconds=seconds))
     measured = statistics.median(steps[: (len(steps) + 1) // 2])  # the least disturbed half
     low, _, high = statistics.quantiles(steps, n=4)
     step = planner(case.model, read(here / "machine.toml"), case.job).estimate(case.layout).step_time
-    curves = planner(case.model, read(machine), case.job).estimate(case.layout).step_time
     parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
     shutil.rmtree(here)
     return Answer(

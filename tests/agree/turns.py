@@ -1,7 +1,8 @@
 """Runs two commands in turns on a machine whose speed drifts, so that both see the same moments of it.
 
 Each command and all its processes are frozen (SIGSTOP) while the other runs. A step that was frozen takes longer than
-a turn, and is left out by whoever reads the times.
+a turn, and is left out by whoever reads the times. A turn holds many steps: of those that are frozen the medians of the
+least disturbed half must not hear.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-TURN_SECONDS = 2.5
+TURN_SECONDS, TURN_STEPS = 2.5, 10  # a turn is at least so long, and about so many steps
 
 
-def in_turns(first: Sequence[str], second: Sequence[str], *, log: Path, timeout: float) -> tuple[int, int]:
-    """Run both commands to their ends; return their exit codes. What they print goes to ``log``."""
+def turn(step_seconds: float) -> float:
+    """Seconds of a turn, for steps of about ``step_seconds``."""
+    return max(TURN_SECONDS, TURN_STEPS * step_seconds)
+
+
+def in_turns(
+    first: Sequence[str], second: Sequence[str], *, log: Path, timeout: float, seconds: float = TURN_SECONDS
+) -> tuple[int, int]:
+    """Run both commands to their ends, ``seconds`` a turn; return their exit codes. What they print goes to ``log``."""
     end = time.monotonic() + timeout
     with log.open("w") as out:
         pair = [
@@ -30,7 +38,7 @@ def in_turns(first: Sequence[str], second: Sequence[str], *, log: Path, timeout:
         try:
             _signal(runs[1], signal.SIGSTOP)
             while any(run.poll() is None for run in runs):
-                _wait(runs[0], until=min(end, time.monotonic() + TURN_SECONDS))
+                _wait(runs[0], until=min(end, time.monotonic() + seconds))
                 if time.monotonic() >= end:
                     break
                 if runs[1].poll() is None:
@@ -44,9 +52,9 @@ def in_turns(first: Sequence[str], second: Sequence[str], *, log: Path, timeout:
     return pair[0].returncode, pair[1].returncode
 
 
-def unfrozen(seconds: Sequence[float]) -> list[float]:
-    """The steps that were not frozen."""
-    return [each for each in seconds if each < min(seconds) + 0.8 * TURN_SECONDS]
+def unfrozen(steps: Sequence[float], *, seconds: float = TURN_SECONDS) -> list[float]:
+    """The ``steps`` that were not frozen for a turn of ``seconds``."""
+    return [each for each in steps if each < min(steps) + 0.8 * seconds]
 
 
 def _wait(run: subprocess.Popen[bytes], *, until: float) -> None:
