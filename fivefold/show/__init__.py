@@ -2,8 +2,8 @@
 
 table · compare · comparison · search · ratios · published · numerics · doctor · rehearsal · stages · grid: pages
 reading · budget · interval · run_folder · traced · whole_run · playbook · lengths   what to expect, what is left
-charts · published_charts · pipeline · memory · trace · figures/   pictures, Perfetto
-html · elements · svg · report                        records as HTML, for notebooks; pictures in it; files of it
+palette · charts · published_charts · pipeline · memory · trace · figures/   one style; pictures to paste; Perfetto
+html · elements · drawing/ · report                   records as HTML, for notebooks; pictures in pages; files of it
 trace_report · explanation · sweep/                   profiler traces; failures; a sweep's rows: pages and pictures
 progress                                              bars on a terminal
 """

@@ -12,6 +12,7 @@ from typing import Any
 
 from fivefold.record import Fault, Mistake
 from fivefold.show.compare import Row
+from fivefold.show.palette import BLUE, CONFIG, GREEN, ORANGE, RED, colour, heading
 from fivefold.show.table import PARTS
 from fivefold.step import StageMemory, Step
 from fivefold.units import GIB, MIB, show_bytes
@@ -21,8 +22,7 @@ Chart = Any  # an Altair chart; naming its class would import Altair
 WIDTH = 640
 MOST_POINTS = 1000  # of one curve: more cannot be seen, and Altair refuses more than 5000 rows
 CURVES = {"loss": "training", "heldout_loss": "held-out"}  # key of a logged point → its name in the chart
-BLUE, ORANGE, RED = "#4c78a8", "#f58518", "#c44536"
-COLOURS = (BLUE, "#72b7b2", "#9ecae9", ORANGE, "#bab0ac")  # of PARTS: states cool, activations warm, the rest grey
+COLOURS = tuple(map(colour, PARTS))
 
 
 def loss_curve(points: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Chart:
@@ -64,8 +64,8 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     peaks = [{"bar": name, "size": ends_at[name], "text": show_bytes(s.peak_bytes)} for name, s in bars.items()]
     x = alt.X("size:Q", title=f"memory at the peak, {unit}", stack="zero", axis=alt.Axis(tickCount=6))
     y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
-    colour = _colour("part", dict(zip(PARTS, COLOURS, strict=True)))
-    filled = alt.Chart(alt.Data(values=parts)).mark_bar().encode(x=x, y=y, color=colour, order="order:Q")
+    coloured = _colour("part", dict(zip(PARTS, COLOURS, strict=True)))
+    filled = alt.Chart(alt.Data(values=parts)).mark_bar().encode(x=x, y=y, color=coloured, order="order:Q")
     ends = alt.Chart(alt.Data(values=peaks)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
     return _finish(filled + ends, title=_memory_finding(fullest), subtitle=subtitle, height=36 * len(bars))
 
@@ -75,7 +75,7 @@ def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
     alt = _altair()
     if not rows:
         raise Mistake("no quantity was compared; there is nothing to draw")
-    kinds = {"exact": "#72b7b2", "estimate": BLUE, "wrong count": RED}
+    kinds = {"exact": GREEN, "estimate": BLUE, "wrong count": RED}
     values = [_error_bar(row) for row in rows]
     reach = max(0.05, *(abs(value["error"]) for value in values)) * 1.25
     x = alt.X(
@@ -200,18 +200,10 @@ def _labels(alt: Any) -> Any:
 
 
 def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
-    """Apply the common style: title and subtitle on top left, light rules, no frame."""
-    heading = {"text": title, **({"subtitle": subtitle} if subtitle else {})}
-    return (
-        chart.properties(width=WIDTH, height=height, title=heading, padding=16, background="white")
-        .configure_title(
-            anchor="start", frame="bounds", fontSize=17, subtitleFontSize=12, subtitleColor="#666", offset=14
-        )
-        .configure_axis(
-            labelFontSize=12, titleFontSize=12, titleFontWeight="normal", titleColor="#555", gridColor="#eee"
-        )
-        .configure_legend(labelFontSize=12, symbolType="square")
-        .configure_text(fontSize=12)
-        .configure_bar(discreteBandSize={"band": 0.7})
-        .configure_view(stroke=None)
-    )
+    """Apply the common style, title and subtitle on top left, with a size."""
+    return styled(chart.properties(width=WIDTH, height=height), title=title, subtitle=subtitle)
+
+
+def styled(chart: Chart, *, title: str, subtitle: str) -> Chart:
+    """Apply the common style to a chart that has a size of its own."""
+    return chart.properties(title=heading(title, subtitle), padding=16, background="white", config=CONFIG)

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.layout.comparison import EQUAL, Comparison, Quantity, Variant
-from fivefold.show.charts import BLUE, COLOURS, ORANGE, Chart, _altair, _colour, _finish, _labels
+from fivefold.show.charts import COLOURS, Chart, _altair, _colour, _finish, _labels
 from fivefold.show.grid import Grid
+from fivefold.show.palette import BLUE, GREY, IDLE, RED
 from fivefold.show.table import PARTS, heading
 from fivefold.step import Step
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
@@ -19,7 +20,7 @@ ALIKE = 0.02  # share of a step's time by which predictions that differ are not 
 BESIDE = 4  # variants that are columns
 LEFT = "left of memory"
 MAIN = ("step", "tokens in all", "MFU", "peak memory", LEFT, "cost of 1 T tokens")
-TIMES = {"compute": BLUE, "bubble": "#bab0ac", "exposed": ORANGE, "update": "#72b7b2"}
+TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
 def page(found: Comparison) -> RenderableType:

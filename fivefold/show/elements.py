@@ -14,13 +14,10 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fivefold.show.grid import Grid
+from fivefold.show.palette import BLUE, GREEN, GREY, IDLE, LIMIT, ORANGE, PINK, RED, SERIES, SKY, YELLOW
 
-GREY = "#a39c95"
-# Colours that colour-blind people can tell apart (Okabe and Ito, 2008, darkened where white text lies on them).
-TIME_COLOURS = {
-    "compute": "#0072b2", "bubble": "#b8b0a8", "optimizer": "#6b6660", "data": "#e69f00", "host": "#cc79a7",
-}  # fmt: skip
-AXIS_COLOURS = ("#d55e00", "#009e73", "#56b4e9", "#8f6fb5", "#c0a000", "#7a4b2a")
+TIME_COLOURS = {"compute": BLUE, "bubble": IDLE, "optimizer": GREY, "data": YELLOW, "host": PINK}
+AXIS_COLOURS = (RED, GREEN, SKY, ORANGE, *SERIES[-2:])
 
 STYLE = """
 .fivefold{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:60rem;
@@ -32,29 +29,32 @@ STYLE = """
  padding:.6rem .8rem;border-radius:6px;margin:.4rem 0}
 .fivefold .figures{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:.5rem 0}
 .fivefold .figures div{min-width:7rem}.fivefold .figures b{display:block;font-size:1.25rem;font-weight:600}
-.fivefold .bar{display:flex;height:22px;border-radius:3px;overflow:hidden}
-.fivefold .bar i{display:block;height:100%;min-width:1px}
+.fivefold div.bar{display:flex;height:22px;border-radius:3px;overflow:hidden}
+.fivefold div.bar i{display:block;height:100%;min-width:1px}
 .fivefold .barred{display:grid;grid-template-columns:minmax(5rem,max-content) 1fr max-content;gap:4px 10px;
  align-items:center;margin:.4rem 0}
 .fivefold .track{position:relative}.fivefold .track u{position:absolute;top:-3px;bottom:-3px;width:0;
  border-left:2px dashed #b3261e}
-.fivefold .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;margin:.3rem 0 .6rem}
-.fivefold .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
+.fivefold div.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;margin:.3rem 0 .6rem}
+.fivefold div.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 .fivefold .wide{overflow-x:auto}.fivefold table{border-collapse:collapse;margin:.4rem 0;font-size:13px}
 .fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
  vertical-align:top;font-variant-numeric:tabular-nums;background:none}
 .fivefold th{font-weight:600;color:var(--soft)}.fivefold .w{text-align:left}
 .fivefold td:not(.w){white-space:nowrap}
 .fivefold .good{color:light-dark(#1a7f37,#4ac26b)}.fivefold .bad{color:light-dark(#c62828,#ff7b72);font-weight:600}
-.fivefold svg{max-width:100%;height:auto;display:block}
 .fivefold summary{cursor:pointer;color:var(--soft)}
 """
 
 
 class Raw(str):
-    """Text that is HTML already and is not escaped again."""
+    """Text that is HTML already and is not escaped again, here or in a template."""
 
     __slots__ = ()
+
+    def __html__(self) -> str:
+        """As templates ask for it."""
+        return self
 
 
 class Bar(NamedTuple):
@@ -143,7 +143,7 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
         )
     used = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
     keys = "".join(f'<span><i style="background:{colours[part]}"></i>{words(part)}</span>' for part in used)
-    keys += f'<span><i style="background:#b3261e"></i>{words(limit_name)}</span>' if near and limit_name else ""
+    keys += f'<span><i style="background:{LIMIT}"></i>{words(limit_name)}</span>' if near and limit_name else ""
     return f'<div class="barred">{"".join(lines)}</div><div class="legend">{keys}</div>'
 
 

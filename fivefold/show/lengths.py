@@ -8,8 +8,9 @@ from rich.text import Text
 from fivefold.layout.search_result import LengthCurve, Lengths
 from fivefold.show.charts import Chart, _altair
 from fivefold.show.grid import Grid
+from fivefold.show.palette import SERIES
 from fivefold.show.search import answers
-from fivefold.show.sweep.panels import PALETTE, Panel, stacked
+from fivefold.show.sweep.panels import Panel, stacked
 from fivefold.show.table import heading
 from fivefold.units import GIB
 
@@ -39,7 +40,7 @@ def chart(found: Lengths) -> Chart:
         for curve in found.curves for point in curve.points
     ]  # fmt: skip
     cps = list(dict.fromkeys(value["cp"] for value in values))
-    scale = alt.Scale(domain=cps, range=list(PALETTE[: len(cps)]))
+    scale = alt.Scale(domain=cps, range=list(SERIES[: len(cps)]))
     x = alt.X(
         "tokens:Q", title="tokens per sequence", scale=alt.Scale(type="log", base=2), axis=alt.Axis(labelExpr=LABEL)
     )

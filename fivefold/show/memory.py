@@ -18,19 +18,18 @@ from rich.text import Text
 from fivefold.layout.spans import Level
 from fivefold.record import Mistake
 from fivefold.show import charts
+from fivefold.show.palette import INK, LIMIT, colour
 from fivefold.show.pipeline import WIDTH, data, legend, titled
 from fivefold.step import Step
 from fivefold.units import GIB, MIB, show_bytes, show_seconds
 
 # part of a level, from the bottom up → its colour, and its character for terminals without colours
 LOOKS = {
-    "states": ("#4c78a8", "█"),
-    "gradients": ("#8cb8d8", "▓"),
-    "activations": ("#f2a03d", "▒"),
-    "gathers": ("#54a24b", "="),
-    "logits": ("#b05fa8", "%"),
-    "temporary": ("#a39c95", "·"),
-}
+    part: (colour(part), letter)
+    for part, letter in {
+        "states": "█", "gradients": "▓", "activations": "▒", "gathers": "=", "logits": "%", "temporary": "·",
+    }.items()
+}  # fmt: skip
 HEIGHT = 320  # pixels
 LINES = 12  # height of the text picture
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -84,8 +83,8 @@ def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int
     if near:
         limit = {"size": capacity_bytes / size, "text": f"chip {show_bytes(capacity_bytes)}"}
         line = alt.Chart(alt.Data(values=[limit]))
-        picture += line.mark_rule(color=charts.RED, strokeWidth=1.5, strokeDash=[6, 4]).encode(y="size:Q")
-        picture += line.mark_text(color=charts.RED, align="right", baseline="bottom", dy=-3).encode(
+        picture += line.mark_rule(color=LIMIT, strokeWidth=1.5, strokeDash=[6, 4]).encode(y="size:Q")
+        picture += line.mark_text(color=LIMIT, align="right", baseline="bottom", dy=-3).encode(
             x=alt.value(WIDTH), y="size:Q", text="text:N"
         )
     title = finding(levels, rank=rank, capacity_bytes=capacity_bytes)
@@ -101,8 +100,8 @@ def _peak_mark(alt: charts.Chart, top: Level, *, size: int, per_second: float, l
     }  # fmt: skip
     base = alt.Chart(alt.Data(values=[value])).encode(x="at:Q", y="size:Q")
     right = top.seconds < last / 2
-    return base.mark_point(filled=True, color="#222", size=40, opacity=1) + base.mark_text(
-        align="left" if right else "right", dx=6 if right else -6, dy=-9, color="#222"
+    return base.mark_point(filled=True, color=INK, size=40, opacity=1) + base.mark_text(
+        align="left" if right else "right", dx=6 if right else -6, dy=-9, color=INK
     ).encode(text="text:N")
 
 

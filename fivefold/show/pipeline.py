@@ -21,6 +21,7 @@ from rich.text import Text
 from fivefold.layout.spans import Span
 from fivefold.record import Mistake
 from fivefold.show import charts
+from fivefold.show.palette import DARK_INK, RULE, colour, heading, ink
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
 
@@ -28,15 +29,13 @@ Rows = Sequence[Sequence[Span]]
 
 # kind of a span → its name, its colour, and its character for terminals without colours
 LOOKS = {
-    "F": ("forward", "#4c78a8", "█"),
-    "BW": ("backward", "#f2a03d", "▓"),
-    "B": ("backward", "#f2a03d", "▓"),
-    "W": ("weight gradients", "#54a24b", "▒"),
-    "messages": ("messages, exposed", "#c44536", "!"),
-    "reduce": ("reduce, gather", "#9d5fa5", "="),
-    "update": ("update", "#6b6660", "#"),
-    "data": ("data", "#b8a038", "d"),
-}
+    kind: (name, colour(kind), letter)
+    for kind, name, letter in (
+        ("F", "forward", "█"), ("BW", "backward", "▓"), ("B", "backward", "▓"), ("W", "weight gradients", "▒"),
+        ("messages", "messages, exposed", "!"), ("reduce", "reduce, gather", "="), ("update", "update", "#"),
+        ("data", "data", "d"),
+    )
+}  # fmt: skip
 WIDTH = 920  # pixels
 LIGHTER = 0.62  # opacity of a rank's later chunks
 
@@ -121,7 +120,7 @@ def chart(
     whole = [{"start": 0, "end": last * per_second, "top": rank - 0.44, "bottom": rank + 0.44}
              for rank in range(len(rows))]  # fmt: skip
     base = alt.Chart(data(values))
-    picture = alt.Chart(data(whole)).mark_rect(color="#f3f3f1").encode(**places.rectangle) + base.mark_rect(
+    picture = alt.Chart(data(whole)).mark_rect(color=RULE).encode(**places.rectangle) + base.mark_rect(
         stroke="white", strokeWidth=0.6 if high >= 14 else 0.2
     ).encode(
         **places.rectangle,
@@ -157,7 +156,7 @@ def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
 def titled(picture: charts.Chart, title: str, *, below: Sequence[str], height: int) -> charts.Chart:
     """Finish a chart in the common style, wide, with the lines of ``below`` under the title."""
     finished = charts._finish(picture, title=title, subtitle="", height=height)
-    return finished.properties(width=WIDTH, title={"text": title, "subtitle": [line for line in below if line]})
+    return finished.properties(width=WIDTH, title=heading(title) | {"subtitle": [line for line in below if line]})
 
 
 class _Axes:
@@ -194,7 +193,8 @@ def _values(row: Sequence[Span], rank: int, *, pp: int) -> Iterator[dict[str, An
                 yield {
                     "kind": LOOKS[block.kind][0], "start": block.start, "end": block.end, "text": block.text,
                     "top": rank + block.top, "bottom": rank + block.bottom,
-                    "opacity": LIGHTER if block.chunk else 1.0, "ink": "#222" if block.chunk else "white",
+                    "opacity": LIGHTER if block.chunk else 1.0,
+                    "ink": DARK_INK if block.chunk else ink(LOOKS[block.kind][1]),
                     "size": 11 if block.bottom - block.top > 0.5 else 9,
                 }  # fmt: skip
 
@@ -258,10 +258,10 @@ def _cell(kind: str, text: str, *, plain: bool) -> tuple[str, str]:
     """Return a cell's character and style."""
     if not kind:
         return " ", ""
-    _, colour, letter = LOOKS[kind]
+    _, fill, letter = LOOKS[kind]
     if plain:
         return text or letter, ""
-    return ("▒", colour) if text == "·" else (text or " ", f"bold white on {colour}")
+    return ("▒", fill) if text == "·" else (text or " ", f"bold {ink(fill)} on {fill}")
 
 
 def _axis(last: float, *, label: int, width: int) -> Text:

@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from fivefold.record import Mistake
-from fivefold.show.charts import BLUE, Chart, _altair, _finish
+from fivefold.show.charts import Chart, _altair, _finish
+from fivefold.show.palette import BLUE, PALE_INK
 from fivefold.units import GIB
 
 MOST_POINTS = 4000
@@ -39,9 +40,9 @@ def scatter(points: Sequence[Point]) -> Chart:
             alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale))  # fmt: skip
     line = alt.Chart(alt.Data(values=[{"measured": end, "predicted": end} for end in ends]))
     dots = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=22, opacity=0.5)
-    colour = alt.Color("source:N", legend=alt.Legend(orient="right", title=None, symbolType="circle"))
-    chart = line.mark_line(strokeDash=[4, 4], color="#888").encode(x=x, y=y) + dots.encode(
-        x=x, y=y, color=colour, tooltip=["source:N", "row:N", "ranks:Q", "error:Q"]
+    marks = _by_source(alt)
+    chart = line.mark_line(strokeDash=[4, 4], color=PALE_INK).encode(x=x, y=y) + dots.encode(
+        x=x, y=y, **marks, tooltip=["source:N", "row:N", "ranks:Q", "error:Q"]
     )
     near = fmean(abs(row["error"]) <= 0.1 for row in rows)
     title = f"{near:.0%} of {len(rows):,} runs are predicted within 10 % of their {name}"
@@ -56,14 +57,22 @@ def over_ranks(points: Sequence[Point]) -> Chart:
     x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, padding=8), axis=alt.Axis(format=",d"))
     y = alt.Y("error:Q", title=f"error of the {name}", axis=alt.Axis(format="+.0%"))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
-    colour = alt.Color("source:N", legend=alt.Legend(orient="right", title=None, symbolType="circle"))
+    marks = _by_source(alt)
     means = _means(rows)
     line = alt.Chart(alt.Data(values=means)).mark_line(point=True, color=BLUE, strokeWidth=2).encode(x=x, y=y)
-    zero = alt.Chart(alt.Data(values=[{"error": 0.0}])).mark_rule(strokeDash=[4, 4], color="#888").encode(y=y)
-    dots = base.mark_point(filled=True, size=22, opacity=0.5).encode(color=colour, tooltip=["source:N", "row:N"])
+    zero = alt.Chart(alt.Data(values=[{"error": 0.0}])).mark_rule(strokeDash=[4, 4], color=PALE_INK).encode(y=y)
+    dots = base.mark_point(filled=True, size=22, opacity=0.5).encode(**marks, tooltip=["source:N", "row:N"])
     first, last = means[0], means[-1]
     title = f"Mean error {first['error']:+.0%} on {first['ranks']:,} ranks, {last['error']:+.0%} on {last['ranks']:,}"
     return _finish(zero + dots + line, title=title, subtitle="line: mean of the runs of a doubling", height=380)
+
+
+def _by_source(alt: Any) -> dict[str, Any]:
+    """A colour and a shape for each source: there are more of them than colours that can be told apart."""
+    legend = alt.Legend(orient="right", title=None)
+    shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
+    return {"color": alt.Color("source:N", legend=legend),
+            "shape": alt.Shape("source:N", legend=legend, scale=alt.Scale(range=shapes))}  # fmt: skip
 
 
 def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:

@@ -13,8 +13,13 @@ from typing import Any, NamedTuple
 
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spans import Level
-from fivefold.show import html, memory, pipeline, svg
-from fivefold.show.charts import BLUE, CURVES, ORANGE
+from fivefold.show import html, memory, pipeline
+from fivefold.show.charts import CURVES
+from fivefold.show.drawing import lines, scatter
+from fivefold.show.drawing import memory as areas
+from fivefold.show.drawing import pipeline as timeline
+from fivefold.show.drawing.style import css
+from fivefold.show.drawing.svg import legend, titled
 from fivefold.show.elements import STYLE, folded, heading, paragraph, table, words
 from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
@@ -26,7 +31,8 @@ from fivefold.units import GIB, show_bytes, show_count, show_seconds
 MOST_POINTS = 1500
 SHOWN = 80  # settings of a sweep
 PAGE = """
-:root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem;background:Canvas;color:CanvasText}
+:root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
+body{background:var(--card);color:var(--text)}
 .fivefold h2{border-top:1px solid var(--rule);padding-top:1rem}
 @media print{@page{margin:14mm}body{max-width:none;padding:0;color-scheme:light}.fivefold h2{break-after:avoid}
  .fivefold svg,.fivefold table,.fivefold .barred{break-inside:avoid}.fivefold details:not([open]){display:none}
@@ -64,7 +70,7 @@ def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{words(title)} · Fivefold</title><style>{STYLE}{PAGE}</style></head>"
+        f"<title>{words(title)} · Fivefold</title><style>{css()}{STYLE}{PAGE}</style></head>"
         f'<body><main class="fivefold">{body}</main></body></html>\n'
     )
 
@@ -81,14 +87,15 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     parts = html.memory(step, capacity_bytes=capacity, level=2)
     if drawing and drawing.levels:
         said = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
-        picture = svg.areas(drawing.levels, capacity_bytes=drawing.capacity_bytes, label=said)
-        parts += [heading("Memory over time", said), picture]
+        picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        parts += [heading("Memory over time", said), titled(picture)]
+        parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
     bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
         said = pipeline.finding(step.time)
         parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", said),
-                  svg.timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
+                  *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
         parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
     parts += [html.traffic(step), html.work(step)]
     return [*parts, *operations(step)]
@@ -141,8 +148,8 @@ def of_run(
     if lanes:
         names = [f"{kind} {rank}" for kind, rows in lanes.items() for rank in range(len(rows))]
         rows = [row for each in lanes.values() for row in each]
-        picture = svg.timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
-        parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), picture]
+        picture = _timeline(rows, names, pp=min(map(len, lanes.values())), label="one step, three times")
+        parts += [heading("One step", "as it was predicted, rehearsed and measured, by rank"), *picture]
     parts += losses(run.log)
     parts += [heading("What was predicted", level=2), html.key_figures(run.predicted), *html.expected(run.predicted)]
     return [*parts, *resources(run.predicted, drawing)]
@@ -151,26 +158,26 @@ def of_run(
 def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
     """The curve of the loss, and what happened on the way."""
     curves = {
-        name: [svg.Point(float(line["step"]), float(line[key])) for line in log
+        name: [(float(line["step"]), float(line[key])) for line in log
                if key in line and "step" in line and isfinite(line[key])]
         for key, name in CURVES.items()
     }  # fmt: skip
-    curves = {name: _thin(curve) for name, curve in curves.items() if len(curve) > 1}
+    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
     parts = [heading("Loss", level=2)] if curves else []
     if curves:
         name, curve = list(curves.items())[-1]
-        said = f"{name} loss from {curve[0].y:.2f} to {curve[-1].y:.2f} by step {curve[-1].x:,.0f}"
-        colours = {name: colour for name, colour in zip(CURVES.values(), (BLUE, ORANGE), strict=True) if name in curves}
-        picture = svg.curves(curves, colours, x="optimizer step", y="loss, nats per token", label=said)
-        parts += [paragraph(said, kind="soft"), picture]
+        said = f"{name} loss from {curve[0][1]:.2f} to {curve[-1][1]:.2f} by step {curve[-1][0]:,.0f}"
+        looks = {name: look for name, look in zip(CURVES.values(), ("F", "BW"), strict=True) if name in curves}
+        drawn = [lines.Curve(name, looks[name], curve) for name, curve in curves.items()]
+        picture = lines.picture(drawn, label=said, x_title="optimizer step", y_title="nats")
+        parts += [paragraph(said, kind="soft"), titled(picture), legend((look, name) for name, look in looks.items())]
     events = [(f"{line.get('step', 0):,}", line["event"]) for line in log if "event" in line][-40:]
     return [*parts, *([heading("Events"), table(("step", "event"), events, left=("event",))] if events else [])]
 
 
-def _thin(curve: list[svg.Point]) -> list[svg.Point]:
-    """At most as many points as can be seen; always the last."""
-    stride = -(-len(curve) // 600)
-    return [*curve[: len(curve) - 1 : stride], curve[-1]]
+def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
+    picture = timeline.picture(rows, label=label, names=names, pp=pp)
+    return [titled(picture), legend(timeline.looks(rows, pp=pp))]
 
 
 def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
@@ -179,12 +186,15 @@ def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
     parts = question(choice.step, found=True) if choice else []
     parts += [heading("What is proposed, and why", level=2), *html.search_parts(found)]
     if len(found.front) > 1:
-        dots = [svg.Point(point.memory_bytes / GIB, point.step_seconds,
+        dots = [
+            scatter.Point(point.memory_bytes / GIB, point.step_seconds,
                           f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}")
-                for point in found.front]  # fmt: skip
-        picture = svg.points({"front": dots}, {"front": BLUE}, x="memory of the fullest rank, GiB",
-                             y="seconds per step", label="memory against time")  # fmt: skip
-        parts += [heading("Memory against time", "no layout is both smaller and faster than one of these"), picture]
+            for point in found.front
+        ]  # fmt: skip
+        picture = scatter.picture(dots, label="memory against time", stairs=True, y_title="s",
+                                  x_title="memory of the fullest rank, GiB")  # fmt: skip
+        said = "no layout is both smaller and faster than one of these"
+        parts += [heading("Memory against time", said), titled(picture)]
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 
@@ -216,8 +226,8 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
 
 def _cloud(rows: Sequence[Row]) -> str:
     dots = [
-        svg.Point((row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0, f"{row.model}, {row.layout}")
+        scatter.Point((row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0, f"{row.model}, {row.layout}")
         for row in rows[:: -(-len(rows) // MOST_POINTS)]
     ]
-    return svg.points({"rows": dots}, {"rows": BLUE}, x="memory of the fullest rank, GiB", y="tokens/s per GPU",
-                      label="throughput against memory")  # fmt: skip
+    return titled(scatter.picture(dots, label="throughput against memory", x_title="memory of the fullest rank, GiB",
+                                  y_title="tokens/s"))  # fmt: skip

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from fivefold.layout.search_result import Answer, Batch, Change, Finalist, Point, Proposal, Ranked, SearchResult, Walk
 from fivefold.record import Mistake
-from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
+from fivefold.show.charts import Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
+from fivefold.show.palette import BLUE, ORANGE
 from fivefold.stack.catalog import STACKS
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 

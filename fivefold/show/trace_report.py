@@ -20,6 +20,7 @@ from fivefold.show import charts
 from fivefold.show.compare import Row
 from fivefold.show.compare import table as compared
 from fivefold.show.grid import Grid
+from fivefold.show.palette import BLUE, GREEN, GREY, ORANGE, RED
 from fivefold.show.table import heading
 from fivefold.units import show_bytes, show_seconds
 
@@ -27,13 +28,11 @@ MOST_RANKS = 64  # that are listed or drawn one by one
 SLOTS = 1280  # of the critical path's picture: two for each of its pixels
 LONGEST_NAME = 72  # characters of a kernel's name
 PARTS = {
-    "compute_seconds": ("compute", "#4c78a8"), "exposed_seconds": ("exposed communication", "#c44536"),
-    "memcpy_alone_seconds": ("copies", "#72b7b2"), "idle_waiting_seconds": ("queued idle", "#f2a03d"),
-    "idle_host_seconds": ("host-bound idle", "#bab0ac"),
+    "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
+    "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
+    "idle_host_seconds": ("host-bound idle", GREY),
 }  # fmt: skip
-DOES = {
-    "compute": "#4c78a8", "communication": "#c44536", "memcpy": "#72b7b2", "waiting": "#f2a03d", "host": "#bab0ac",
-}  # fmt: skip
+DOES = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
 
 
 class Piece(NamedTuple):

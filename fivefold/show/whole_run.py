@@ -9,8 +9,9 @@ from rich.text import Text
 
 from fivefold.layout.whole_run import Offer, Offers, WholeRun
 from fivefold.machine.site import SOURCES
-from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
+from fivefold.show.charts import Chart, _altair, _finish
 from fivefold.show.grid import Grid
+from fivefold.show.palette import BLUE, ORANGE
 from fivefold.show.table import heading
 from fivefold.units import show_bytes, show_count, show_seconds
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 import fivefold
 from fivefold.record import Fault, Mistake, reworded
+from fivefold.show.drawing.style import css
 from fivefold.web import api
 from fivefold.web.guard import Guard
 from fivefold.web.pages import compare, learn, plan, rehearse, runs, search, sweep
@@ -33,6 +34,11 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     app.add_middleware(Guard)
     for part in (api, plan, search, compare, sweep, rehearse, runs, learn):
         app.include_router(part.router(site))
+
+    @app.get("/static/pictures.css", include_in_schema=False)
+    def pictures() -> Response:
+        return Response(css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
+
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 
     @app.get("/", include_in_schema=False)

@@ -20,11 +20,11 @@ from fivefold.check.dryrun.time.play import Played, TimedSpan
 from fivefold.layout.spans import Level
 from fivefold.machine.spec import Machine
 from fivefold.show import memory as shown
+from fivefold.show.drawing import memory, pipeline, streams
+from fivefold.show.drawing.bars import Part, stacked
 from fivefold.show.pipeline import finding
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
-from fivefold.web.drawing import memory, pipeline, streams
-from fivefold.web.drawing.bars import Part, stacked
 from fivefold.web.pages.render import fragment
 
 TOLD = 240  # moments at which is told what lives

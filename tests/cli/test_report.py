@@ -24,7 +24,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
 from fivefold.record import Mistake
-from fivefold.show import svg
+from fivefold.show.drawing import pipeline, plot
+from fivefold.show.drawing.style import css
 from fivefold.step import Step
 from fivefold.train.run import Run
 from tests.api.standalone import stands_alone
@@ -65,7 +66,7 @@ def test_a_question_with_its_layout() -> None:
     for figure in ("dp2 tp2 pp2 v2 zero1", f"{step.mfu.causal:.1%}", "stage 1", "rank 1", "mlp.down",
                    "32.77 k tokens a step"):  # fmt: skip
         assert figure in text
-    assert text.count("<svg") == 2
+    assert text.count('<svg class="chart') == 2
     predict, again_ = commands(text)
     assert json.loads(run(*predict[1:], "--json")) == step.model_dump(mode="json")
     assert report(*again_[2:]) == text
@@ -103,7 +104,7 @@ def test_a_run() -> None:
     for word in ("-20.0%", "exact", "held-out loss from 5.00 to 4.20", "rolled back &lt;to&gt; 40", "&lt;core&gt;",
                  "slow link: &lt;b&gt;", "What makes up the error", "measured"):  # fmt: skip
         assert word in text
-    assert text.count("<svg") == 3
+    assert text.count('<svg class="chart') == 3
     assert [words[1] for words in commands(text)] == ["predict", "report"]
 
 
@@ -132,7 +133,7 @@ def test_what_commands_have_written() -> None:
     text = report("searchs.json", "steps.json", "besides.json", "-o", "all.html", at="all.html")
     assert "3 reports" in text
     assert "trains most tokens per second" in text
-    assert text.count("<svg") == 5
+    assert text.count('<svg class="chart') == 5
 
 
 @pytest.mark.parametrize(
@@ -190,18 +191,21 @@ def test_a_command_asks_for_the_job_again() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])
 def test_ticks_are_round_and_within(first: float, last: float) -> None:
-    found = svg.ticks(first, last)
+    found = plot.ticks(last, first=first)
     assert 1 <= len(found) <= 8
     assert all(first - 1e-9 <= each <= last + 1e-9 for each in found)
     assert len({round(b - a, 9) for a, b in pairwise(found)}) <= 1
 
 
 def test_names_of_lanes_are_not_cut() -> None:
-    """Each name ends left of the lanes, and begins within the picture: some 6.6 pixels for a letter."""
+    """Each name ends left of the lanes, and begins within the margin: some 6.6 pixels for a letter."""
     span = Span("F", "F0.0", 0.0, 1.0, stage=0, micro_batch=0)
     names = ["predicted 0", "a very long name of a lane 12"]
-    text = svg.timeline([[span], [span]], names, pp=2, label="lanes")
     for name in names:
-        found = re.search(rf'<text x="([\d.]+)" [^>]*text-anchor="end" font-size="12"[^>]*>{name}<', text)
-        assert found
-        assert float(found[1]) - 6.6 * len(name) > 0
+        text = pipeline.picture([[span], [span]], names=["0", name], pp=2, label="lanes")
+        assert re.search(rf'<text x="-8" [^>]*text-anchor="end">{name}</text>', text)
+        look = re.search(r'<svg class="chart pipeline (\w+)"', text)
+        assert look
+        margin = re.search(rf"svg.{look[1]} \{{ margin-left: (\d+)px", css())
+        assert margin
+        assert float(margin[1]) - 8 - 6.6 * len(name) > 0

@@ -11,13 +11,13 @@ from typing import Any
 
 from fivefold.record import Mistake
 from fivefold.show.charts import Chart, _altair
-from fivefold.show.sweep.panels import PALETTE, Panel, beside, stacked
+from fivefold.show.palette import PALE_INK, RULE, SERIES, TEXT, ink
+from fivefold.show.sweep.panels import Panel, beside, stacked
 from fivefold.step import sent_bytes
 
 Buffers = list[list[str]]  # of each rank: its chunks; "" where it holds none
 NAMES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 MOST = 8  # ranks that can be read
-SUM, EMPTY = "#3d3d3d", "#f1f1ee"
 
 
 def before(name: str, ranks: int) -> Buffers:
@@ -86,12 +86,13 @@ def beside_each_other(first: Buffers, last: Buffers) -> Chart:
     boxes = base.mark_rect(stroke="white", strokeWidth=1.5).encode(
         x=x, x2=x2, y=y, y2=y2, color=alt.Color("fill:N", scale=None)
     )
-    texts = base.mark_text(fontSize=11, color="white", fontWeight="bold").encode(
-        x=alt.X("middle:Q", axis=None), y=alt.Y("centre:Q", axis=None), text="text:N"
-    )
+    texts = base.mark_text(fontSize=11, fontWeight="bold").encode(
+        x=alt.X("middle:Q", axis=None), y=alt.Y("centre:Q", axis=None), text="text:N",
+        color=alt.Color("ink:N", scale=None),
+    )  # fmt: skip
     arrow = alt.Chart(alt.Data(values=[{"middle": ranks + 0.5, "centre": ranks / 2, "text": "→"}]))
     picture = (
-        boxes + texts + arrow.mark_text(fontSize=20, color="#666").encode(x="middle:Q", y="centre:Q", text="text:N")
+        boxes + texts + arrow.mark_text(fontSize=20, color=PALE_INK).encode(x="middle:Q", y="centre:Q", text="text:N")
     )
     return picture.properties(width=26 * (2 * ranks + 1), height=24 * ranks)
 
@@ -100,6 +101,11 @@ def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
     return [
         {"left": shift + rank, "right": shift + rank + 1, "top": chunk, "bottom": chunk + 1, "text": text,
          "middle": shift + rank + 0.5, "centre": chunk + 0.5,
-         "fill": EMPTY if not text else SUM if text[0] == "Σ" else PALETTE[ascii_uppercase.index(text[0])]}
+         "fill": _fill(text), "ink": ink(_fill(text))}
         for rank, held in enumerate(buffers) for chunk, text in enumerate(held)
     ]  # fmt: skip
+
+
+def _fill(text: str) -> str:
+    """Nothing is pale, a sum dark, a chunk in the colour of its rank."""
+    return RULE if not text else TEXT if text[0] == "Σ" else SERIES[ascii_uppercase.index(text[0])]

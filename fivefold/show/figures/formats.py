@@ -10,10 +10,9 @@ from math import log10
 from typing import NamedTuple
 
 from fivefold.record import nearest
-from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _colour
+from fivefold.show.charts import Chart, _altair, _colour
+from fivefold.show.palette import BLUE, GREY, ORANGE, SKY
 from fivefold.show.sweep.panels import Panel, stacked
-
-SIGN = "#b8b0a8"
 
 
 class Format(NamedTuple):
@@ -97,7 +96,7 @@ def _bits(found: Sequence[Format]) -> Chart:
     most = max(each.sign + each.exponent + each.mantissa for each in found)
     x = alt.X("bit:Q", title=None, axis=None, scale=alt.Scale(domain=[0, most], nice=False))
     y = _y(found)
-    colour = _colour("part", {"sign": SIGN, "exponent": ORANGE, "mantissa": BLUE})
+    colour = _colour("part", {"sign": GREY, "exponent": ORANGE, "mantissa": BLUE})
     size = min(22, 600 // most - 1)
     marks = alt.Chart(alt.Data(values=cells)).mark_square(size=size * size, opacity=1).encode(x=x, y=y, color=colour)
     return marks.properties(width=620, height=26 * len(found))
@@ -112,7 +111,7 @@ def _range(found: Sequence[Format]) -> Chart:
     ]  # fmt: skip
     base = alt.Chart(alt.Data(values=rows)).encode(y=_y(found))
     axis = alt.Axis(tickCount=8, labelExpr="'1e' + datum.value", title=None)
-    all_of = base.mark_bar(height=12, color="#a9c3dd").encode(x=alt.X("low:Q", axis=axis), x2="high:Q")
+    all_of = base.mark_bar(height=12, color=SKY).encode(x=alt.X("low:Q", axis=axis), x2="high:Q")
     whole = base.mark_bar(height=12, color=BLUE).encode(x=alt.X("normal:Q", axis=axis), x2="high:Q")
     words = base.mark_text(align="left", dx=6, fontSize=11).encode(x="high:Q", text="text:N")
     return alt.layer(all_of, whole, words).properties(width=620, height=26 * len(found))

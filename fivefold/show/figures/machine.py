@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 
 from fivefold.machine.spec import Machine
-from fivefold.show.charts import BLUE, ORANGE, Chart, _altair, _finish
-from fivefold.show.sweep.panels import PALETTE
+from fivefold.show.charts import Chart, _altair, _finish
+from fivefold.show.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
 from fivefold.units import show_bytes, show_count
 
 NODES = 4  # that are drawn
@@ -39,11 +39,9 @@ def topology(machine: Machine) -> Chart:
     frame = alt.Chart(alt.Data(values=frames))
     chip = alt.Chart(alt.Data(values=chips))
     at = {"x": alt.X("mx:Q", axis=None), "y": alt.Y("my:Q", axis=None), "text": "text:N"}
-    picture = frame.mark_rect(fill="#eef2f6", stroke="#9aa7b4").encode(**box) + frame.mark_text(color="#555").encode(
-        **at
-    )
+    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**box) + frame.mark_text(color=PALE_INK).encode(**at)
     picture += chip.mark_rect(fill=BLUE, cornerRadius=3).encode(**box)
-    picture += chip.mark_text(color="white", fontSize=10).encode(**at)
+    picture += chip.mark_text(color=LIGHT_INK, fontSize=10).encode(**at)
     if lines:
         wire = alt.Chart(alt.Data(values=lines)).mark_rule(strokeWidth=2, color=ORANGE)
         network = alt.Chart(alt.Data(values=[{"x": -0.35, "x2": wide - 0.85, "y": rows + 0.75, "y2": rows + 1.2}]))
@@ -54,11 +52,11 @@ def topology(machine: Machine) -> Chart:
         [{"mx": -0.35, "my": rows + 1.62, "text": f"{nodes - shown} more nodes are not drawn"}] if nodes > shown else []
     )
     if said:
-        more = alt.Chart(alt.Data(values=said)).mark_text(align="left", color="#666", fontSize=11)
+        more = alt.Chart(alt.Data(values=said)).mark_text(align="left", color=PALE_INK, fontSize=11)
         picture += more.encode(**at)
     finished = _finish(picture, title=_spread(machine), subtitle="", height=round((rows + 2.8) * 34))
     return finished.properties(
-        title={"text": _spread(machine), "subtitle": tiers(machine)}, width=max(420, round(wide * 34))
+        title=heading(_spread(machine)) | {"subtitle": tiers(machine)}, width=max(420, round(wide * 34))
     )
 
 
@@ -97,7 +95,7 @@ def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Mac
     x = alt.X("size:Q", title="size of the buffer", axis=alt.Axis(values=sizes, labelExpr=label, grid=False),
               scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
     y = alt.Y("rate:Q", title="sent by one rank, GB/s", scale=alt.Scale(zero=True))
-    colour = alt.Color("ranks:N", sort=names, scale=alt.Scale(domain=names, range=list(PALETTE[: len(names)])),
+    colour = alt.Color("ranks:N", sort=names, scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
                        legend=alt.Legend(orient="right", title=None))  # fmt: skip
     lines = alt.Chart(alt.Data(values=values)).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
     return _finish(lines, title=_reach(curves, collective), height=340,

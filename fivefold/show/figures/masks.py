@@ -9,7 +9,8 @@ from typing import Any
 
 from fivefold.record import Mistake
 from fivefold.show.charts import Chart, _altair
-from fivefold.show.sweep.panels import PALETTE, Panel, beside
+from fivefold.show.palette import RULE, SERIES, ink
+from fivefold.show.sweep.panels import Panel, beside
 
 MOST = 10  # ranks that colours tell apart
 
@@ -45,17 +46,17 @@ def _mask(ranks: int, zigzag: bool) -> Chart:
     for query in range(chunks):
         rank = owner(query, ranks=ranks, zigzag=zigzag)
         for key in range(chunks):
-            fill = PALETTE[rank] if key <= query else "#f4f4f2"
+            fill = SERIES[rank] if key <= query else RULE
             cells.append({"x": key, "x2": key + 1, "y": query, "y2": query + 1, "fill": fill,
                           "opacity": 0.55 if key == query else 1.0, "mx": key + 0.5, "my": query + 0.5,
-                          "text": str(rank) if key <= query else ""})  # fmt: skip
+                          "text": str(rank) if key <= query else "", "ink": ink(fill)})  # fmt: skip
     base = alt.Chart(alt.Data(values=cells))
     boxes = base.mark_rect(stroke="white", strokeWidth=1).encode(
         x=alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, chunks], nice=False)), x2="x2:Q",
         y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[chunks, 0], nice=False)), y2="y2:Q",
         color=alt.Color("fill:N", scale=None), opacity=alt.Opacity("opacity:Q", scale=None),
     )  # fmt: skip
-    texts = base.mark_text(color="white", fontSize=11).encode(
-        x=alt.X("mx:Q", axis=None), y=alt.Y("my:Q", axis=None), text="text:N"
+    texts = base.mark_text(fontSize=11).encode(
+        x=alt.X("mx:Q", axis=None), y=alt.Y("my:Q", axis=None), text="text:N", color=alt.Color("ink:N", scale=None)
     )
     return (boxes + texts).properties(width=300, height=300)

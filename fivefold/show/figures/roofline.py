@@ -11,7 +11,8 @@ from typing import Any
 
 from fivefold.machine.spec import Chip
 from fivefold.record import Mistake
-from fivefold.show.charts import BLUE, ORANGE, RED, Chart, _altair, _colour, _finish
+from fivefold.show.charts import Chart, _altair, _colour, _finish
+from fivefold.show.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step
 from fivefold.units import Dtype, show_count, show_seconds
 
@@ -36,7 +37,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
               scale=alt.Scale(type="log", domain=[low, high], nice=False))  # fmt: skip
     y = alt.Y("rate:Q", title="FLOP/s of a GPU, forward", axis=alt.Axis(tickCount=6, format="~s"),
               scale=alt.Scale(type="log", domain=[floor, peak * 1.7], nice=False))  # fmt: skip
-    line = alt.Chart(alt.Data(values=roof)).mark_line(color="#444", strokeWidth=2).encode(x=x, y=y)
+    line = alt.Chart(alt.Data(values=roof)).mark_line(color=TEXT, strokeWidth=2).encode(x=x, y=y)
     base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
     size = alt.Size("seconds:Q", scale=alt.Scale(range=[30, 420], zero=True), legend=None)
     colours = {"matmul-bound": BLUE, "memory-bound": ORANGE}
@@ -47,7 +48,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
         {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_count(peak)}FLOP/s {dtype}"},
         {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_count(bandwidth)}B/s of memory"},
     ]
-    said = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=RED)
+    said = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=LIMIT)
     said = said.encode(x=x, y=y, text="text:N")
     about = f"{step.model} on {step.machine}, {step.layout}; a dot is as large as its time in the step"
     return _finish(line + dots + names + said, title=_finding(step, values, peak), subtitle=about, height=420)

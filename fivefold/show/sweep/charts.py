@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fivefold.show.charts import BLUE, Chart, _altair
+from fivefold.show.charts import Chart, _altair, styled
+from fivefold.show.palette import BLUE, INK, RULE, SERIES
 from fivefold.show.pipeline import data
 from fivefold.show.sweep.measured import measured
-from fivefold.show.sweep.panels import PALETTE, Panel, stacked, styled
+from fivefold.show.sweep.panels import Panel, stacked
 from fivefold.show.sweep.row import Row
 from fivefold.show.sweep.sequence import memory, sequence
 from fivefold.show.sweep.settings import best, fixed, memory_unit, mfu, setting, sized, values, varied, word
@@ -64,7 +65,7 @@ def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float)
         "model": label, "ranks": f"{ranks:,}", "mfu": mfu(row) if row else 0.0, "fits": int(row is not None),
         "text": f"{mfu(row):.1%}" if row else "none fits", "degrees": " ".join(degrees), "rest": " ".join(rest),
         "memory": show_bytes(row.measured_peak_bytes or row.peak_bytes or 0) if row else "",
-        "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else "#222",
+        "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else INK,
     }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]
     base = alt.Chart(data(cells)).encode(x=x, y=y)
     filled = base.transform_filter("datum.fits == 1").mark_rect(stroke="white", strokeWidth=2)
     filled = filled.encode(fill=alt.Fill("mfu:Q", scale=alt.Scale(scheme="blues", domain=limits), legend=None))
-    empty = base.transform_filter("datum.fits == 0").mark_rect(stroke="white", strokeWidth=2, color="#f1f1ee")
+    empty = base.transform_filter("datum.fits == 0").mark_rect(stroke="white", strokeWidth=2, color=RULE)
     lines = (
         ("text", -21, 13, "bold"),
         ("degrees", -4, 9, "normal"),
@@ -208,7 +209,7 @@ def _cut(rows: Sequence[Row]) -> str:
 
 
 def _coloured(alt: Any, names: list[str]) -> Any:
-    colours = [PALETTE[place % len(PALETTE)] for place in range(len(names))] if len(names) > 1 else [BLUE]
+    colours = [SERIES[place % len(SERIES)] for place in range(len(names))] if len(names) > 1 else [BLUE]
     legend = alt.Legend(orient="top", title=None, columns=4, labelLimit=240) if len(names) > 1 else None
     return alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
 

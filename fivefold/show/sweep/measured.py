@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fivefold.show.charts import BLUE, Chart, _altair
+from fivefold.show.charts import Chart, _altair, styled
+from fivefold.show.palette import BLUE, PALE_INK, RULE, SERIES
 from fivefold.show.pipeline import data
-from fivefold.show.sweep.panels import PALETTE, styled
 from fivefold.show.sweep.row import Row
 from fivefold.show.sweep.settings import fixed, setting, varied
 
@@ -37,15 +37,13 @@ def measured(rows: Sequence[Row]) -> Chart | str:
     y = alt.Y("measured:Q", title=f"measured step, {unit}", scale=limits, axis=alt.Axis(format="~s", tickCount=6))
     line = [{"predicted": end, "measured": end, "low": end * (1 - BAND), "high": end * (1 + BAND)} for end in ends]
     names = list(dict.fromkeys(str(point["series"]) for point in points))
-    colours = list(PALETTE[: len(names)]) if 1 < len(names) <= len(PALETTE) else [BLUE]
+    colours = list(SERIES[: len(names)]) if 1 < len(names) <= len(SERIES) else [BLUE]
     legend = alt.Legend(orient="top", title=None, columns=4, labelLimit=240) if len(colours) > 1 else None
     colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
     band = (
-        alt.Chart(data(line))
-        .mark_area(color="#eee", clip=True)
-        .encode(x=x, y=alt.Y("low:Q", scale=limits), y2="high:Q")
+        alt.Chart(data(line)).mark_area(color=RULE, clip=True).encode(x=x, y=alt.Y("low:Q", scale=limits), y2="high:Q")
     )
-    equal = alt.Chart(data(line)).mark_line(color="#999", strokeDash=[4, 3]).encode(x=x, y=y)
+    equal = alt.Chart(data(line)).mark_line(color=PALE_INK, strokeDash=[4, 3]).encode(x=x, y=y)
     base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
     texts = base.mark_text(align="left", dx=7, fontSize=10).encode(text="text:N")
     picture = alt.layer(band, equal, base.mark_point(filled=True, size=60, opacity=0.9), texts)

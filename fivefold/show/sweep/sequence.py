@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fivefold.show.charts import COLOURS, RED, Chart, _altair
+from fivefold.show.charts import COLOURS, Chart, _altair
+from fivefold.show.palette import LIMIT, SERIES
 from fivefold.show.pipeline import data
-from fivefold.show.sweep.panels import PALETTE, Panel, stacked
+from fivefold.show.sweep.panels import Panel, stacked
 from fivefold.show.sweep.row import Row
 from fivefold.show.sweep.settings import fixed, memory_unit, mfu, sized, values, varied
 from fivefold.show.table import PARTS
@@ -110,7 +111,7 @@ def _bars(rows: list[Row]) -> Chart:
         ),
         order="order:Q",
     )  # fmt: skip
-    line = alt.Chart(data(limit)).mark_rule(color=RED, strokeDash=[4, 3]).encode(y="limit:Q")
+    line = alt.Chart(data(limit)).mark_rule(color=LIMIT, strokeDash=[4, 3]).encode(y="limit:Q")
     width = max(120, 30 * len(names))
     panels: list[Chart] = []
     for kind in kinds:
@@ -134,7 +135,7 @@ def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
     x.axis = alt.Axis(values=lengths, grid=False, format=",d")
     y = alt.Y("mfu:Q", title="MFU", axis=alt.Axis(format=".0%", tickCount=5))
     colour = alt.Color(
-        "recomputation:N", scale=alt.Scale(domain=names, range=list(PALETTE[: len(names)])),
+        "recomputation:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
         legend=alt.Legend(orient="top", title=None),
     )  # fmt: skip
     base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)

@@ -11,8 +11,8 @@ from fivefold.layout.comparison import Comparison, Variant
 from fivefold.plan.compare import compare as run
 from fivefold.record import Mistake
 from fivefold.show.comparison import finding, worded
+from fivefold.show.drawing.bars import Part, stacked
 from fivefold.units import show_bytes
-from fivefold.web.drawing.bars import Part, stacked
 from fivefold.web.pages.plan import memory_parts, time_parts
 from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion

@@ -14,6 +14,8 @@ from fivefold.machine.spec import Machine
 from fivefold.plan import questions
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.record import Mistake
+from fivefold.show.drawing import interval, memory, pipeline
+from fivefold.show.drawing.bars import Part, stacked
 from fivefold.show.memory import finding as memory_finding
 from fivefold.show.pipeline import finding
 from fivefold.show.table import PARTS
@@ -22,8 +24,6 @@ from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, Size, controls, sizes
-from fivefold.web.drawing import interval, memory, pipeline
-from fivefold.web.drawing.bars import Part, stacked
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.question import Noun, Question
 from fivefold.web.site import Site

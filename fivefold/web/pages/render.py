@@ -12,6 +12,7 @@ import fivefold
 from fivefold.job import RECIPES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
+from fivefold.show.drawing.svg import legend
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.question import About
@@ -36,7 +37,7 @@ environment.filters |= {
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
 environment.globals |= {
-    "version": fivefold.__version__, "pages": PAGES,
+    "version": fivefold.__version__, "pages": PAGES, "legend": legend,
     "known": {
         "models": model_names(), "machines": machine_names(), "precisions": list(RECIPES), "stacks": list(STACKS),
         "attentions": ["flash", "flash2", "flash1", "unfused"],

@@ -13,10 +13,10 @@ from fivefold.cli.lanes import of_run
 from fivefold.record import Mistake
 from fivefold.show.budget import budget
 from fivefold.show.compare import compare, difference, shown
+from fivefold.show.drawing import lines, pipeline
+from fivefold.show.drawing.lines import Curve
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import runs
-from fivefold.web.drawing import lines, pipeline
-from fivefold.web.drawing.lines import Curve
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site

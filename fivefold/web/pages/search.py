@@ -11,8 +11,8 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from fivefold.layout.search_result import Ranked, SearchResult
+from fivefold.show.drawing import scatter
 from fivefold.units import GIB, show_bytes, show_seconds
-from fivefold.web.drawing import scatter
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import streamed
 from fivefold.web.question import SearchQuestion

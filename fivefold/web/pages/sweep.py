@@ -12,9 +12,9 @@ from pydantic import Field
 
 from fivefold.check.sweep.rows_file import SUFFIXES, read
 from fivefold.record import Mistake
+from fivefold.show.drawing import heat, scatter
 from fivefold.show.sweep.row import Row
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
-from fivefold.web.drawing import heat, scatter
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page
 from fivefold.web.question import TEXT, About

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
+from fivefold.show.drawing.plot import SIDE, plot, room, ticks, time_unit
+from fivefold.show.drawing.svg import element, joined
+from fivefold.show.elements import Raw
 from fivefold.units import show_seconds
-from fivefold.web.drawing.plot import SIDE, plot, ticks, time_unit
-from fivefold.web.drawing.svg import element, joined
 
 HIGH = 26  # pixels of a line
 FINEST = 1 / 900  # of the picture: what is shorter, and begins where another ends, is drawn as one
@@ -24,18 +23,19 @@ class Piece(NamedTuple):
     tip: str
 
 
-def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label: str) -> Markup:
+def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label: str) -> Raw:
     """The chart of lines by name, ``last`` seconds long."""
     per_second, unit = time_unit(last)
     marks = (mark for at, (_, pieces) in enumerate(lines) for mark in _marks(pieces, at, len(lines), last=last))
     return plot(
-        joined(marks), label=label, height=HIGH * len(lines), grid=False, kind="streams named",
+        joined(marks), label=label, height=HIGH * len(lines), grid=False,
+        kind=f"streams {room(name for name, _ in lines)}",
         x=[(each / per_second / last, f"{each:g}") for each in ticks(last * per_second, about=6)],
         y=[((at + 0.5) / len(lines), name) for at, (name, _) in enumerate(lines)], x_title=f"time, {unit}",
     )  # fmt: skip
 
 
-def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Markup]:
+def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Raw]:
     y, height = SIDE * (at + 0.1) / lines, SIDE * 0.8 / lines
     yield element("rect", x=0, width=SIDE, y=y, height=height, class_="idle")
     for piece in merged(pieces, last * FINEST):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from fivefold.web.drawing.svg import element, joined, percent
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 
 
 class Part(NamedTuple):
@@ -23,7 +22,7 @@ class Part(NamedTuple):
         return f"{self.size / whole:.1%}" if whole else "–"
 
 
-def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Markup:
+def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Raw:
     """The bar, ``whole`` wide; ``limit``: where a capacity lies."""
     bars, at = [], 0.0
     for part in parts:

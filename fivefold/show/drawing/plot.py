@@ -6,14 +6,14 @@ Ticks and titles hang over the picture's edge, into the margin that the style sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import floor, log10
+from math import ceil, floor, log10
 
-from markupsafe import Markup
-
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 from fivefold.units import GIB, MIB
-from fivefold.web.drawing.svg import element, joined, percent
 
 SIDE = 1000.0
+MARGINS = {7: "", 12: "named", 29: "long"}  # letters of the longest name of a row → class of the margin
 
 
 def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
@@ -21,12 +21,15 @@ def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
     span = last - first
     if span <= 0:
         return [first]
-    raw = span / about
-    power = 10.0 ** floor(log10(raw))
-    step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * 0.999)
-    count = floor(last / step + 1e-9)
-    begin = floor(first / step - 1e-9) + 1 if first > 0 else 0
-    return [each * step for each in range(begin, count + 1)]
+    power = 10.0 ** floor(log10(span / about))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each * about >= span * 0.999)
+    return [each * step for each in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
+
+
+def room(names: Iterable[str]) -> str:
+    """The class of a picture whose rows have these names: how wide its margin is."""
+    longest = max(map(len, names), default=0)
+    return next((look for most, look in MARGINS.items() if longest <= most), "long")
 
 
 def byte_unit(largest: float) -> tuple[int, str]:
@@ -40,10 +43,10 @@ def time_unit(largest: float) -> tuple[float, str]:
 
 
 def plot(
-    marks: Markup, *, label: str, height: int, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]],
-    x_title: str = "", y_title: str = "", over: Markup | str = "", grid: bool = True, kind: str = "",
+    marks: Raw, *, label: str, height: int, x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]],
+    x_title: str = "", y_title: str = "", over: str = "", grid: bool = True, kind: str = "",
     role: str = "img",
-) -> Markup:  # fmt: skip
+) -> Raw:  # fmt: skip
     """The picture. ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: unstretched marks."""
     square = element(
         "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
@@ -53,17 +56,17 @@ def plot(
                    height=height, role=role, aria_label=label)  # fmt: skip
 
 
-def _grid(y: Sequence[tuple[float, str]]) -> Markup:
+def _grid(y: Sequence[tuple[float, str]]) -> Raw:
     return joined(element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in y)
 
 
-def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Markup:
+def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
     below = (element("text", text, x=percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
     beside = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
     return joined((*below, *beside))
 
 
-def _titles(x_title: str, y_title: str) -> Iterable[Markup]:
+def _titles(x_title: str, y_title: str) -> Iterable[Raw]:
     if x_title:
         yield element("text", x_title, x="100%", y="100%", dy=33, text_anchor="end", class_="title")
     if y_title:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from markupsafe import Markup
-
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 from fivefold.step import Interval
-from fivefold.web.drawing.svg import element, joined, percent
 
 
-def band(interval: Interval, *, predicted: float, show: Callable[[float], str], label: str) -> Markup:
+def band(interval: Interval, *, predicted: float, show: Callable[[float], str], label: str) -> Raw:
     """The picture, from a little below all of it to a little above."""
     low, high = min(interval.low_90, predicted), max(interval.high_90, predicted)
     margin = (high - low) * 0.08 or high * 0.1 or 1.0
@@ -19,7 +18,7 @@ def band(interval: Interval, *, predicted: float, show: Callable[[float], str], 
     def at(value: float) -> str:
         return percent((value - first) / span)
 
-    def bar(begin: float, end: float, *, high: int, look: str, tip: str) -> Markup:
+    def bar(begin: float, end: float, *, high: int, look: str, tip: str) -> Raw:
         return element("rect", x=at(begin), width=percent((end - begin) / span), y=18 - high / 2, height=high, rx=3,
                        class_=look, data_tip=tip)  # fmt: skip
 

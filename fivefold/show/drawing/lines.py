@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from fivefold.web.drawing.plot import SIDE, plot, ticks
-from fivefold.web.drawing.svg import element, joined, percent
+from fivefold.show.drawing.plot import SIDE, plot, ticks
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 
 HEIGHT = 230
 MOST = 400  # points of a curve that are drawn, and places at which they are told
@@ -24,12 +23,12 @@ class Curve(NamedTuple):
     show: Callable[[float], str] = "{:.4g}".format
 
 
-def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_title: str = "") -> Markup:
+def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_title: str = "") -> Raw:
     """The chart of curves that have a finite point; an empty text of none."""
     curves = [each._replace(points=_thin([p for p in each.points if isfinite(p[1])])) for each in curves]
     curves = [each for each in curves if each.points]
     if not curves:
-        return Markup("")
+        return Raw("")
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     first, last = min(xs), max(max(xs), min(xs) + 1)
@@ -53,7 +52,7 @@ def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_tit
     )  # fmt: skip
 
 
-def _path(points: Sequence[tuple[float, float]], look: str) -> Markup:
+def _path(points: Sequence[tuple[float, float]], look: str) -> Raw:
     line = "M" + "L".join(f"{x * SIDE:.1f} {y * SIDE:.1f}" for x, y in points)
     return element("path", d=line, class_=f"curve s-{look}")
 
@@ -65,7 +64,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
 
 
-def _places(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Markup]:
+def _places(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
     """Invisible columns that tell the nearest value of each curve."""
     longest = max(curves, key=lambda curve: len(curve.points)).points
     width = SIDE / max(1, len(longest) - 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from fivefold.web.drawing.plot import SIDE, plot, ticks
-from fivefold.web.drawing.svg import element, joined, percent
+from fivefold.show.drawing.plot import SIDE, plot, ticks
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 
 HEIGHT = 280
 MARGIN = 0.07  # of the span, left free around the points
@@ -26,7 +25,7 @@ class Point(NamedTuple):
 
 def picture(
     points: Sequence[Point], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
-) -> Markup:
+) -> Raw:
     """The chart; ``stairs``: joined as a front is; ``zero``: both axes begin at 0."""
     first_x, last_x = _range([point.x for point in points], zero=zero)
     first_y, last_y = _range([point.y for point in points], zero=zero)
@@ -35,7 +34,7 @@ def picture(
         return (point.x - first_x) / (last_x - first_x), 1 - (point.y - first_y) / (last_y - first_y)
 
     places = [(point, *at(point)) for point in points]
-    path = Markup("")
+    path = Raw("")
     if stairs and len(points) > 1:
         corners = sorted((x, y) for _, x, y in places)
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
@@ -48,7 +47,7 @@ def picture(
     )  # fmt: skip
 
 
-def _dot(point: Point, x: float, y: float) -> Markup:
+def _dot(point: Point, x: float, y: float) -> Raw:
     dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
     return element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from fivefold.layout.spans import Span
+from fivefold.show.drawing.plot import SIDE, plot, room, ticks, time_unit
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 from fivefold.show.pipeline import LOOKS, Block, Rows, blocks
 from fivefold.units import show_seconds
-from fivefold.web.drawing.plot import SIDE, plot, ticks, time_unit
-from fivefold.web.drawing.svg import element, joined, percent
 
 WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
 HIGHEST = 520
@@ -27,7 +26,7 @@ class _Place(NamedTuple):
     height: float
 
 
-def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Markup:
+def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
     """The chart; ``names`` of the rows, else ranks; ``pp``: pipeline ranks, else as many as rows."""
     last = max(row[-1].end for row in rows)
     per_second, unit = time_unit(last)
@@ -39,11 +38,11 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
                     class_="idle") for row in range(len(rows)))  # fmt: skip
     return plot(
         joined((*idle, *(_rectangles(drawn) if len(drawn) <= TOLD else _paths(drawn)))),
-        label=label, height=high * len(rows), grid=False, kind="pipeline named" if names else "pipeline",
+        label=label, height=high * len(rows), grid=False, kind=f"pipeline {room(beside)}",
         x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
         x_title=f"time, {unit}",
-        over=joined(_digits(drawn)) if high >= 13 else Markup(""),
+        over=joined(_digits(drawn)) if high >= 13 else "",
     )  # fmt: skip
 
 
@@ -63,17 +62,17 @@ def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block
                     yield _Place(block.start / last, width, top / len(rows), height), block, span
 
 
-def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
+def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
     """A rectangle for each block, that tells its span."""
     for place, block, span in drawn:
         x, width, y, height = (SIDE * share for share in place)
-        yield Markup(  # as ``element`` writes it, of which there may be many: every value is a number or ours
+        yield Raw(  # as ``element`` writes it, of which there may be many: every value is a number or ours
             f'<rect x="{x:.2f}" width="{width:.2f}" y="{y:.1f}" height="{height:.1f}" class="{_look(block)}" '
             f'data-tip="{_told(span)}"/>'
         )
 
 
-def _paths(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
+def _paths(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
     """A path for all blocks of a kind."""
     shapes: dict[str, list[str]] = {}
     for place, block, _ in drawn:
@@ -87,7 +86,7 @@ def _look(block: Block) -> str:
     return f"k-{block.kind}" + (" paler" if block.chunk else "")
 
 
-def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Markup]:
+def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
     for place, block, _ in drawn:
         if block.text and place.width * WIDE > 7 * len(block.text) + 3:
             x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from markupsafe import Markup
-
 from fivefold.layout.spans import Level
+from fivefold.show.drawing.plot import SIDE, byte_unit, plot, ticks, time_unit
+from fivefold.show.drawing.svg import element, joined, percent
+from fivefold.show.elements import Raw
 from fivefold.show.memory import LOOKS, finding, parts, peak
 from fivefold.units import show_bytes, show_seconds
-from fivefold.web.drawing.plot import SIDE, byte_unit, plot, ticks, time_unit
-from fivefold.web.drawing.svg import element, joined, percent
 
 HEIGHT = 250
 TOLD = 240  # places along the time at which the mouse is told what lives
@@ -19,7 +18,7 @@ TOLD = 240  # places along the time at which the mouse is told what lives
 
 def picture(
     levels: Sequence[Level], *, rank: int, capacity_bytes: int, told: Sequence[tuple[float, float, str]] | None = None
-) -> Markup:  # fmt: skip
+) -> Raw:  # fmt: skip
     """The chart; ``told``: stretches of time with what is told of them, else the parts of the fullest level."""
     top, last = peak(levels), levels[-1].seconds or 1.0
     near = capacity_bytes <= 4 * top.live_bytes
@@ -42,7 +41,7 @@ def looks(levels: Sequence[Level]) -> list[str]:
     return [part for part in LOOKS if any(getattr(level, f"{part}_bytes") for level in levels)]
 
 
-def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[Markup]:
+def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[Raw]:
     xs = [level.seconds / last * SIDE for level in levels]
     stacks = [(0, *accumulate(parts(level))) for level in levels]
     for place, part in enumerate(LOOKS):
@@ -53,7 +52,7 @@ def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[
         yield element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z", class_=f"k-{part}")
 
 
-def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Markup]:
+def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Raw]:
     """Invisible columns that tell what lives."""
     for start, end, tip in told:
         yield element("rect", x=start / last * SIDE, width=(end - start) / last * SIDE, y=0, height=SIDE, class_="hit",
@@ -74,7 +73,7 @@ def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float,
         yield start, end, "\n".join([head, *([level.cause] if level.cause else []), *reversed(told)])
 
 
-def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Markup]:
+def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
     if capacity_bytes is not None:
         at = percent(1 - capacity_bytes / ceiling)
         yield element("line", x1=0, x2="100%", y1=at, y2=at, class_="limit")
@@ -82,7 +81,7 @@ def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None
                       class_="limit-text")  # fmt: skip
     x, y = percent(top.seconds / last), percent(1 - top.live_bytes / ceiling)
     left = top.seconds < last / 2
-    told = f"{show_bytes(top.live_bytes)} in {top.cause}" if top.cause else show_bytes(top.live_bytes)
+    cause = element("tspan", f" in {top.cause}", class_="wide") if top.cause else ""  # where there is room for it
     yield element("circle", cx=x, cy=y, r=4, class_="peak")
-    yield element("text", told, x=x, y=y, dx=8 if left else -8, dy=-7, text_anchor="start" if left else "end",
-                  class_="peak-text")  # fmt: skip
+    yield element("text", show_bytes(top.live_bytes), cause, x=x, y=y, dx=8 if left else -8, dy=-7,
+                  text_anchor="start" if left else "end", class_="peak-text")  # fmt: skip

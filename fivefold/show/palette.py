@@ -1,0 +1,68 @@
+"""The one style of all pictures: colours by what they stand for, on light and on dark pages, and the charts' settings.
+
+Blue, sky, green, orange, red, yellow and grey after Okabe and Ito (2008), moved until any two lie 14 units of CIE Lab
+apart, also as seen without one of the three kinds of cones (Machado, Oliveira and Fernandes 2009); a test measures it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLOURS = {
+    "blue": ("#0b6bb5", "#3d95d6"), "sky": ("#56b4e9", "#8fd0f7"), "green": ("#009e73", "#1fb88d"),
+    "orange": ("#e69f00", "#f0a830"), "red": ("#d55e00", "#e8702a"), "pink": ("#b0569a", "#e08fc6"),
+    "yellow": ("#f0e442", "#f7ee8a"), "grey": ("#8d949c", "#79828d"),
+}  # fmt: skip
+"""On a light page, on a dark one."""
+KINDS = {
+    "parameters": "blue", "states": "blue", "F": "blue", "gradients": "sky", "optimizer": "green", "W": "green",
+    "gathers": "green", "activations": "orange", "BW": "orange", "B": "orange", "messages": "red", "logits": "pink",
+    "reduce": "pink", "data": "yellow", "temporary": "grey", "update": "grey", "host": "grey", "inputs": "grey",
+}  # fmt: skip
+"""Of what is drawn in many pictures: parts of the memory, kinds of actions."""
+BLUE, SKY, GREEN, ORANGE, RED, PINK, YELLOW, GREY = (light for light, _ in COLOURS.values())
+SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY, YELLOW, "#6b3a1e", "#332288")  # several of one kind, in order
+IDLE = "#dcdfe3"  # where nothing is done
+LIMIT = "#b3400a"  # a capacity
+INK, PALE_INK, RULE, TEXT = "#16191d", "#59626d", "#e6e9ed", "#3a4149"  # words; words that explain; rules; headings
+DARK_INK, LIGHT_INK = "#1c1400", "#ffffff"  # on a colour
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+
+def colour(kind: str) -> str:
+    """The colour of a kind on a light page."""
+    return COLOURS[KINDS[kind]][0]
+
+
+def ink(on: str) -> str:
+    """Black or white, whichever can be read on a colour (relative luminance of WCAG 2)."""
+    red, green, blue = (_linear(int(on[place : place + 2], 16) / 255) for place in (1, 3, 5))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return DARK_INK if luminance > 0.2 else LIGHT_INK
+
+
+def _linear(value: float) -> float:
+    return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+
+
+def heading(title: str, subtitle: str = "") -> dict[str, Any]:
+    """The title of a chart, on top left; it says the finding."""
+    return {
+        "text": title, **({"subtitle": subtitle} if subtitle else {}), "anchor": "start", "frame": "bounds",
+        "fontSize": 17, "subtitleFontSize": 12, "color": INK, "subtitleColor": PALE_INK, "offset": 14,
+        "subtitlePadding": 5,
+    }  # fmt: skip
+
+
+CONFIG: dict[str, Any] = {
+    "font": FONT,
+    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": PALE_INK,
+             "labelColor": TEXT, "gridColor": RULE, "domainColor": RULE, "tickColor": RULE},
+    "legend": {"labelFontSize": 12, "symbolType": "square"},
+    "text": {"fontSize": 12, "color": INK},
+    "bar": {"discreteBandSize": {"band": 0.7}},
+    "view": {"stroke": None},
+    "concat": {"spacing": 18},
+    "range": {"category": list(SERIES)},
+}  # fmt: skip
+"""Of every Vega-Lite chart: type, rules, series."""
