@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import fivefold
-from fivefold.cli.settle import EXTRAS
+from fivefold.asked.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -123,6 +123,26 @@ def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], ne
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
     assert needs in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("ff.dryrun('nano', 'h100:2', 'dp2')", "this needs torch, of the extra train: pip install 'fivefold[train]'"),
+        ("ff.watch(None, None)", "torch, of the extra train"),
+    ],
+)
+def test_python_says_it_too(call: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "fivefold").mkdir()
+    (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/whole.toml").read_text())
+    bare = BARE.rpartition("from fivefold")[0]
+    code = f"{bare}import fivefold as ff\ntry:\n    {call}\nexcept ff.Mistake as mistake:\n    print(mistake)\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert line in ended.stdout, ended.stderr
+    assert ended.stdout.count("\n") == 1
 
 
 def test_every_extra_is_known_by_its_packages() -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_fields import JobWords, job_of
+from fivefold.asked.extras import told
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
+    from fivefold.asked.answers import Question
     from fivefold.check.dryrun import Rehearsal
     from fivefold.check.sweep.journal import Journal
-    from fivefold.cli.plan import Question
     from fivefold.cli.playbook import Batch
     from fivefold.layout.comparison import Comparison
     from fivefold.layout.playbook import Playbook
@@ -47,6 +48,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     return run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
 
 
+@told
 def search(
     model: str | Model, machine: str | Machine, *, by: By = "time", top: int = 10, also: Sequence[str] = (),
     where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
@@ -58,7 +60,7 @@ def search(
     precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
     best are alike; ``exact``: no proposal. ``--keep`` is ``walk``.
     """
-    from fivefold.cli import search as command
+    from fivefold.asked.search import ALIKE, limited, others
     from fivefold.job import recipe
     from fivefold.layout.where import Where as Constraint
     from fivefold.plan.search import search as run
@@ -66,14 +68,16 @@ def search(
     for name, number in (("top", top), ("front", front)):
         if number < 1:
             raise Mistake(f"{name}={number} must be 1 or more")
-    spec, chips, wanted = _model(model), command.limited(_machine(machine), memory), job_of(job)
+    spec, chips, wanted = _model(model), limited(_machine(machine), memory), job_of(job)
     found = run(
         model=spec, machine=chips, job=wanted, by=by, top=top, levels=front,
-        within=None if exact else command.ALIKE if within is None else within, where=Constraint.parse(where),
-        recipes=[recipe(name) for name in also], reduces=command.others(wanted), two_dimensional=two,
+        within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),
+        recipes=[recipe(name) for name in also], reduces=others(wanted), two_dimensional=two,
     )  # fmt: skip
     if measure and found.best:
-        found = found.replace(finalists=tuple(command.measured_best(spec, chips, wanted, count=measure)[0]))
+        from fivefold.cli.search import measured_best
+
+        found = found.replace(finalists=tuple(measured_best(spec, chips, wanted, count=measure)[0]))
     return found
 
 
@@ -82,7 +86,7 @@ def playbook(
     price: Sequence[str] = (), assume: Sequence[str] = (), **job: Unpack[JobWords],
 ) -> Playbook:  # fmt: skip
     """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
-    from fivefold.cli.across import priced
+    from fivefold.asked.across import priced
     from fivefold.cli.playbook import playbook as run
 
     (ranks,) = priced([_machine(machine)], price)
@@ -98,8 +102,8 @@ def across(
 
     ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
     """
-    from fivefold.cli.across import offers
-    from fivefold.cli.search import ALIKE
+    from fivefold.asked.across import offers
+    from fivefold.asked.search import ALIKE
     from fivefold.layout.where import Where as Constraint
 
     return offers(
@@ -114,7 +118,7 @@ def walk(
     memory: str | None = None, **job: Unpack[JobWords],
 ) -> Walk:  # fmt: skip
     """One change at a time from ``layout``: ``search --keep``."""
-    from fivefold.cli.search import limited
+    from fivefold.asked.search import limited
     from fivefold.layout.where import Where as Constraint
     from fivefold.plan.predict import planner
     from fivefold.plan.search.neighbours import walk as run
@@ -134,8 +138,8 @@ def ask(
     ``tokens``: of the whole run, for batch and run; ``assume``: of its site (``["failures=1", "grid=france"]``);
     ``noise``: the measured noise scale in tokens, or the run folder that has it. Without a layout, of the fastest.
     """
-    from fivefold.cli.across import priced
-    from fivefold.cli.plan import answers, noise_of
+    from fivefold.asked.across import priced
+    from fivefold.asked.answers import answers, noise_of
     from fivefold.machine.site import assumed
     from fivefold.shown import Rows
 
@@ -153,12 +157,13 @@ def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[Jo
 
     ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
     """
-    from fivefold.cli.compare import cases
+    from fivefold.asked.cases import cases
     from fivefold.plan.compare import compare as run
 
-    return run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions))
+    return run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions, machine=_machine))
 
 
+@told
 def dryrun(
     model: str | Model, machine: str | Machine, layout: str | Layout, *, schedule: Where | None = None,
     every_rank: bool = False, every_layer: bool = False, ranks: Sequence[int] = (), **job: Unpack[JobWords],
@@ -181,6 +186,7 @@ def dryrun(
     )  # fmt: skip
 
 
+@told
 def sweep(
     what: Where | Mapping[str, Any], *, out: Where | None = None, measure: bool = False, steps: int = 8,
     timeout: float = 300.0,
@@ -226,6 +232,7 @@ def _journal(path: Path | None) -> Iterator[Journal]:
         yield journal
 
 
+@told
 def trace(
     files: Where | Sequence[Where], *, step: int | None = None, top: int = 10, machine: str | Machine | None = None,
     against: tuple[str, str, str] | None = None, **job: Unpack[JobWords],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_fields import JobWords
+from fivefold.asked.extras import told
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
+@told
 def watch(
     model: Any, optimizer: Any, /, *, tokens: int = 0, mesh: Any = None, stage: int = 0, called: str = "",
     against: tuple[str | Model, str | Machine, str | Layout] | None = None, **job: Unpack[JobWords],

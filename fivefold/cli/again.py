@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.job_options import FIELDS, load_job
+from fivefold.asked.job import FIELDS, load_job
 from fivefold.record import Mistake, Record
 
 if TYPE_CHECKING:

@@ -79,9 +79,9 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
 
 def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
     """``machine`` with the units of a run (a file) or of a model under a layout; of ``auto`` those of the fastest."""
+    from fivefold.asked.answers import fastest
     from fivefold.check.calibrate import cores
     from fivefold.check.calibrate.profile import measured, profile
-    from fivefold.cli.plan import fastest
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve

@@ -5,18 +5,15 @@ A budget that no recomputation reaches ends with exit code 3.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fivefold.asked.words import parse_bytes
 from fivefold.cli.options import AsJson, show
-from fivefold.record import Mistake
-from fivefold.units import GIB, KIB, MIB
 
 DOES_NOT_FIT = 3  # exit code
-UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def doctor(
@@ -68,11 +65,3 @@ def _snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
     memory = found[0].memory
     if budget_bytes is not None and memory is not None and memory.needed_bytes > budget_bytes:
         raise SystemExit(DOES_NOT_FIT)
-
-
-def parse_bytes(text: str, *, option: str = "--budget") -> int:
-    """``24GiB`` as bytes."""
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
-    if match is None or float(match[1]) * UNITS[match[2]] < 1:
-        raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
-    return int(float(match[1]) * UNITS[match[2]])

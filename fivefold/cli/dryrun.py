@@ -68,6 +68,7 @@ def dryrun(
     table = Run(schedule=schedule, job=job).table(layout)
     with bar("rehearsing") as progress:
         from fivefold.check.dryrun import dryrun as run
+        from fivefold.check.dryrun.report import data
 
         found = run(
             model=model, machine=machine, layout=layout, job=job, table=table, every_rank=every_rank,
@@ -87,25 +88,6 @@ def dryrun(
 
 def _ranks(text: str | None) -> tuple[int, ...]:
     return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
-
-
-def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
-    """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
-    if found.step is None:
-        return {"findings": found.findings}
-    from fivefold.check.dryrun.report import moment
-
-    full = moment(found.tapes[found.fullest.rank])
-    return {
-        "predicted": predicted.model_dump(mode="json") if predicted else None,
-        "rehearsed": found.step.model_dump(mode="json"),
-        "first_step": [
-            share.first.model_dump(mode="json") for share in found.rank_summaries if share.rank in found.ranks
-        ],
-        "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
-        "findings": found.findings,
-        "assumed": found.assumed,
-    }
 
 
 def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.cli.doctor import parse_bytes
+from fivefold.asked.words import parse_bytes
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake, read_file
 from fivefold.units import show_bytes, show_count

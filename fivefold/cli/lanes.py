@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from fivefold.train.run import Run
 
 Rows = list[tuple["Span", ...]]
-SHOWN = 8  # most measured ranks in a picture
 
 
 def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tuple[Step, ...]) -> None:
@@ -82,22 +80,11 @@ def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tup
     return () if run.schedule is not None else spans(planner(model, machine, run.job), layout, limit=IN_TRACE)
 
 
-def of_run(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
-    """Spans of the predicted, the rehearsed and the last traced step, by rank; none if the run was not traced."""
-    from fivefold.layout import trace_file
-
-    planned = trace_file.read_planned(folder)
-    if not planned:
-        return {}
-    measured = [trace.steps[-1].row() for trace in trace_file.read(folder)[:SHOWN]]
-    return {kind: rows for kind, rows in (planned | {"measured": measured}).items() if rows}
-
-
 def draw(folder: Path, step: Step) -> None:
     """The lanes of a traced run as a picture, with the last traced step of its first ranks; nothing if not traced."""
-    from fivefold.show import charts, pipeline
+    from fivefold.show import charts, pipeline, run_folder
 
-    kinds = of_run(folder)
+    kinds = run_folder.lanes(folder)
     if not kinds:
         return
     charts.save(pipeline.lanes(kinds, step=step, drawn="messages at the end of the action they belong to"),

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fivefold.asked.job import load_job
 from fivefold.cli import completion
-from fivefold.cli.job_options import OPTIONS, load_job
+from fivefold.cli.job_options import OPTIONS
 from fivefold.cli.options import load_machine
 from fivefold.record import Mistake
 

@@ -40,20 +40,6 @@ Precision = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 
 
-def tokens_of(text: str | float) -> float:
-    """``2e12`` or ``2T`` as a number of tokens, and a number as it is; a ``ValueError`` says what is one."""
-    if not isinstance(text, str):
-        return text
-    number, scale = (text[:-1], TOKENS[text[-1]]) if text[-1:] in TOKENS else (text, 1.0)
-    try:
-        return float(number) * scale
-    except ValueError:
-        raise ValueError("must be a number, such as 2e12 or 2T") from None
-
-
-TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-
-
 def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
     """``0,3`` as numbers; a ``Mistake`` says which ``option`` is no list ``of`` them, and ``such`` as it may be."""
     words = [word.strip() for word in text.split(",")]

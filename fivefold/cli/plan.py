@@ -5,11 +5,14 @@ from __future__ import annotations
 import json as json_module
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli.across import Assume, Prices, priced
+from fivefold.asked.across import priced
+from fivefold.asked.answers import Question, answers, noise_of
+from fivefold.asked.words import tokens_of
+from fivefold.cli.across import Assume, Prices
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import (
@@ -19,16 +22,13 @@ from fivefold.cli.options import (
     load_machine,
     say,
     show,
-    tokens_of,
 )
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.record import Mistake
-from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
-    from fivefold.machine.site import Site
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
@@ -60,9 +60,6 @@ def predict(
         save_charts(planner(model, machine, job), layout, step, folder=charts)
     if trace:
         save_trace(planner(model, machine, job), layout, step, path=trace)
-
-
-Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 
 
 @takes_job
@@ -116,91 +113,12 @@ def ask(
 PICTURES = ("run", "sequence")  # questions whose answer has a picture
 
 
-def noise_of(text: str | None) -> float | None:
-    """A noise scale in tokens: a number, or what a run logged last in its folder."""
-    from fivefold.record import read_lines
-
-    if text is None:
-        return None
-    log = Path(text) / "log.jsonl"
-    if log.exists():
-        scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
-        if not scales:
-            raise Mistake(f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file")
-        return float(scales[-1])
-    try:
-        return tokens_of(text)
-    except ValueError as error:
-        raise Mistake(f"--noise {text!r} is no run folder and {error}") from None
-
-
 def save_chart(chart: Any, path: Path) -> None:
     """A picture of an answer."""
     from fivefold.show.charts import save
 
     save(chart, path)
     say(f"drew {path}")
-
-
-def answers(
-    question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
-    noise: float | None = None,
-) -> list[Any]:  # fmt: skip
-    """The answers to one question; without a layout, of the fastest that fits. ``noise``: measured, in tokens."""
-    from fivefold.cli.search import ALIKE
-    from fivefold.plan import questions
-    from fivefold.plan.lengths import lengths
-    from fivefold.plan.predict import predict as predicted
-    from fivefold.plan.search import search as searched
-    from fivefold.plan.whole_run import whole_run
-
-    if question == "gpus":
-        return [questions.fewest_gpus(model=model, machine=machine, job=job)]
-    if question == "model":
-        return [questions.largest_model(model=model, machine=machine, job=job)[0]]
-    chosen = layout or fastest(model, machine, job)
-    asked: dict[str, Callable[[], list[Any]]] = {
-        "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
-        "sequence": lambda: [
-            lengths(
-                model=model,
-                machine=machine,
-                job=job,
-                layout=chosen,
-                search=lambda longer: searched(model=model, machine=machine, job=longer, top=1, within=ALIKE),
-            )
-        ],
-        "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens, model=model, noise=noise),
-        "run": lambda: [
-            whole_run(
-                step=predicted(model=model, machine=machine, layout=chosen, job=job),
-                model=model,
-                machine=machine,
-                job=job,
-                tokens=tokens,
-                site=site,
-            )
-        ],
-        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen),
-    }
-    if question not in asked:
-        raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
-    return asked[question]()
-
-
-def fastest(model: Model, machine: Machine, job: Job) -> Layout:
-    """The layout that ``search`` puts first."""
-    from fivefold.layout.spec import Layout
-    from fivefold.plan.search import search as run
-
-    found = run(model=model, machine=machine, job=job, top=1)
-    if not found.best:
-        if not found.misses:
-            raise Mistake(f"no layout of {model.name} fits, nor comes near")
-        miss = found.misses[0]
-        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-        raise Mistake(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
-    return Layout.parse(found.best[0].step.layout)
 
 
 @takes_job

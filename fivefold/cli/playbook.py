@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fivefold.cli.across import Assume, Prices, priced
+from fivefold.asked.across import priced
+from fivefold.asked.search import ALIKE
+from fivefold.asked.words import tokens_of
+from fivefold.cli.across import Assume, Prices
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import AsJson, say, show, tokens_of
-from fivefold.cli.search import ALIKE, found_layouts
+from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.search import found_layouts
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

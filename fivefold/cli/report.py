@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fivefold.cli import lanes
 from fivefold.cli.again import command, job_said
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import load_machine, say
@@ -84,11 +83,12 @@ def report(
 def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
     """Write the report of a run into its folder, with the run file that makes it again."""
     from fivefold.show import report as page
+    from fivefold.show import run_folder
 
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
-    what, parts = run.measured, page.of_run(run, drawing, lanes.of_run(run.folder))
+    what, parts = run.measured, page.of_run(run, drawing, run_folder.lanes(run.folder))
     _write(path, _title(what.model, what.machine, what.world), parts, commands)
     return path
 
@@ -151,7 +151,7 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
         step = predict(model=model, machine=machine, layout=layout, job=job)
         parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
-    from fivefold.cli.search import ALIKE, others
+    from fivefold.asked.search import ALIKE, others
     from fivefold.plan.search import search
     from fivefold.show.progress import bar
 
@@ -190,13 +190,14 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.layout.search_result import SearchResult
     from fivefold.show import report as page
+    from fivefold.show import run_folder
     from fivefold.show.run_folder import RunFolder
     from fivefold.shown import Rows
     from fivefold.step import Step
 
     if isinstance(found, RunFolder):
         title, drawn, again = _again(found.predicted, "predict")
-        return title, page.of_run(found, drawn, lanes.of_run(found.folder)), again
+        return title, page.of_run(found, drawn, run_folder.lanes(found.folder)), again
     if isinstance(found, SearchResult):
         if not found.best:
             return str(path), page.of_search(found), []

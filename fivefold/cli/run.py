@@ -213,7 +213,7 @@ def _layout(run: Run, machine: Machine) -> str:
     """The run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
-    from fivefold.cli.plan import fastest
+    from fivefold.asked.answers import fastest
     from fivefold.cli.search import measured_best
     from fivefold.model.catalog import resolve
 

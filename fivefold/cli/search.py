@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, priced, show_offers
-from fivefold.cli.doctor import parse_bytes
+from fivefold.asked.across import priced
+from fivefold.asked.search import ALIKE, limited, others
+from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, show_offers
 from fivefold.cli.formats import write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
-from fivefold.record import Mistake
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.stack.spec import Reduce
-
-ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
 
 
 Within = Annotated[
@@ -149,19 +146,6 @@ def ranking(found: SearchResult) -> list[str]:
     return [*chosen, *(each.step.layout for each in found.best)]
 
 
-def limited(machine: Machine, memory: str | None) -> Machine:
-    """The machine with as much memory as gives a layout ``memory`` of it; a ``Mistake`` if it has not so much."""
-    from fivefold.plan.count.memory.allocator import room_bytes, with_room
-
-    if memory is None:
-        return machine
-    limit, room = parse_bytes(memory, option="--memory"), room_bytes(machine)
-    if not 0 < limit <= room:
-        more = "" if limit <= 0 else f"; for a larger card write {machine.name.split()[0]}:{machine.ranks} memory=…"
-        raise Mistake(f"--memory {memory}: a rank of {machine.name} has room for {show_bytes(room)}{more}")
-    return with_room(machine, limit)
-
-
 def show_walk(
     model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, top: int, json: bool
 ) -> None:  # fmt: skip
@@ -183,11 +167,6 @@ def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
 
     save(page.front_chart(found, subtitle=of), path)
     say(f"drew {path}")
-
-
-def others(job: Job) -> tuple[Reduce, ...]:
-    """How often else our engine could reduce gradients; another software does as it does, and a job as it says."""
-    return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
 
 def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:

@@ -11,16 +11,11 @@ from typing import Any, TextIO
 
 import typer
 
+from fivefold.asked.extras import missing
 from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake, Remark, StopSignal, reworded
 from fivefold.train.faults.signals import LAUNCHER, write_error_file
 
-# Packages that the base does not bring, and the extra that does.
-EXTRAS = {
-    **dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "pyarrow"), "train"),
-    **dict.fromkeys(("altair", "vl_convert"), "show"), **dict.fromkeys(("fastapi", "uvicorn", "jinja2"), "web"),
-    "wandb": "wandb",
-}  # fmt: skip
 LONG_WORD = 300  # in characters; of what a user typed, or has in a file
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
@@ -44,9 +39,9 @@ def settle(action: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
-        if (extra := EXTRAS.get((error.name or "").partition(".")[0])) is None:
+        if (line := missing(error)) is None:
             raise
-        return _said(f"this needs {error.name}, of the extra {extra}: pip install 'fivefold[{extra}]'", code=2)
+        return _said(line, code=2)
     except OSError as error:
         return _said(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
     return code if isinstance(code, int) else 0

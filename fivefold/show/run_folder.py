@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fivefold.layout import trace_file
+from fivefold.layout.spans import Span
 from fivefold.record import Mistake, read_file, read_lines
 from fivefold.show.compare import Row, compare, read_pair
 from fivefold.shown import Rows, Shown
 from fivefold.step import Step
+
+SHOWN = 8  # most measured ranks in a picture of lanes
 
 
 class RunFolder(Shown):
@@ -55,3 +60,12 @@ def read(folder: Path) -> RunFolder:
     rehearsed = read_file(path).get("rehearsed")
     found = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None
     return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=found)
+
+
+def lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
+    """Spans of the predicted, the rehearsed and the last traced step, by rank; none if the run was not traced."""
+    planned = trace_file.read_planned(folder)
+    if not planned:
+        return {}
+    measured = [trace.steps[-1].row() for trace in trace_file.read(folder)[:SHOWN]]
+    return {kind: rows for kind, rows in (planned | {"measured": measured}).items() if rows}

@@ -4,5 +4,5 @@ app · site · guard · folder    the application; what its routes share; who ma
 question · answers · controls  what is asked (its URL), as records; answered; the words of a layout as choices
 work · worker · runs           short answers in a thread, long ones in processes that can be killed; what runs log
 api · pages · rehearsed · serve   the routes; a rehearsal as HTML; the server
-book · mathml                  the book's chapters as HTML, and their formulas
+book                           the book's chapters as HTML, formulas as MathML
 """

@@ -116,7 +116,7 @@ async def _long(site: Site, verb: str, asked: About) -> dict[str, Any]:
 
 
 def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:
-    from fivefold.cli.plan import answers as asked
+    from fivefold.asked.answers import answers as asked
     from fivefold.machine.site import Site as Assumed
 
     return asked(question, noun.model, noun.machine, layout, job=noun.job, tokens=tokens, site=Assumed())

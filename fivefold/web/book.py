@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from html import unescape
 from importlib.resources import files
 from typing import NamedTuple
 
+from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from fivefold.record import Mistake
-from fivefold.web.mathml import mathml
 
 LEGEND = "notation"  # beside the chapters
 LIVE = {
@@ -56,7 +57,7 @@ def chapter(name: str) -> Chapter:
         if token.type == "table_open":
             token.attrSet("class", "rows")
     html = reader.renderer.render(tokens, reader.options, {})
-    html = re.sub(r"<code>\$(.+?)\$</code>", lambda found: FORMULA.format(mathml(_unescaped(found[1]))), html)
+    html = re.sub(r"<code>\$(.+?)\$</code>", _formula, html)
     html = html.replace("<pre>", '<pre tabindex="0">')
     html = html.replace("<table", '<div class="scroll" tabindex="0" role="region" aria-label="table"><table')
     return Chapter(name, chapters()[name], html.replace("</table>", "</table></div>"), LIVE.get(name, ()))
@@ -81,5 +82,5 @@ def _mend(token: Token) -> None:
         del token.attrs["href"]
 
 
-def _unescaped(text: str) -> str:
-    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
+def _formula(found: re.Match[str]) -> str:
+    return FORMULA.format(convert(unescape(found[1]), display="block"))

@@ -9,12 +9,12 @@ import json
 import warnings
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fivefold.cli.job_options import load_job
+from fivefold.asked.job import load_job
 from fivefold.job import Job
 from fivefold.layout.search_result import By
 from fivefold.layout.spec import Layout
@@ -29,6 +29,7 @@ from fivefold.web.folder import Folder
 
 TEXT = 2000  # longest of a name or line, in characters
 CONFIG = 60_000  # of a pasted config.json
+Asked = TypeVar("Asked", bound="About")
 Line = Annotated[str, Field(max_length=TEXT)]
 Lines = Annotated[
     tuple[Line, ...],
@@ -97,7 +98,11 @@ class About(Record):
 
     def about(self) -> About:
         """The question without what only one page asks: with it a reader goes from page to page."""
-        return About(**{name: getattr(self, name) for name in About.model_fields})
+        return self.as_(About)
+
+    def as_(self, kind: type[Asked]) -> Asked:
+        """The fields of ``kind``, of a question that asks more."""
+        return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
     def said(self) -> list[tuple[str, str]]:
         """Fields that are not as by default, as a form repeats them."""
@@ -165,10 +170,6 @@ class SearchQuestion(About):
     exact: bool = Field(False, description="The ranking alone, without a proposal.")
     front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
     also: Lines = Field((), description="Another precision to try, such as fp8.")
-
-    def question(self) -> SearchQuestion:
-        """The question without what is a page's."""
-        return SearchQuestion(**{name: getattr(self, name) for name in SearchQuestion.model_fields})
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -72,13 +72,13 @@ def ranked(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     proposed = _found(asked, report)
     if proposed.proposal is None:
         return proposed.model_dump(mode="json")
-    every = _found(asked, report, exact=True)
+    every = _found(asked, report, exact=True, levels=1)
     counts = {"evaluated": proposed.evaluated + every.evaluated, "seconds": proposed.seconds + every.seconds}
-    return every.replace(proposal=proposed.proposal, **counts).model_dump(mode="json")
+    return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
 
 
-def _found(asked: dict[str, Any], report: Report, *, exact: bool = False) -> SearchResult:
-    from fivefold.cli.search import ALIKE, limited, others
+def _found(asked: dict[str, Any], report: Report, *, exact: bool = False, levels: int | None = None) -> SearchResult:
+    from fivefold.asked.search import ALIKE, limited, others
     from fivefold.job import recipe
     from fivefold.layout.where import Where
     from fivefold.plan.search import search as run
@@ -87,7 +87,7 @@ def _found(asked: dict[str, Any], report: Report, *, exact: bool = False) -> Sea
     within = ALIKE if question.within is None else question.within
     return run(
         model=model, machine=limited(machine, question.memory or None), job=job, by=question.by, top=question.top,
-        levels=question.front, within=None if exact or question.exact else within,
+        levels=question.front if levels is None else levels, within=None if exact or question.exact else within,
         where=Where.parse(question.where), recipes=[recipe(name) for name in question.also],
         reduces=others(job), report=report,
     )  # fmt: skip
@@ -103,7 +103,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     layout = question.chosen()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     from fivefold.check.dryrun import dryrun as run
-    from fivefold.cli.dryrun import data
+    from fivefold.check.dryrun.report import data
     from fivefold.web.rehearsed import html
 
     found = run(model=model, machine=machine, layout=layout, job=job, progress=report)

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.api.job_fields import JobWords
+from fivefold.asked.answers import Question
 from fivefold.cli import app
 from fivefold.cli.job_options import OPTIONS
-from fivefold.cli.plan import Question
 from fivefold.job import Job
 from fivefold.record import Fault, Mistake
 from fivefold.stack.spec import FACTS

@@ -9,7 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fivefold.cli.doctor import DOES_NOT_FIT, doctor, parse_bytes
+from fivefold.asked.words import parse_bytes
+from fivefold.cli.doctor import DOES_NOT_FIT, doctor
 from fivefold.model.diagnosis import Diagnosis
 from fivefold.record import Mistake
 from fivefold.units import GIB

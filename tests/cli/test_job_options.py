@@ -8,7 +8,8 @@ import pytest
 import typer
 
 from fivefold import cli
-from fivefold.cli.job_options import OPTIONS, load_job
+from fivefold.asked.job import load_job
+from fivefold.cli.job_options import OPTIONS
 from fivefold.record import Mistake
 
 PLANNING = ("predict", "search", "ask", "ratios", "dryrun")

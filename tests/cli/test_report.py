@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fivefold as ff
+from fivefold.asked.job import load_job
 from fivefold.check.prove import write_steps
 from fivefold.cli import again, app
-from fivefold.cli.job_options import load_job
 from fivefold.cli.report import NAME
 from fivefold.cli.run import _report
 from fivefold.layout.spans import Span

@@ -14,14 +14,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.cli.compare import cases
-from fivefold.cli.job_options import load_job
-from fivefold.cli.search import ALIKE, found_layouts
+from fivefold.asked.cases import cases
+from fivefold.asked.job import load_job
+from fivefold.asked.search import ALIKE
+from fivefold.cli.search import found_layouts
 from fivefold.job import Job
 from fivefold.layout.comparison import Comparison
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve as machine_named
+from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
 from fivefold.plan.compare import compare
 from fivefold.show import comparison as side_by_side
@@ -134,6 +136,10 @@ QUESTIONS = (
 )  # fmt: skip
 
 
+def _named(machine: str) -> Machine:
+    return machine_named(machine, local=Path("none"))
+
+
 def job(asked: Asked) -> Job:
     """The job that the options say."""
     words = shlex.split(asked.options)
@@ -147,7 +153,7 @@ def job(asked: Asked) -> Job:
 
 def searched(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
-    machine = machine_named(asked.machine, local=Path("none"))
+    machine = _named(asked.machine)
     return found_layouts(
         resolve(asked.model), machine, job(asked), also=(), by="time", top=1, within=ALIKE,
         where=Where.parse(asked.where),
@@ -157,7 +163,7 @@ def searched(asked: Asked) -> SearchResult:
 def compared(asked: Asked, proposal: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published]
-    return compare(cases(words, job(asked), stacks="", precisions=""))
+    return compare(cases(words, job(asked), stacks="", precisions="", machine=_named))
 
 
 def proposal_text(found: SearchResult) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.cli.options import tokens_of
+from fivefold.asked.words import tokens_of
 from fivefold.cli.playbook import playbook
 from fivefold.formats.format import Plan
 from fivefold.formats.launch import run_file

@@ -47,7 +47,7 @@ def test_a_row_per_rank_to_scale() -> None:
 
 def test_colours_take_the_place_of_letters() -> None:
     assert "▓" not in text(colours=True)
-    assert "\x1b[1;37;48;2;76;120;168m0" in text(colours=True)  # on the blue of a forward
+    assert "\x1b[1;38;2;255;255;255;48;2;11;107;181m0" in text(colours=True)  # on the blue of a forward
 
 
 @pytest.mark.parametrize("width", [1, 9, 20, 40, 200])

@@ -27,7 +27,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.count.memory.rank_memory import memory
 from fivefold.plan.count.traffic import messages
-from fivefold.plan.predict import planner
+from fivefold.plan.predict import Planner, planner
 from fivefold.plan.price.profiled import Profiled, beside
 from fivefold.plan.price.unit_time import UnitTime
 from fivefold.plan.price.units import Units
@@ -52,14 +52,12 @@ def profile(
     if job.stack.pairs:
         raise Mistake("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
     together, model = beside(layout, machine), shortened(model, layout, job)
-    ranks = _measured_ranks(layout, together)
+    ranks, plans = _measured_ranks(layout, together), planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
         if progress:
             progress("ranks", done * together, len(ranks))
-        profiles += _run(
-            ranks[first : first + together], model=model, layout=layout, job=job, cores=cores, machine=machine
-        )
+        profiles += _run(ranks[first : first + together], plans=plans, model=model, layout=layout, job=job, cores=cores)
     return add(machine, profiles, model=model, layout=layout, job=job)
 
 
@@ -138,13 +136,11 @@ def _stage_rank(layout: Layout, rank: int) -> int:
     return group(layout, "pp").place(rank)
 
 
-def _run(
-    ranks: list[int], *, model: Model, layout: Layout, job: Job, cores: int, machine: Machine
-) -> list[RankProfile]:
-    """Run workers for ``ranks`` side by side."""
+def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:
+    """Run workers for ``ranks`` side by side; ``plans``: of this model and job here."""
     heard: list[RankProfile] = []
-    sent = distinct_messages(planner(model, machine, job).counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
-    work = _between_messages(model=model, layout=layout, job=job, machine=machine) if sent else MOST_WORK
+    sent = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
+    work = _between_messages(plans, layout) if sent else MOST_WORK
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
             ProfileOrder(
@@ -166,10 +162,10 @@ def _run(
     return heard
 
 
-def _between_messages(*, model: Model, layout: Layout, job: Job, machine: Machine) -> float:
+def _between_messages(plans: Planner, layout: Layout) -> float:
     """Seconds that a rank computes between two messages, by the curves and within reason."""
-    many = sum(message.times for message in messages(Counts(model, job), layout))
-    compute = planner(model, machine, job).estimate(layout).step_time.compute
+    many = sum(message.times for message in messages(plans.counts, layout))
+    compute = plans.estimate(layout).step_time.compute
     return min(MOST_WORK, max(LEAST_WORK, compute / max(1, many)))
 
 

@@ -258,3 +258,20 @@ def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) 
     parameters = sum(times[each.rank] * each.parameters for each in rank_summaries)
     flops = sum(times[each.rank] * each.flops for each in rank_summaries)
     return counted.replace(parameters=round(parameters), hardware_flops=flops)
+
+
+def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
+    """As JSON: both steps, memory of the first one, what lives at the peak, and what would go wrong."""
+    if found.step is None:
+        return {"findings": found.findings}
+    full = moment(found.tapes[found.fullest.rank])
+    return {
+        "predicted": predicted.model_dump(mode="json") if predicted else None,
+        "rehearsed": found.step.model_dump(mode="json"),
+        "first_step": [
+            share.first.model_dump(mode="json") for share in found.rank_summaries if share.rank in found.ranks
+        ],
+        "peak": {"rank": full.rank, "bytes": full.parts, "largest": [each._asdict() for each in full.largest]},
+        "findings": found.findings,
+        "assumed": found.assumed,
+    }

@@ -26,7 +26,7 @@ class Point(NamedTuple):
 def picture(
     points: Sequence[Point], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
 ) -> Raw:
-    """The chart; ``stairs``: joined as a front is; ``zero``: both axes begin at 0."""
+    """The chart; ``stairs``: points of the usual look are joined as a front is; ``zero``: both axes begin at 0."""
     first_x, last_x = _range([point.x for point in points], zero=zero)
     first_y, last_y = _range([point.y for point in points], zero=zero)
 
@@ -36,7 +36,7 @@ def picture(
     places = [(point, *at(point)) for point in points]
     path = Raw("")
     if stairs and len(points) > 1:
-        corners = sorted((x, y) for _, x, y in places)
+        corners = sorted((x, y) for point, x, y in places if point.look == "dot")
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
         path = element("path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs")
     return plot(

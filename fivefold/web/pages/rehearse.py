@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
-from pydantic import Field
-from starlette.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 
 from fivefold.web.pages.render import page
-from fivefold.web.pages.stream import streamed
+from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import Question
 from fivefold.web.site import Site
 
 
-class RehearsePage(Question):
+class RehearsePage(Begun, Question):
     """... as the page asks it."""
-
-    run: bool = Field(False, description="Whether the rehearsal begins at once.")
 
 
 def router(site: Site) -> APIRouter:
     """The routes of the page."""
-    pages = APIRouter(include_in_schema=False)
-    kept: OrderedDict[str, str] = OrderedDict()
+    pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 
     @pages.get("/rehearse")
     async def rehearse(request: Request, asked: Annotated[RehearsePage, Query()]) -> HTMLResponse:
@@ -33,8 +27,6 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/rehearse/events")
     async def events(asked: Annotated[RehearsePage, Query()]) -> StreamingResponse:
-        question = Question(**{name: getattr(asked, name) for name in Question.model_fields})
-        found = streamed(site, "dryrun", question, lambda result: str(result["html"]), kept)
-        return StreamingResponse(found, media_type="text/event-stream")
+        return stream.answer(asked.as_(Question), lambda result: str(result["html"]))
 
     return pages

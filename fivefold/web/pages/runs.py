@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.cli.lanes import of_run
 from fivefold.record import Mistake
+from fivefold.show import run_folder
 from fivefold.show.budget import budget
 from fivefold.show.compare import compare, difference, shown
 from fivefold.show.drawing import lines, pipeline
@@ -94,7 +94,7 @@ def memory(training: list[dict[str, Any]]) -> Any:
 def lanes(site: Site, name: str) -> dict[str, Any]:
     """The timeline: predicted, rehearsed and traced, one above the other."""
     try:
-        kinds = of_run(site.folder.path(name))
+        kinds = run_folder.lanes(site.folder.path(name))
     except Mistake:
         return {}
     rows = [tuple(row) for each in kinds.values() for row in each if row]

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import Field
-from starlette.responses import StreamingResponse
 
 from fivefold.layout.search_result import Ranked, SearchResult
 from fivefold.show.drawing import scatter
 from fivefold.units import GIB, show_bytes, show_seconds
 from fivefold.web.pages.render import fragment, page
-from fivefold.web.pages.stream import streamed
+from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import SearchQuestion
 from fivefold.web.site import Site
 
 
-class SearchPage(SearchQuestion):
+class SearchPage(Begun, SearchQuestion):
     """... as the page asks it: more of everything."""
 
     top: int = Field(20, ge=1, le=200, description="How many layouts to show.")
-    run: bool = Field(False, description="Whether the search begins at once.")
+    front: int = Field(6, ge=1, le=64, description="Memory limits for the front of memory against time.")
 
 
 def router(site: Site) -> APIRouter:
     """The routes of the page."""
-    pages = APIRouter(include_in_schema=False)
-    kept: OrderedDict[str, str] = OrderedDict()
+    pages, stream = APIRouter(include_in_schema=False), Stream(site, "ranked")
 
     @pages.get("/search")
     async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
@@ -37,11 +34,9 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
-        def draw(result: Any) -> str:
-            return shown(asked, SearchResult.model_validate(result))
-
-        found = streamed(site, "ranked", asked.question(), draw, kept)
-        return StreamingResponse(found, media_type="text/event-stream")
+        return stream.answer(
+            asked.as_(SearchQuestion), lambda result: shown(asked, SearchResult.model_validate(result))
+        )
 
     return pages
 
@@ -67,16 +62,24 @@ def _plan(asked: SearchQuestion, *, layout: str, reduce: str, **changes: Any) ->
 
 
 def front(asked: SearchQuestion, found: SearchResult) -> Any:
-    """The front as a picture."""
+    """The front as stairs, and the other layouts of the table as points."""
+    on_it = {(each.layout, each.reduce) for each in found.front}
     points = [
-        scatter.Point(
-            each.memory_bytes / GIB, each.step_seconds,
-            f"{each.layout}\n{show_seconds(each.step_seconds)}, {show_bytes(each.memory_bytes)}, {each.precision}",
-            _plan(asked, layout=each.layout, reduce=each.reduce),
-        )
+        _point(each.layout, each.step_seconds, each.memory_bytes, each.precision,
+               _plan(asked, layout=each.layout, reduce=each.reduce))
         for each in found.front
+    ]  # fmt: skip
+    points += [
+        _point(each.step.layout, each.step.time.step_seconds, each.step.memory.peak_bytes, "", address(asked, each),
+               look="dot other")
+        for each in found.best if (each.step.layout, each.reduce) not in on_it
     ]  # fmt: skip
     return scatter.picture(
         points, label="memory against time of the layouts that are the fastest for their memory", stairs=True,
         x_title="memory of the fullest rank, GiB", y_title="s",
     )  # fmt: skip
+
+
+def _point(layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot") -> scatter.Point:
+    tip = f"{layout}\n{show_seconds(seconds)}, {show_bytes(size)}" + (f", {precision}" if precision else "")
+    return scatter.Point(size / GIB, seconds, tip, href, look)

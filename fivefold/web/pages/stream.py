@@ -10,7 +10,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fivefold.record import Mistake
+from pydantic import Field
+from starlette.responses import StreamingResponse
+
+from fivefold.record import Mistake, Record
 from fivefold.web.question import About
 from fivefold.web.site import Site
 from fivefold.web.work import Busy
@@ -18,32 +21,49 @@ from fivefold.web.work import Busy
 KEPT = 16  # results
 
 
-async def streamed(
-    site: Site, verb: str, asked: About, draw: Callable[[Any], str], kept: OrderedDict[str, str]
-) -> AsyncIterator[str]:  # fmt: skip
-    """The events of ``verb``, whose result ``draw`` turns into HTML."""
-    key = asked.model_dump_json()
-    if key in kept:
-        yield event("found", kept[key])
-        return
-    ended = False
-    try:
-        async for each in site.events(verb, asked):
-            ended = "progress" not in each
-            if "result" in each:
-                kept[key] = draw(each["result"])
-                while len(kept) > KEPT:
-                    kept.popitem(last=False)
-                yield event("found", kept[key])
-            elif "mistake" in each:
-                yield event("mistake", site.folder.plain(each["mistake"]))
-            else:
-                yield event("progress", each["progress"])
-    except (Busy, Mistake) as error:
-        ended = True
-        yield event("mistake", str(error))
-    if not ended:
-        yield event("mistake", "ended without an answer; it needed more memory than there is")
+class Begun(Record):
+    """What the address of a page with long work says besides its question."""
+
+    run: bool = Field(False, description="Whether the work begins at once.")
+
+
+class Stream:
+    """The answers of one verb that takes long, as pages ask for them."""
+
+    def __init__(self, site: Site, verb: str) -> None:
+        self.site, self.verb = site, verb
+        self.kept: OrderedDict[str, str] = OrderedDict()
+
+    def answer(self, asked: About, draw: Callable[[Any], str]) -> StreamingResponse:
+        """The events of one question, whose result ``draw`` turns into HTML."""
+        return StreamingResponse(self._events(asked, draw), media_type="text/event-stream")
+
+    async def _events(self, asked: About, draw: Callable[[Any], str]) -> AsyncIterator[str]:
+        key = asked.model_dump_json()
+        if key in self.kept:
+            yield event("found", self.kept[key])
+            return
+        ended = False
+        try:
+            async for each in self.site.events(self.verb, asked):
+                ended = "progress" not in each
+                if "result" in each:
+                    self._keep(key, draw(each["result"]))
+                    yield event("found", self.kept[key])
+                elif "mistake" in each:
+                    yield event("mistake", self.site.folder.plain(each["mistake"]))
+                else:
+                    yield event("progress", each["progress"])
+        except (Busy, Mistake) as error:
+            ended = True
+            yield event("mistake", str(error))
+        if not ended:
+            yield event("mistake", "ended without an answer; it needed more memory than there is")
+
+    def _keep(self, key: str, text: str) -> None:
+        self.kept[key] = text
+        while len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
 
 
 def event(name: str, data: Any) -> str:

@@ -148,7 +148,9 @@ document.addEventListener("input", (event) => {
   const table = document.getElementById(event.target.dataset?.filter);
   if (table) {
     const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of table.tBodies[0].rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    const says = (text) => words.every((word) => text.toLowerCase().includes(word));
+    for (const row of table.tBodies[0].rows) row.hidden = !says(row.textContent);
+    for (const point of table.closest("[data-live], #found").querySelectorAll("svg.chart a")) point.classList.toggle("out", !says(point.getAttribute("aria-label")));
   }
   const form = event.target.type === "checkbox" && event.target.form;
   const button = form && form.querySelector("button[data-most]");
@@ -157,6 +159,22 @@ document.addEventListener("input", (event) => {
     button.disabled = picked < 2 || picked > Number(button.dataset.most);
     button.textContent = picked < 2 ? "Compare" : picked > Number(button.dataset.most) ? `at most ${button.dataset.most}` : `Compare ${picked}`;
   }
+});
+
+// A row and its point, which lead to the same plan, light up together; a click anywhere in a row is its plan.
+const rowOf = (element) => element.closest?.("table.linking tbody tr");
+const leads = (element) => (element?.tagName === "TR" ? element.querySelector("a[href]") : element)?.getAttribute("href");
+function light(event) {
+  const href = leads(rowOf(event.target) ?? event.target.closest?.("svg.chart a[href]"));
+  for (const each of document.querySelectorAll(".linked")) each.classList.remove("linked");
+  if (!href) return;
+  for (const link of document.querySelectorAll(`[href="${CSS.escape(href)}"]`)) (link.querySelector("circle") ?? rowOf(link))?.classList.add("linked");
+}
+document.addEventListener("pointerover", light);
+document.addEventListener("focusin", light);
+document.addEventListener("click", (event) => {
+  const row = !event.target.closest?.("a, button, input, label") && rowOf(event.target);
+  if (row && !getSelection().toString()) row.querySelector("a[href]")?.click();
 });
 
 // Long work (a search, a rehearsal) streams: how far it is, then what was found. Closing the stream ends the work.

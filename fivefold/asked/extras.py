@@ -1,0 +1,38 @@
+"""Packages that the base does not bring, and the extra that does: what is missing is said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from fivefold.record import Mistake
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "pyarrow"), "train"),
+    **dict.fromkeys(("altair", "vl_convert"), "show"), "wandb": "wandb",
+    **dict.fromkeys(("fastapi", "uvicorn", "jinja2", "latex2mathml"), "web"),
+}  # fmt: skip
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def missing(error: ModuleNotFoundError) -> str | None:
+    """What to install for a module that is not there; None if no extra of ours has it."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    return extra and f"this needs {error.name}, of the extra {extra}: pip install 'fivefold[{extra}]'"
+
+
+def told(verb: Callable[P, T]) -> Callable[P, T]:
+    """The verb, to which a missing package of an extra is a ``Mistake``."""
+
+    @wraps(verb)
+    def called(*args: P.args, **words: P.kwargs) -> T:
+        try:
+            return verb(*args, **words)
+        except ModuleNotFoundError as error:
+            if (line := missing(error)) is None:
+                raise
+            raise Mistake(line) from None
+
+    return called

@@ -1,0 +1,30 @@
+"""Numbers as people write them: ``2T`` tokens, ``24GiB``."""
+
+from __future__ import annotations
+
+import re
+
+from fivefold.record import Mistake
+from fivefold.units import GIB, KIB, MIB
+
+TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def tokens_of(text: str | float) -> float:
+    """``2e12`` or ``2T`` as a number of tokens, and a number as it is; a ``ValueError`` says what is one."""
+    if not isinstance(text, str):
+        return text
+    number, scale = (text[:-1], TOKENS[text[-1]]) if text[-1:] in TOKENS else (text, 1.0)
+    try:
+        return float(number) * scale
+    except ValueError:
+        raise ValueError("must be a number, such as 2e12 or 2T") from None
+
+
+def parse_bytes(text: str, *, option: str = "--budget") -> int:
+    """``24GiB`` as bytes."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
+    if match is None or float(match[1]) * UNITS[match[2]] < 1:
+        raise Mistake(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
+    return int(float(match[1]) * UNITS[match[2]])
