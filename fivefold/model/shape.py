@@ -59,11 +59,17 @@ class MoE(Record):
     topk_groups: Experts = 1
     router_bias: bool = False
     expert_bias: bool = False
+    pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
+    weighs: Literal["outputs", "inputs"] = (
+        "outputs"  # of experts: what their routing weights multiply (Llama 4: inputs)
+    )
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
+        if self.weighs == "inputs" and self.expert_bias:
+            raise ValueError("weighs='inputs' does not go with expert_bias, which no weight would multiply")
         if self.experts % self.groups:
             raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
         if self.topk_groups > self.groups:
@@ -71,6 +77,16 @@ class MoE(Record):
         if self.topk > (within := self.topk_groups * (self.experts // self.groups)):
             raise ValueError(f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}")
         return self
+
+
+class Temperature(Record):
+    """A factor on queries that grows with their position (arXiv:2501.19399): 1 + scale · ln(1 + ⌊(place + 1) / floor⌋).
+
+    Of layers without rotary positions; the first ``floor`` − 1 tokens of a sequence have the factor 1.
+    """
+
+    scale: Scalar = 0.1
+    floor: Tokens = 8192
 
 
 class MTP(Record):
@@ -141,13 +157,15 @@ class ModelShape(Record):
 
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "full", "unit"] = "none"  # unit: of heads, without weights, in rotary layers
+    temperature: Temperature | None = None
     attention_sinks: bool = False
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
     attention_softcap: Positive | None = None
     logit_softcap: Positive | None = None
     window: Tokens | None = None
     window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide if window
+    window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: tokens attend inside their run of ``window`` tokens
     mla: MLA | None = None
     moe: MoE | None = None
     mtp: MTP | None = None
@@ -214,7 +232,7 @@ class ModelShape(Record):
         return self.tied_embeddings or self.mtp is not None
 
     def slides(self, layer: int) -> bool:
-        """Whether ``layer`` attends only to the last ``window`` tokens."""
+        """Whether ``layer`` attends only to the last ``window`` tokens, or to those of its chunk."""
         if self.window is None:
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
@@ -226,4 +244,10 @@ class ModelShape(Record):
 
     def is_moe(self, layer: int) -> bool:
         """Whether ``layer`` routes its tokens to experts."""
-        return self.moe is not None and layer >= self.moe.dense_layers
+        if self.moe is None or layer < self.moe.dense_layers:
+            return False
+        return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
+
+    def tempers(self, layer: int) -> bool:
+        """Whether ``layer`` multiplies its queries by the temperature of their positions."""
+        return self.temperature is not None and self.position == "rope" and not self.rotates(layer)

@@ -116,7 +116,7 @@ def _attention(model: ModelShape) -> Iterator[Weight]:
     yield from _linear("attention.q", wide, model.width, "column", bias=model.qkv_bias)
     yield from _linear("attention.k", narrow, model.width, "column", bias=model.qkv_bias)
     yield from _linear("attention.v", narrow, model.width, "column", bias=model.qkv_bias)
-    if model.qk_norm != "none":
+    if model.qk_norm in ("head", "full"):
         full = model.qk_norm == "full"
         yield from _norm(model, "attention.q_norm", wide if full else model.head_dim)
         yield from _norm(model, "attention.k_norm", narrow if full else model.head_dim)

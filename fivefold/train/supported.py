@@ -23,7 +23,7 @@ FREE = frozenset({
     "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
-    "attention_sinks", "window", "window_pattern", "mla", "moe", "mtp",
+    "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
@@ -67,6 +67,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
         raise Mistake(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
+    _check_chunks(layout, job, model=model)
     if kind != "unfused":
         return
     if ring:
@@ -74,6 +75,23 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     for field in ("attention_softcap", "attention_sinks"):
         if getattr(model, field):
             raise Mistake(f"model {model.name!r}: unfused attention has no {field}; take attention='flash'")
+
+
+def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``Mistake`` where attention in chunks, shorter than the sequences, cannot be computed."""
+    chunk = model.window or job.sequence
+    slides = any(model.slides(layer) for layer in range(model.layers + model.predicted))
+    if model.window_kind != "chunks" or not slides or chunk >= job.sequence:
+        return
+    if job.sequence % chunk:
+        raise Mistake(
+            f"job: sequences of {job.sequence} tokens are no multiple of the chunks of {chunk} in which model "
+            f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
+        )
+    if layout.cp > 1 and layout.cp_kind == "ring":
+        raise Mistake(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
+    if job.stack.attention == "unfused":
+        raise Mistake(f"model {model.name!r}: unfused attention has no chunks; take attention='flash'")
 
 
 def _check_moments(job: Job) -> None:
@@ -102,6 +120,8 @@ def _check_model(layout: Layout, model: Model) -> None:
         computed = field in free or (field == "activation" and value in ACTIVATIONS)
         if not computed and value != getattr(plain, field):
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if routed and moe and moe.weighs == "inputs":
+        raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of clamped experts yet")
     if moe and not routed and (model.mlp, model.activation) != ("gated", "silu"):
         raise Mistake(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"

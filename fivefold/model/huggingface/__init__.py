@@ -2,7 +2,7 @@
 
 families · dense · experts   from_config: one mapping per family
 config · keys                a config.json as a checked record; which keys each family's reference code reads
-rope · defaults              rotary settings; what a missing key means
+rope · defaults · dense_defaults   rotary settings; what a missing key means
 names · tables               tensors, experts, order of rotary rows; names of dense families
 export · write               a model as a config.json; of dense families
 """

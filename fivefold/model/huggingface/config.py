@@ -41,6 +41,7 @@ class Config(Record):
     vocab_size: Vocab
     hidden_size: Width
     intermediate_size: Ffn | None
+    intermediate_size_mlp: Ffn | None = None  # of dense layers, in a family whose intermediate_size is that of experts
     num_hidden_layers: Layers
     num_attention_heads: Heads
     num_key_value_heads: Heads | None = None
@@ -84,6 +85,10 @@ class Config(Record):
     max_window_layers: int = Field(0, ge=-(2**30), le=2**30)
     layer_types: tuple[str, ...] | None = None
     sliding_window_pattern: Layers = 1
+    attention_chunk_size: Tokens | None = None
+    attn_temperature_tuning: bool = False
+    floor_scale: Tokens = 8192
+    attn_scale: Scalar = 0.1
     query_pre_attn_scalar: Positive = 1.0
     attn_logit_softcapping: Scalar | None = None
     final_logit_softcapping: Scalar | None = None
@@ -95,6 +100,8 @@ class Config(Record):
     aux_loss_alpha: Scalar | None = None
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[Layer, ...] | None = None
+    moe_layers: tuple[Layer, ...] | None = None
+    interleave_moe_layer_step: Layers = 1
     first_k_dense_replace: Layer = 0
     n_shared_experts: Layer | None = None
     routed_scaling_factor: Scalar = 1.0
@@ -163,15 +170,34 @@ def windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]
     return {"window": config.sliding_window, "window_pattern": () if all(slides) else period(slides)}
 
 
-def _slides(layer_types: tuple[str, ...], config: Config) -> tuple[bool, ...]:
-    known = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
-    if unknown := sorted(set(layer_types) - set(known)):
-        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: sliding and full attention")
+def chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
+    """Fields of attention in chunks, of the layers that ``layer_types`` names or of the ``default``."""
+    kind = {"chunked_attention": True, "full_attention": False}
+    apart = default if config.layer_types is None else _slides(config.layer_types, config, kinds=kind)
+    if config.attention_chunk_size is None:
+        raise config.mistake("attention_chunk_size=None, with which the family's code fails; give a number of tokens")
+    if not any(apart):
+        return {}
+    return {
+        "window": config.attention_chunk_size, "window_kind": "chunks",
+        "window_pattern": () if all(apart) else period(apart),
+    }  # fmt: skip
+
+
+SLIDING = {"sliding_attention": True, "full_attention": False, "attention": False}  # "attention" is an old name
+
+
+def _slides(
+    layer_types: tuple[str, ...], config: Config, *, kinds: dict[str, bool] = SLIDING
+) -> tuple[bool, ...]:  # fmt: skip
+    if unknown := sorted(set(layer_types) - set(kinds)):
+        known = " and ".join(kind.removesuffix("_attention") for kind in kinds if kind != "attention")
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known} attention")
     if len(layer_types) != config.num_hidden_layers:
         raise config.mistake(
             f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
         )
-    return tuple(known[kind] for kind in layer_types)
+    return tuple(kinds[kind] for kind in layer_types)
 
 
 def period(slides: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -158,16 +158,21 @@ def glm4(config: Config) -> Model:
 
 def smollm3(config: Config) -> Model:
     """SmolLM3: every fourth layer without positions, or those that are listed."""
-    layers, listed = config.num_hidden_layers, config.no_rope_layers
-    if listed is None:
-        listed = tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(layers))
-    elif len(listed) < layers:
-        raise config.mistake(f"no_rope_layers names {len(listed)} layers, num_hidden_layers is {layers}")
-    rotate = tuple(map(bool, listed[:layers]))
+    rotate = rotating(config, listed=config.no_rope_layers)
     slide = config.use_sliding_window and config.sliding_window is not None
     slides = windows(config, default=tuple(slide and not each for each in rotate))
     fields = {"rope_pattern": () if all(rotate) else period(rotate), "mlp_bias": config.mlp_bias}
     return model(config, **rope(config), **slides, **attention_bias(config), **fields)
+
+
+def rotating(config: Config, *, listed: tuple[int, ...] | None) -> tuple[bool, ...]:
+    """Which layers rotate: all but every ``no_rope_layer_interval``-th, or as ``listed``."""
+    layers = config.num_hidden_layers
+    if listed is None:
+        return tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(layers))
+    if len(listed) < layers:
+        raise config.mistake(f"no_rope_layers names {len(listed)} layers, num_hidden_layers is {layers}")
+    return tuple(map(bool, listed[:layers]))
 
 
 def _command(config: Config, **of_family: Any) -> Model:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.model.huggingface.config import Config, attention_bias, model, windows
-from fivefold.model.huggingface.dense import granite_scales
+from fivefold.model.huggingface.config import Config, attention_bias, chunks, model, period, windows
+from fivefold.model.huggingface.dense import granite_scales, rotating
 from fivefold.model.huggingface.rope import rope, yarn_mscale
 from fivefold.model.spec import Model
 
@@ -180,3 +180,37 @@ def gpt_oss(config: Config) -> Model:
     }
     fields = {"activation": "clamped_swiglu", "attention_sinks": True, "moe": moe}
     return model(config, **rope(config), **windows(config, default=(True, False)), **attention_bias(config), **fields)
+
+
+def llama4(config: Config) -> Model:
+    """Llama 4: experts whose inputs are weighted by a sigmoid, beside a shared one, in every n-th layer.
+
+    Rotary layers attend in chunks, by unit queries and keys; the others to all, by queries that grow with the position.
+    """
+    layers = config.num_hidden_layers
+    rotate = rotating(config, listed=config.no_rope_layers or None)
+    every = config.interleave_moe_layer_step
+    listed = range(every - 1, layers, every) if config.moe_layers is None else config.moe_layers
+    routed = tuple(layer in listed for layer in range(layers))
+    moe = {
+        "experts": config.num_experts, "topk": config.num_experts_per_tok, "ffn": config.intermediate_size,
+        "shared_experts": 1, "pattern": () if all(routed) else period(routed), "score": "sigmoid", "balance": "none",
+        "normalized": False, "weighs": "inputs",
+    }  # fmt: skip
+    fields = {
+        "ffn": config.intermediate_size_mlp,
+        "rope_pattern": () if all(rotate) else period(rotate),
+        "qk_norm": "unit" if config.use_qk_norm else "none",
+        "temperature": {"scale": config.attn_scale, "floor": config.floor_scale},
+        "moe": moe if any(routed) else None,
+    }
+    if not config.attn_temperature_tuning or all(rotate):
+        del fields["temperature"]
+    rotary = rope(config)
+    scaling = rotary["rope_scaling"]
+    if config.use_qk_norm and scaling and scaling["attention_factor"] not in (None, 1):
+        raise config.mistake(
+            f"rope scaling {scaling['kind']!r}, which makes rotated queries longer, with use_qk_norm, which makes them "
+            "unit again, is not supported; give attention_factor=1"
+        )
+    return model(config, **rotary, **chunks(config, default=rotate), **attention_bias(config), **fields)

@@ -96,6 +96,8 @@ def _normalized(model: Model) -> Model:
     return model.replace(
         name="", source="", dropout=0.0, attention_dropout=None, embedding_dropout=None, moe=moe,
         norm_bias=model.norm == "layernorm" and model.norm_bias,
+        window_kind=model.window_kind if any(slides) else "sliding",
+        temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
         positions=model.positions if model.position == "learned" else 1, mtp=model.mtp and MTP(depth=model.mtp.depth),
         rope_pattern=() if all(turns) or not any(turns) else tuple(turns),
         window=model.window if any(slides) else None,
@@ -110,6 +112,8 @@ def _family(model: Model) -> str:
         return "deepseek_v2" if model.moe and model.moe.score == "softmax" else "deepseek_v3"
     if model.attention_sinks:
         return "gpt_oss"
+    if model.moe is not None and model.moe.weighs == "inputs":
+        return "llama4_text"
     if model.moe is not None and model.moe.score == "sigmoid":
         return "minimax_m2" if model.qk_norm == "full" else "glm4_moe"
     if model.qk_norm == "head":
@@ -120,6 +124,8 @@ def _family(model: Model) -> str:
 
 def _experts(moe: MoE, *, family: str) -> dict[str, Any]:
     values: dict[str, Any] = {"num_experts_per_tok": moe.topk}
+    if family == "llama4_text":
+        return values | {"num_local_experts": moe.experts, "intermediate_size": moe.ffn}
     if family in ("mixtral", "granitemoe", "minimax_m2", "gpt_oss"):
         return values | {"num_local_experts": moe.experts, "router_aux_loss_coef": moe.aux_coefficient}
     values |= {"moe_intermediate_size": moe.ffn, "norm_topk_prob": moe.normalized}
@@ -156,11 +162,25 @@ def _gpt_oss(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _llama4(model: Model) -> dict[str, Any]:
+    layers, heat = range(model.layers), model.temperature
+    kinds = {True: "chunked_attention", False: "full_attention"}
+    return {
+        "intermediate_size_mlp": model.ffn, "use_qk_norm": model.qk_norm == "unit",
+        "moe_layers": [layer for layer in layers if model.is_moe(layer)],
+        "no_rope_layers": [int(model.rotates(layer)) for layer in layers],
+        "layer_types": [kinds[model.slides(layer)] for layer in layers],
+        "attention_chunk_size": model.window or 8192, "attn_temperature_tuning": heat is not None,
+        **({"attn_scale": heat.scale, "floor_scale": heat.floor} if heat else {}),
+    }  # fmt: skip
+
+
 # Keys of a family alone.
 OWN: dict[str, Callable[[Model], dict[str, Any]]] = {
     "glm4_moe": _glm4_moe,
     "minimax_m2": lambda model: {"rotary_dim": model.rope_dim},
     "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
     "granitemoe": lambda model: keys(model, family="granitemoe"),
 }
 

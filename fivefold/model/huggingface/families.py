@@ -20,6 +20,7 @@ from fivefold.model.huggingface.experts import (
     glm4_moe,
     gpt_oss,
     granitemoe,
+    llama4,
     minimax_m2,
     mixtral,
     qwen3_moe,
@@ -29,12 +30,8 @@ from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
 _LINEAR = "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained"
-_CHUNKED = "its attention in chunks and its norms of q and k without weights are neither counted nor trained"
 # Architectures that people ask for, by class and by model_type, and what they need that ``Model`` has no field for.
-LACKS = {
-    "Qwen3NextForCausalLM": _LINEAR, "qwen3_next": _LINEAR, "Llama4ForCausalLM": _CHUNKED, "llama4_text": _CHUNKED,
-    "Llama4ForConditionalGeneration": _CHUNKED, "llama4": _CHUNKED,
-}  # fmt: skip
+LACKS = {"Qwen3NextForCausalLM": _LINEAR, "qwen3_next": _LINEAR}
 
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
@@ -165,12 +162,14 @@ FAMILIES = {
     "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
     "olmo2": Family("Olmo2ForCausalLM", dense.olmo2),
     "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
+    "llama4_text": Family("Llama4ForCausalLM", llama4),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", minimax_m2),
     "gpt_oss": Family("GptOssForCausalLM", gpt_oss),
 }
 
 WRAPPERS = {
     "gemma3": Wrapper("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
+    "llama4": Wrapper("Llama4ForConditionalGeneration", "llama4_text", tied=False),
     "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral", tied=True),
     "qwen2_5_vl": Wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),
 }

@@ -125,6 +125,14 @@ KEYS: dict[str, dict[str, str]] = {
         "partial_rotary_factor attention_bias use_qk_norm num_experts_per_tok moe_intermediate_size n_shared_experts "
         "first_k_dense_replace routed_scaling_factor n_group topk_group norm_topk_prob"
     ),
+    "llama4_text": _DECODER
+    | {"num_local_experts": "num_experts"}
+    | _same(
+        "intermediate_size_mlp num_experts_per_tok moe_layers interleave_moe_layer_step use_qk_norm no_rope_layers "
+        "no_rope_layer_interval attention_chunk_size layer_types attn_temperature_tuning floor_scale attn_scale "
+        "router_aux_loss_coef "  # which its class does not apply
+        "attention_bias"
+    ),
     "minimax_m2": _DECODER | _EXPERTS | _same("partial_rotary_factor rotary_dim"),
     "gpt_oss": _GROUPED | _EXPERTS | _same("attention_bias sliding_window layer_types"),
 }

@@ -107,6 +107,13 @@ GRANITE_MOE = DECODER | {
     **dict.fromkeys(HALVES, Fused("block_sparse_moe.input_linear.weight", HALVES)),
     "moe.experts.down": "block_sparse_moe.output_linear.weight",
 }
+LLAMA4 = DECODER | {
+    **{f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"moe.shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    "moe.router": "feed_forward.router",
+    **dict.fromkeys(HALVES, Fused("feed_forward.experts.gate_up_proj", HALVES, transposed=True)),
+    "moe.experts.down": Fused("feed_forward.experts.down_proj", ("moe.experts.down",), transposed=True),
+}
 BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
 GPT_OSS = DECODER | {
     "attention": "self_attn",  # its sinks
@@ -130,6 +137,7 @@ NAMES: dict[str, Names] = {
     "glm4_moe": GLM,
     "minimax_m2": MINIMAX,
     "gpt_oss": GPT_OSS,
+    "llama4_text": LLAMA4,
     "granitemoe": GRANITE_MOE,
 }
 
@@ -147,9 +155,11 @@ def parts(
         raise nearest(family, list(NAMES), kind="family of weights")
     variant = VARIANTS.get((family, model.block), NAMES[family])
     names = dict(variant)
-    if stacked and "moe.experts.gate_bias" not in names:
+    if stacked and family == "granitemoe":
+        names |= STACKED_GRANITE
+    elif stacked and "{}" in str(names.get("moe.experts.down")):
         renamed = {key: name.replace("block_sparse_moe", "mlp") for key, name in names.items() if isinstance(name, str)}
-        names |= STACKED_GRANITE if family == "granitemoe" else {**renamed, **STACKED}
+        names |= {**renamed, **STACKED}
     every = {weight.name: weight for weight in weights(model)}
     turned = interleaved if model.mla else family in INTERLEAVED
     for weight in every.values():
@@ -159,7 +169,7 @@ def parts(
             weight = every.get(ours, every["embed.tokens.weight"])
             yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and "moe.bias" in names:
-        for layer in range(model.moe.dense_layers, model.layers + model.predicted):
+        for layer in filter(model.is_moe, range(model.layers + model.predicted)):
             theirs = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
             yield Part(theirs, (model.moe.experts,), bias_name(model, layer))
 

@@ -127,4 +127,4 @@ DENSE: dict[str, Names] = {
 # where names depend on the kind of block
 VARIANTS: dict[tuple[str, str], Names] = {("falcon", "parallel"): FALCON | {"norm1": "ln_attn", "norm2": "ln_mlp"}}
 # families whose rotary pairs lie side by side in the file, and half a rotary dim apart here
-INTERLEAVED = frozenset({"glm", "glm4", "cohere", "cohere2"})
+INTERLEAVED = frozenset({"glm", "glm4", "cohere", "cohere2", "llama4_text"})

@@ -35,8 +35,8 @@ WRAPPED = {
     "language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model.",
 }  # fmt: skip
 OTHER_SENSES = (
-    "vision_tower.", "multi_modal_projector.", "visual.", "model.vision_tower.", "model.multi_modal_projector.",
-    "model.visual.",
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "visual.", "model.vision_tower.", "model.visual.",
+    "model.multi_modal_projector.",
 )  # fmt: skip
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.train.model.chunked_attention import apart, apart_keys, last_chunk, together
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import Linear, fused_linears
-from fivefold.train.model.norm import norm
+from fivefold.train.model.norm import UnitNorm, norm
 from fivefold.train.model.operation import Run, direct
 from fivefold.train.model.rotary import Rows
 from fivefold.train.model.score_rule import ScoreRule
@@ -48,7 +49,10 @@ class _Attention(nn.Module):
         super().__init__()
         self.run: Run = direct
         self.kernels: Kernels = EAGER
-        self.rotates, self.slides = model.rotates(layer), model.slides(layer)
+        slides = model.slides(layer)
+        self.rotates, self.tempers = model.rotates(layer), model.tempers(layer)
+        self.own_tables = slides and model.rope_theta_sliding is not None
+        self.chunk = model.window if slides and model.window_kind == "chunks" else None
         self.rule = ScoreRule.of(model, layer=layer, head_dim=head_dim)
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
@@ -59,16 +63,33 @@ class _Attention(nn.Module):
         heads = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
-        out_BTNH: Tensor
-        if isinstance(self.core, Unfused):
-            out_BTNH = self.core(*heads, rows.documents, rows.keys, run=self.run)
-        else:
-            out_BTNH = self.run("attention.core", self.core, *heads, rows.documents, self.sinks, rows.keys)
+        sequences, tokens = heads[0].shape[:2]
+        out_BTNH = self._attended(heads, rows)
         del heads
+        if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
+            out_BTNH = together(out_BTNH, sequences=sequences, tokens=tokens)
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
         out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
         return out_RD
+
+    def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
+        """The core's output [B, T, N, H]; where the layer attends inside of chunks, that of every chunk."""
+        (q, k, v), documents, keys = heads, rows.documents, rows.keys
+        if self.chunk is not None and k.shape[1] > self.chunk:
+            if q.shape[1] < k.shape[1]:
+                k, v = (last_chunk(x, chunk=self.chunk) for x in (k, v))
+            else:
+                q, k, v = (apart(x, chunk=self.chunk) for x in (q, k, v))
+                documents = None if documents is None else apart(documents, chunk=self.chunk, fill=-1)
+                keys = None if keys is None else apart_keys(keys, chunks=len(q) // len(keys))
+        del heads
+        out_BTNH: Tensor
+        if isinstance(self.core, Unfused):
+            out_BTNH = self.core(q, k, v, documents, keys, run=self.run)
+        else:
+            out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
+        return out_BTNH
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """[R, D] → q [B, T, N, H], k and v [B, T, K, H], rotated."""
@@ -85,7 +106,11 @@ class GroupedAttention(_Attention):
         self.q = Linear(model.width, wide, bias=model.qkv_bias)
         self.k = Linear(model.width, narrow, bias=model.qkv_bias)
         self.v = Linear(model.width, narrow, bias=model.qkv_bias)
-        if model.qk_norm != "none":
+        self.q_norm: nn.Module
+        self.k_norm: nn.Module
+        if model.qk_norm == "unit" and self.rotates:  # before the rotation, which keeps the norm
+            self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
+        elif model.qk_norm in ("head", "full"):
             self.q_norm = norm(model, wide if model.qk_norm == "full" else model.head_dim)
             self.k_norm = norm(model, narrow if model.qk_norm == "full" else model.head_dim)
         self.out = Linear(wide, model.width, bias=model.out_bias)
@@ -96,12 +121,14 @@ class GroupedAttention(_Attention):
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
         q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
-        if self.qk_norm == "head":
+        if self.qk_norm == "head" or (self.qk_norm == "unit" and self.rotates):
             q, k = self._normed(q, k)
         if self.rotates:
-            tables = rows.rotary(own=self.slides)
+            tables = rows.rotary(own=self.own_tables)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
+        elif self.tempers:
+            q = self.run("rope.q", self.kernels.rotate_first, q, *rows.temperature())
         return q, k, v
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +161,7 @@ class LatentAttention(_Attention):
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.slides)
+        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q, kv = self._down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)

@@ -114,6 +114,8 @@ class Moe(nn.Module):
 
     @property
     def _activate(self) -> Callable[..., Tensor]:
+        if self.moe.weighs == "inputs":
+            return self.kernels.input_weighted_swiglu
         return self.kernels.weighted_clamped_swiglu if self.clamped else self.kernels.weighted_swiglu
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:

@@ -27,6 +27,19 @@ class RmsNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
 
 
+class UnitNorm(nn.Module):
+    """RMSNorm over the last dim [..., D] without weights."""
+
+    def __init__(self, *, epsilon: float) -> None:
+        super().__init__()
+        self.kernels: Kernels = EAGER
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] → [..., D], computed in fp32."""
+        return self.kernels.rms_norm(x, None, epsilon=self.epsilon)
+
+
 class LayerNorm(nn.Module):
     """LayerNorm over the last dim [..., D]; parameters ``weight`` and, unless it has none, ``bias`` [D]."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.model.shape import RopeScaling
+from fivefold.model.shape import RopeScaling, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -33,24 +33,43 @@ class Rows(NamedTuple):
     keys: Tensor | None = None
 
     def rotary(self, *, own: bool) -> tuple[Tensor, Tensor]:
-        """cos and sin; ``own``: those of sliding layers, where they have their own."""
-        first = 2 if own and len(self.tables) > 2 else 0
+        """cos and sin; ``own``: those of sliding layers, which have their own."""
+        first = 2 if own else 0
         return self.tables[first], self.tables[first + 1]
+
+    def temperature(self) -> tuple[Tensor, Tensor]:
+        """Factors of queries by position, as cos, and zeros, as sin."""
+        return self.tables[-2], self.tables[-1]
 
 
 def tables_of(
     model: Model, *, positions: Tensor, length: int | None = None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """``rotary_tables`` of all layers, then those of sliding layers where they differ; none without rotary layers."""
+    """``rotary_tables`` of all layers, then those of sliding layers where they differ, then those of the temperature.
+
+    None without rotary layers.
+    """
     if model.position != "rope":
         return ()
     kinds = (False, True) if model.rope_theta_sliding else (False,)
-    return tuple(
+    turns = tuple(
         table for sliding in kinds
         for table in rotary_tables(
             model, positions=positions, length=length, sliding=sliding, dtype=dtype, device=device
         )
     )  # fmt: skip
+    if model.temperature is None:
+        return turns
+    return *turns, *_temperature(model.temperature, positions, head_dim=model.head_dim, dtype=dtype, device=device)
+
+
+def _temperature(
+    rule: Temperature, positions: Tensor, *, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The factors of ``positions`` as tables that turn nothing: as cos and sin [T, 1, H], of which sin is 0."""
+    steps = torch.div(positions.to(device, torch.float64) + 1, rule.floor, rounding_mode="floor")
+    factors = (1 + rule.scale * steps.log1p()).to(dtype)[:, None, None].expand(-1, 1, head_dim).contiguous()
+    return factors, torch.zeros_like(factors)
 
 
 def rotary_tables(

@@ -37,7 +37,7 @@ class ScoreRule(NamedTuple):
     @classmethod
     def of(cls, model: Model, *, layer: int, head_dim: int) -> ScoreRule:
         """The rule of one layer; ``head_dim``: dims of q and k."""
-        window = model.window if model.slides(layer) else None
+        window = model.window if model.slides(layer) and model.window_kind == "sliding" else None
         scale, dropout = model.attention_scale or head_dim**-0.5, model.dropout_rates.attention
         return cls(scale, window, model.attention_softcap, dropout, layer)
 

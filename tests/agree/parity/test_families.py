@@ -10,6 +10,7 @@ from tests.agree.parity.families import LAYOUTS, case
 QUICK = (
     ("gpt2", "tp2 cp2 zero3 mbs1 ac=core+rope+out"), ("olmo2", "dp2 zero3 mbs1 ac=full"), ("olmo2", "tp2 mbs2"),
     ("gemma3_text", "pp2 zb1p mbs1"), ("cohere2", "cp2 zero1 mbs2"), ("falcon", "tp2 mbs1 nosp ac=norm+act"),
+    ("llama4_text", "cp2 mbs1 cp=ulysses ac=selective"), ("llama4_text", "tp2 pp2 dualpipev mbs1"),
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fivefold.layout.spec import FEWEST_ROUNDS, Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
-from fivefold.model.shape import MTP, MoE
+from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -80,6 +80,24 @@ OWN: Mapping[str, Model] = {
         kv_heads=8,
     ),
     "olmo": TINY.replace(block="post", qk_norm="full"),
+    "llama4": TINY.replace(
+        window=48,
+        window_kind="chunks",
+        window_pattern=(True, True, False),
+        rope_pattern=(True, True, False),
+        qk_norm="unit",
+        temperature=Temperature(floor=16),
+        moe=MoE(
+            experts=8,
+            topk=1,
+            ffn=96,
+            shared_experts=1,
+            pattern=(False, True),
+            score="sigmoid",
+            normalized=False,
+            weighs="inputs",
+        ),
+    ),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }
 

@@ -59,6 +59,7 @@ def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
         "deepseek_v2": {"num_experts_per_tok": 6},
         "glm4_moe": {"head_dim": 128},
         "gemma3": {"text_config": {}},
+        "llama4": {"text_config": {}},
         "mistral3": {"text_config": {"model_type": "mistral"}},
     }
     bare = {"model_type": kind, **needed.get(kind, {})}
@@ -228,7 +229,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({}, "architecture 'None' is not known"),
     ({"model_type": "qwen3_next"}, "x: architecture 'qwen3_next' is not read: three of four of its layers are linear"),
-    ({"architectures": ["Llama4ForCausalLM"]}, "'Llama4ForCausalLM' is not read: its attention in chunks"),
+    ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size=None, with which the family's"),
+    (
+        {"model_type": "llama4_text", "rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "rope scaling 'yarn', which makes rotated queries longer, with use_qk_norm",
+    ),
     ({"model_type": "llama", "hidden_act": "mish"}, "activation 'mish' is not supported; supported: silu"),
     ({"model_type": "llama", "attention_dropout": 1.5}, "attention_dropout"),
     ({"model_type": "falcon", "hidden_dropout": 0.1}, "hidden_dropout=0.1 needs one mask of dropout over what"),

@@ -32,6 +32,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {"tie_word_embeddings": True}),
     "granite of experts": ("granitemoe", {"tie_word_embeddings": True}),
+    "llama4": ("llama4_text", {"attention_bias": True}),
+    "llama4, all routed": ("llama4_text", {"interleave_moe_layer_step": 1, "use_qk_norm": False}),
     "starcoder2": ("starcoder2", {"tie_word_embeddings": True}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {"partial_rotary_factor": 1.0}),

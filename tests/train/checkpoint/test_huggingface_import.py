@@ -64,6 +64,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "granitemoe", **ALIKE, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
         "residual_multiplier": 0.4, "logits_scaling": 3.0, "tie_word_embeddings": True,
     },
+    "llama4": {
+        "model_type": "llama4_text", **ALIKE, "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2, "attention_chunk_size": 8, "floor_scale": 7, "attn_scale": 0.5,
+        "rope_parameters": LLAMA3,
+    },
     "minimax-m2": {"model_type": "minimax_m2", **ALIKE, "rotary_dim": 4},
     "glm4-moe": {
         "model_type": "glm4_moe", **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,

@@ -21,6 +21,7 @@ from tests.train.checkpoint.test_huggingface_import import change, decoder
 SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
           "image_size": 16, "patch_size": 8}  # fmt: skip
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "head_dim": 8}
+LLAMA4 = SIGLIP | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
         "fullatt_block_indexes": [0], "patch_size": 4}  # fmt: skip
 MROPE = {"type": "mrope", "mrope_section": [1, 1, 2]}
@@ -29,6 +30,7 @@ SHAPE = {key: value for key, value in PLAIN.items() if key not in ("head_dim", "
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"text_config": FAMILIES["gemma3_text"], "vision_config": SIGLIP, "mm_tokens_per_image": 4}),
+    "llama4": ("llama4", {"text_config": FAMILIES["llama4_text"], "vision_config": LLAMA4}),
     "mistral3": (
         "mistral3",
         {

@@ -27,6 +27,11 @@ def attention(local: Local, source: str, *, layer: int) -> list[Op]:
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
     """Query-key pairs of one sequence and head: T² (``causal=False``), or only those that mask and window allow."""
     tokens = job.sequence
+    chunk = chunk_of(model, job, layer=layer)
+    if chunk is not None:
+        whole, rest = divmod(tokens, chunk)
+        sizes = (*[chunk] * whole, rest)
+        return sum(size * (size + 1) // 2 if causal else size * size for size in sizes)
     if not causal:
         return tokens * tokens
     window = window_of(model, job, layer=layer) or tokens
@@ -34,7 +39,16 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
 
 
 def window_of(model: Model, job: Job, *, layer: int) -> int | None:
-    """The window of a layer; None if it has none, or one that does nothing as no sequence is longer."""
+    """The sliding window of a layer; None if it has none, or one that does nothing as no sequence is longer."""
+    return _bound(model, job, layer=layer) if model.window_kind == "sliding" else None
+
+
+def chunk_of(model: Model, job: Job, *, layer: int) -> int | None:
+    """The chunk inside of which a layer attends; None if it has none, or one that does nothing."""
+    return _bound(model, job, layer=layer) if model.window_kind == "chunks" else None
+
+
+def _bound(model: Model, job: Job, *, layer: int) -> int | None:
     if not model.slides(layer) or model.window is None or model.window >= job.sequence:
         return None
     return model.window
@@ -60,17 +74,19 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ]  # fmt: skip
     ops += entry.sums
     q, k = "q", "k"
+    normed_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer))
     for name, out in (("q", wide), ("k", narrow)):
-        if model.qk_norm != "none":
+        if normed_heads:
             dim = out if model.qk_norm == "full" else model.head_dim
             groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
-            normed = norm(
-                f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=local.norm
-            )
+            kind = local.norm._replace(layernorm=False) if model.qk_norm == "unit" else local.norm
+            normed = norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=kind)
+            if model.qk_norm == "unit":
+                normed = normed._replace(parameters=0, gradient_widths=())
             if local.part.tp > 1 and model.qk_norm == "full":  # sums over the heads of all ranks
                 normed = normed._replace(message=Message("tp", "all_reduce", "all_reduce", 4 * rows))
             ops.append(normed)
-    if model.qk_norm != "none":
+    if normed_heads:
         q, k = "qn", "kn"
     if model.rotates(layer):
         ops += [
@@ -78,6 +94,9 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             rope("rope.k", k, "kr", numel=rows * narrow, width=width),
         ]
         q, k = "qr", "kr"
+    elif model.tempers(layer):
+        ops.append(rope("rope.q", q, "qr", numel=rows * wide, width=width))
+        q = "qr"
     ops += _core(local, q=q, k=k, v="v", layer=layer)
     return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
 
@@ -101,7 +120,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     elif part.cp > 1:
         # in the backward the gradients of keys and values go round with them
         message = Message("cp", "p2p", "p2p", own, times=part.cp - 1, backward_payload=2 * own, backward_parts=2)
-    window = window_of(model, job, layer=layer)
+    window, chunk = window_of(model, job, layer=layer), chunk_of(model, job, layer=layer) or job.sequence
     banded = (
         window is not None or model.attention_softcap is not None or _drops(local)
     )  # by the kernel that pads no head dim
@@ -114,7 +133,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
         keeps=(q, k, held or v, out, "lse"),
         parameters=sum(sinks), gradient_widths=sinks,
-        shape=(part.sequences, job.sequence, dims[0]),
+        shape=(part.sequences * job.sequence // chunk, chunk, dims[0]),
         moved_bytes=moved, moved_backward_bytes=2 * moved,
         message=message,
     )  # fmt: skip

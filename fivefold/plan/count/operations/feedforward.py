@@ -204,10 +204,12 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     product = _activation(local, "moe.experts", size=rows * ffn * width)
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
     wide = rows * ffn * 2 if width < 4 and local.job.stack.linears == "fanned" and model.activation == "silu" else 0
+    scratch = product.backward_scratch + wide
+    if moe.weighs == "inputs" and local.job.stack.linears == "fanned":  # gate and up, each times the weight
+        scratch = 2 * rows * ffn * width
     ops.append(
         product._replace(
-            reads=(*product.reads, share), keeps=(*product.keeps, share),
-            backward_scratch=product.backward_scratch + wide,
+            reads=(*product.reads, share), keeps=(*product.keeps, share), backward_scratch=scratch,
         )
     )  # fmt: skip
     into = m

@@ -17,6 +17,8 @@ def in_one_kernel(op: Op, local: Local) -> Op:
     if local.job.stack.kernels != "triton":
         return op
     if op.kind == "norm":
+        if not op.gradient_widths:  # no weights, of whose gradient programs make sums
+            return op._replace(forward_scratch=0, backward_scratch=0)
         width = op.gradient_widths[0]
         rows = op.moved_bytes // (2 * local.width * width)
         partial = norm_programs(rows, width) * sum(op.gradient_widths) * STATISTIC

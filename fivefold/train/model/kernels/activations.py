@@ -2,6 +2,7 @@
 
 plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
 swiglu    silu(gate) · up        weighted_swiglu    silu(gate) · up · share of a row (experts)
+input_weighted_swiglu    silu(share · gate) · share · up, of experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
 """
 
@@ -116,6 +117,34 @@ class _WeightedSwiglu(torch.autograd.Function):
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
     out: Tensor = _WeightedSwiglu.apply(gate, up, share)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WeightedInputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, share)
+        weight = share[:, None].to(gate.dtype)
+        return F.silu(gate * weight, inplace=True).mul_(up).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gate, up, share = ctx.saved_tensors
+        weight = share[:, None].to(gate.dtype)
+        scaled = gate * weight
+        up_gradient = F.silu(scaled).mul_(gradient)
+        gate_gradient = torch.ops.aten.silu_backward((up * weight).mul_(gradient), scaled)
+        del scaled
+        share_gradient = (gate_gradient * gate).sum(-1, dtype=share.dtype)
+        share_gradient += (up_gradient * up).sum(-1, dtype=share.dtype)
+        return gate_gradient.mul_(weight), up_gradient.mul_(weight), share_gradient
+
+
+def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """``silu(share · gate) · share · up``: the SwiGLU of experts whose input was multiplied by ``share`` [n].
+
+    It takes gate and up of the unweighted input, which are linear in it (Llama 4)."""
+    out: Tensor = _WeightedInputs.apply(gate, up, share)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -16,18 +16,23 @@ from torch import Tensor
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, plus_one: bool) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
         ctx.plus_one = plus_one
-        return _times_(torch.mul(x, rstd).to(x.dtype), weight, plus_one)  # x · rstd is fp32, as rstd is
+        out = torch.mul(x, rstd).to(x.dtype)  # x · rstd is fp32, as rstd is
+        return out if weight is None else _times_(out, weight, plus_one)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, rstd = ctx.saved_tensors
         normal = x * rstd  # fp32, as is all below
         product = grad * normal
+        if weight is None:
+            inner = product.mean(-1, keepdim=True)
+            del product
+            return (grad - normal.mul_(inner)).mul_(rstd).to(x.dtype), None, None, None
         weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
@@ -42,10 +47,10 @@ def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
     return x.addcmul_(x, weight) if plus_one else x.mul_(weight)
 
 
-def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
     """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
 
-    ``plus_one``: the factor is 1 + weight (Gemma)."""
+    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma)."""
     out: Tensor = _RmsNorm.apply(x, weight, epsilon, plus_one)  # type: ignore[no-untyped-call]
     return out
 

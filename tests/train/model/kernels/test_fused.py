@@ -61,6 +61,7 @@ def same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     inputs = drawn(*shape, dtype=dtype), drawn(shape[-1], seed=1, dtype=dtype)
     same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5), inputs)
+    same(lambda kernels, x: kernels.rms_norm(x[0], None, epsilon=1e-5), inputs[:1])
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -96,6 +97,7 @@ def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
     share = drawn(shape[0], seed=2).abs()
     same(lambda kernels, x: kernels.swiglu(x[0], x[1]), (gate, up))
     same(lambda kernels, x: kernels.weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
+    same(lambda kernels, x: kernels.input_weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
     same(lambda kernels, x: kernels.weighted_clamped_swiglu(x[0], x[1], x[2]), (gate * 6, up * 6, share))
 
 

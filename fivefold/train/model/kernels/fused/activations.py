@@ -10,7 +10,14 @@ from torch import Tensor
 from fivefold.train.model.kernels.fused.launch import ELEMENTS, power
 from fivefold.units import ceil_div
 
-KINDS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3, "clamped": 4}  # as ``triton/activations.py`` numbers them
+KINDS = {
+    "silu": 0,
+    "gelu": 1,
+    "gelu_tanh": 2,
+    "relu2": 3,
+    "clamped": 4,
+    "inputs": 5,
+}  # as ``triton/activations.py`` numbers them
 WALK = 1024  # most columns at a time of a kernel that walks along a row
 
 
@@ -77,6 +84,12 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """As ``kernels/activations.py``, in one kernel."""
     out: Tensor = _Weighted.apply(gate, up, share, KINDS["silu"])  # type: ignore[no-untyped-call]
+    return out
+
+
+def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
+    """As ``kernels/activations.py``, in one kernel."""
+    out: Tensor = _Weighted.apply(gate, up, share, KINDS["inputs"])  # type: ignore[no-untyped-call]
     return out
 
 

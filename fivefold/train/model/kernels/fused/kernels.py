@@ -20,6 +20,7 @@ class TritonKernels(Kernels):
     gated = staticmethod(activations.gated)
     swiglu = staticmethod(activations.swiglu)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
+    input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)
     nats = staticmethod(loss.nats)
     log_sum_exp = staticmethod(loss.log_sum_exp)

@@ -9,8 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def _value(x, KIND: tl.constexpr):
-    """f(x): 0 SiLU, 1 GELU, 2 its approximation by tanh, 3 ReLU²."""
-    if KIND == 0:
+    """f(x): 0 and 5 SiLU, 1 GELU, 2 its approximation by tanh, 3 ReLU²."""
+    if KIND == 0 or KIND == 5:
         return x * tl.sigmoid(x)
     if KIND == 1:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
@@ -23,7 +23,7 @@ def _value(x, KIND: tl.constexpr):
 @triton.jit
 def _slope(x, KIND: tl.constexpr):
     """f′(x)."""
-    if KIND == 0:
+    if KIND == 0 or KIND == 5:
         sigmoid = tl.sigmoid(x)
         return sigmoid * (1.0 + x * (1.0 - sigmoid))
     if KIND == 1:
@@ -99,13 +99,16 @@ def gated_backward(gradient, gate, up, gate_gradient, up_gradient, numel, KIND: 
 
 @triton.jit
 def weighted(gate, up, share, y, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """y = f(gate) · up · share; a program computes ``BLOCK`` columns of a row."""
+    """y = f(gate) · up · share; a program computes ``BLOCK`` columns of a row. 5: gate and up times share before f."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, place = column < width, row * width + column
     g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(share + row).to(tl.float32)
+    if KIND == 5:
+        weight = weight.to(y.dtype.element_ty).to(tl.float32)  # rounded, as the eager one is
+        g *= weight
     value, factor = _factors(g, u, KIND)
     tl.store(y + place, (value * factor * weight).to(y.dtype.element_ty), mask=inside)
 
@@ -120,15 +123,22 @@ def weighted_backward(
     weight = tl.load(share + row).to(tl.float32)
     summed = tl.zeros([BLOCK], dtype=tl.float32)
     dtype = up_gradient.dtype.element_ty
+    if KIND == 5:
+        weight = weight.to(dtype).to(tl.float32)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside, place = column < width, row * width + column
         back = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
         u = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
-        value, factor = _factors(g, u, KIND)
-        slope, up_slope = _slopes(g, u, KIND)
-        summed += back * value * factor
+        if KIND == 5:
+            value, factor = _factors(g * weight, u * weight, KIND)
+            slope, up_slope = _slopes(g * weight, u * weight, KIND)
+            summed += back * (value * u + factor * slope * g)
+        else:
+            value, factor = _factors(g, u, KIND)
+            slope, up_slope = _slopes(g, u, KIND)
+            summed += back * value * factor
         back *= weight
         tl.store(up_gradient + place, (back * value * up_slope).to(dtype), mask=inside)
         tl.store(gate_gradient + place, (back * factor * slope).to(dtype), mask=inside)

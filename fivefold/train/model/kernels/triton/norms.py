@@ -13,14 +13,17 @@ import triton.language as tl
 @triton.jit
 def forward(
     x, weight, bias, y, rstds, means, rows, width, stride, epsilon,
-    CENTERED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``CENTERED``: LayerNorm, which has ``means``. ``PLUS_ONE``: w is 1 + ``weight``."""
+    """``CENTERED``: LayerNorm, which has ``means``. ``WEIGHTED``: else w is 1. ``PLUS_ONE``: w is 1 + ``weight``."""
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < width)[None, :]
     value = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    scale = tl.full([BLOCK], 1.0, tl.float32)
+    if WEIGHTED:
+        scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     if PLUS_ONE:
         scale += 1.0
     if CENTERED:
@@ -39,11 +42,14 @@ def forward(
 @triton.jit
 def backward(
     gradient, x, weight, rstds, means, dx, partial, rows, width, gradient_stride, stride,
-    CENTERED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, PLUS_ONE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program takes every so many-th tile; ``partial`` [programs, 1 or 2, D] gets its dw, and db if ``BIASED``."""
     column = tl.arange(0, BLOCK)
-    scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    scale = tl.full([BLOCK], 1.0, tl.float32)
+    if WEIGHTED:
+        scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     if PLUS_ONE:
         scale += 1.0
     summed = tl.zeros([BLOCK], dtype=tl.float32)
@@ -72,4 +78,5 @@ def backward(
         tl.store(place + width, summed_bias, mask=column < width)
     else:
         place = partial + tl.program_id(0) * width + column
-    tl.store(place, summed, mask=column < width)
+    if WEIGHTED:
+        tl.store(place, summed, mask=column < width)
