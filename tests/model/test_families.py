@@ -116,8 +116,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_scaling": {"type": "su"}}, "rope scaling 'su' is not supported; supported: linear, dynamic"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported; supported: longrope, su"),
     (
-        "llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
-        "low_freq_factor=4 must be less than high_freq_factor=4",
+        "llama", {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 5.0, "high_freq_factor": 4.0}},
+        "low_freq_factor=5 is more than high_freq_factor=4",
     ),
     ("mistral", {"architectures": ["LlamaForCausalLM"]}, "model_type 'mistral' is not that of LlamaForCausalLM"),
 ]  # fmt: skip

@@ -66,12 +66,14 @@ def test_changed_keys_give_the_references_logits(kind: str, tmp_path: Path) -> N
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 16}
 TRAINS: list[tuple[str, dict[str, Any]]] = [  # what must not be refused
     ("llama", {"partial_rotary_factor": 0.5}),
     ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0, "attention_factor": 1.7}}),
     ("llama", {"rope_scaling": YARN | {"beta_fast": 0.1, "beta_slow": 0.05}}),
     ("llama", {"rope_scaling": YARN | {"beta_fast": 2.0, "beta_slow": 8.0}}),
+    ("llama4_text", {"rope_scaling": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 1.0}}),  # as published
     ("qwen2", {"head_dim": 12, "norm_eps": 0.05, "attention_bias": True}),
     ("mixtral", {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),

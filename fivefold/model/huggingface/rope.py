@@ -124,9 +124,9 @@ def _scaling(
         if kind not in ("yarn", "longrope"):
             raise config.mistake(f"rope scaling {kind!r} without its factor")
         factor = config.max_position_embeddings / original
-    if kind == "llama3" and given.low_freq_factor >= given.high_freq_factor:
+    if kind == "llama3" and given.low_freq_factor > given.high_freq_factor:
         low, high = given.low_freq_factor, given.high_freq_factor
-        raise config.mistake(f"low_freq_factor={low:g} must be less than high_freq_factor={high:g}")
+        raise config.mistake(f"low_freq_factor={low:g} is more than high_freq_factor={high:g}")
     return {
         "kind": kind,
         "factor": factor,

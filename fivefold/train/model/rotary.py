@@ -142,7 +142,10 @@ def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) 
         raise Mistake(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
     if kind == "llama3":
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        return [_clamp((length * own / (2 * pi) - low) / (high - low)) for own in plain]
+        turns = [length * own / (2 * pi) for own in plain]  # within the pre-training length
+        if low == high:  # a step (Llama 4)
+            return [float(times > high) for times in turns]
+        return [_clamp((times - low) / (high - low)) for times in turns]
     # YaRN (arXiv:2309.00071) §3.2: a linear ramp between the pairs that rotate beta_fast and beta_slow times
     first, last = (
         model.rope_dim * log(length / (turns * 2 * pi)) / (2 * log(model.rope_theta))
