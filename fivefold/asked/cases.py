@@ -32,8 +32,10 @@ def _cases(
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
     from fivefold.model.catalog import resolve
-    from fivefold.plan.compare import Case, in_precision, run_by
+    from fivefold.plan.compare import Case
 
+    if not words:
+        raise Mistake("compare what? a model, machines and layouts; run files; or --from FILE --gpus h100:64")
     names = [word for word in words[1:] if is_named(word)]
     texts = [word for word in words[1:] if not is_named(word)]
     if not names or not texts:
@@ -41,9 +43,16 @@ def _cases(
         raise Mistake(f"compare needs a {lacks}: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'")
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
-    jobs = [run_by(job, stack) for stack in _list(stacks, "--stacks")] or [job]
-    jobs = [in_precision(each, name) for each in jobs for name in _list(precisions, "--precisions")] or jobs
+    jobs = jobs_of(job, stacks, precisions)
     return [Case(model, ranks, layout, each) for each, ranks, layout in product(jobs, machines, layouts)]
+
+
+def jobs_of(job: Job, stacks: str, precisions: str) -> list[Job]:
+    """The job by every software, in every precision, of two lists."""
+    from fivefold.plan.compare import in_precision, run_by
+
+    jobs = [run_by(job, stack) for stack in _list(stacks, "--stacks")] or [job]
+    return [in_precision(each, name) for each in jobs for name in _list(precisions, "--precisions")] or jobs
 
 
 def _run_files(words: Sequence[str], job: Job, others: str, machine: Callable[[str], Machine]) -> list[Case]:
@@ -54,7 +63,7 @@ def _run_files(words: Sequence[str], job: Job, others: str, machine: Callable[[s
     from fivefold.plan.compare import Case
     from fivefold.train.run import Run
 
-    if not all(Path(word).suffix in FILES for word in words):
+    if not words or not all(Path(word).suffix in FILES for word in words):
         return []
     if job != Job() or others:
         raise Mistake("a run file says its own job; drop the options, or compare a model, machines and layouts")

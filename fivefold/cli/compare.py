@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.asked.cases import cases
+from fivefold.asked.cases import cases, jobs_of
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.options import AsJson, load_machine, say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.plan.compare import Case
 
 
 @takes_job
 def compare(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL MACHINE… LAYOUT… | RUN.toml…", help="One model, machines, layouts; or run files."
         ),
-    ],
+    ] = None,
+    *,
     job: Job,
+    from_files: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Configs of any software; beside them other layouts, and machines."),
+    ] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")] = None,
     stacks: Annotated[str, typer.Option(help="Several softwares: fivefold,megatron-core.")] = "",
     precisions: Annotated[str, typer.Option(help="Several precisions: bf16,fp8.")] = "",
     charts: Annotated[Path | None, typer.Option("--charts", help="Write time.svg and memory.svg there.")] = None,
@@ -35,7 +43,12 @@ def compare(
     from fivefold.show import charts as pictures
     from fivefold.show import comparison as page
 
-    found = run(cases(words, job, stacks=stacks, precisions=precisions, machine=load_machine))
+    if from_files:
+        found = run(_of_configs(from_files, gpus, words or [], job, stacks=stacks, precisions=precisions))
+    elif gpus:
+        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+    else:
+        found = run(cases(words or [], job, stacks=stacks, precisions=precisions, machine=load_machine))
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if charts:
         if charts.exists() and not charts.is_dir():
@@ -44,3 +57,30 @@ def compare(
         for name, chart in page.charts(found).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
         say(f"wrote time.svg and memory.svg to {charts}")
+
+
+def _of_configs(
+    files: list[Path], gpus: str | None, words: list[str], job: Job, *, stacks: str, precisions: str
+) -> list[Case]:
+    """Each config as it is, and with the layouts that are named instead of its own, on every machine."""
+    from fivefold.cli.formats import asked, complete
+    from fivefold.cli.nouns import machine_of
+    from fivefold.formats.read import read
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.catalog import is_named
+    from fivefold.plan.compare import Case
+
+    if job != Job():
+        raise Mistake("--from takes the job of the configs; drop the options, or compare a model, machines and layouts")
+    if gpus is None:
+        raise Mistake(f"--from {files[0]}: on what machine? say --gpus h100:64")
+    others = [word for word in words if is_named(word)]
+    layouts = [Layout.parse(word) for word in words if not is_named(word)]
+    found = []
+    for file in files:
+        model, layout, own = complete(read([str(file)], asked(gpus)), str(file))
+        machines = [machine_of(gpus, layout.world), *map(load_machine, others)]
+        jobs = jobs_of(own, stacks, precisions)
+        found += [Case(model, *each) for each in product(machines, [layout, *layouts], jobs)]
+    return found

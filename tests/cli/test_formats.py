@@ -118,3 +118,33 @@ def test_search_writes_the_best_that_the_stack_can_be_told(
     assert run(monkeypatch, "read", best, "--gpus", "h100:8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["layout"]["dp"] == 8
     assert "as torchtitan" in said
+
+
+def test_compare_takes_configs_and_other_layouts(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "compare", "--from", file, "--gpus", "h100:8", "dp4 tp2 zero3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [variant["step"]["layout"] for variant in found["variants"]] == ["dp8 zero3 mbs2", "dp4 tp2 zero3 mbs1"]
+    other = file.with_name("other.toml")
+    other.write_text(FILE.replace("= 2048", "= 1024"))
+    assert run(monkeypatch, "compare", "--from", file, "--from", other, "--gpus", "h100:8", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [variant["step"]["job"]["sequence"] for variant in found["variants"]] == [2048, 1024]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "compare what?"),
+        (("--gpus", "h100:8"), "goes with --from FILE"),
+        (("--from", "FILE", "dp8"), "on what machine?"),
+        (("--from", "FILE", "--gpus", "h100:8"), "1 different variants"),
+        (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the options"),
+    ],
+)
+def test_compare_says_what_it_lacks(
+    words: tuple[str, ...], reason: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "compare", *(str(file) if word == "FILE" else word for word in words)) == 2
+    assert reason in capsys.readouterr().err
