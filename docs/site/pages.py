@@ -26,8 +26,8 @@ NAV: dict[str, list[str]] = {
     "Start": ["index.md", "what-it-does.md", "web.md", "python.md", "report.md", "pictures.md",
               "reference/cheat-sheet.md"],
     "Guides": [
-        "questions.md", "machines.md", "configs.md", "stacks.md", "sweeps.md", "precision.md", "optimizers.md",
-        "numerics.md", "doctor.md",
+        "questions.md", "machines.md", "configs.md", "configs/*", "stacks.md", "sweeps.md",
+        "precision.md", "optimizers.md", "numerics.md", "doctor.md",
         "explain.md", "traces.md", "watch.md", "hugging-face.md", "many-machines.md", "faults.md", "generation.md",
     ],
     "The book": ["how-a-step-costs/*", "how-a-step-is-rehearsed.md", "how-a-step-is-run.md",

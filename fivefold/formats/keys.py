@@ -157,7 +157,7 @@ class Values:
             key = self._key(name)
             if key is None:
                 yield Said(key=name, value=shown(value), means=f"is no key that is known of {self.software}")
-            elif key.kind == "foreign" and value != key.default and name not in self.doubts:
+            elif key.kind == "foreign" and value not in (key.default, None) and name not in self.doubts:
                 yield Said(key=name, value=shown(value), means=key.means)
         for name, why in self.doubts.items():
             yield Said(key=name, value=shown(self[name] if name in self.table else self.given.get(name)), means=why)

@@ -47,6 +47,10 @@ if [ $A -gt 3 ]; then Y=big
 elif [ ! $A -eq 1 ]; then
   Y=odd
 else Y=small; fi
+if [[ "$B" == "x" ]] || [[ -z "$E" ]] && [ $A = 1 ]; then X+=(--both); fi
+if [[ -n "$E" || "$B" == "fp8" && $A -lt 1 ]]; then X+=(--neither); fi
+Z=${4:-"MOCK"}
+if [[ "$Z" == "MOCK" ]]; then X+=(--mock ${UNSET:-"a b"}); fi
 show "${X[@]}" $Y
 """
 
@@ -67,6 +71,19 @@ def test_logic_is_named_and_not_followed() -> None:
         ("line 2", 'if [ -z "$C" ]'),
         ("line 6", "f() { A=9 }"),
     ]
+
+
+def test_blocks_that_only_print_or_leave_are_no_remark() -> None:
+    text = 'if [ ! -f "$FILE" ]; then\n  echo "none"\n  exit 1\nfi\nif [ -n "$KEY" ]; then\n  ARGS+=(--key)\nfi\n'
+    found = script(text + "run $ARGS\n")
+    assert [said.key for said in found.remarks] == ["line 5"]
+
+
+def test_what_a_command_prints_is_one_word() -> None:
+    found = script(
+        'HEAD=$(scontrol show hostnames "$LIST" | head -n 1)\nL="run --at $HEAD:6000 --tee 3"\nsrun $L `pwd`/t.py\n'
+    )
+    assert found.commands[-1] == ("srun", "run", "--at", "$(scontrol):6000", "--tee", "3", "$(pwd)/t.py")
 
 
 def test_here_documents_are_passed_over() -> None:

@@ -125,7 +125,12 @@ def _hashable(value: Any) -> bool:
 def _argument(key: str) -> str:
     """The name of an argument: underscores, and one name for the length of sequences."""
     name = key.replace("-", "_")
-    name = {"per_device_batch_size": "per_device_train_batch_size", "model": "model_name_or_path"}.get(name, name)
+    name = {
+        "per_device_batch_size": "per_device_train_batch_size",
+        "model": "model_name_or_path",
+        "use_liger": "use_liger_kernel",
+        "evaluation_strategy": "eval_strategy",
+    }.get(name, name)
     return "max_length" if name in SEQUENCE else name
 
 

@@ -41,6 +41,10 @@ ARGUMENTS: Table = {
     "fsdp": part(f"{ZERO}: FSDP without accelerate's YAML", None),
     "fsdp_config.reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
     "fsdp_config.version": part("job.stack: FSDP1 or FSDP2", 1),
+    "pure_bf16": part(f"{PRECISION}: weights, gradients and optimizer in bf16", False),
+    "cut_cross_entropy": part("job.stack.loss: never makes all logits", False),
+    "plugins": part("job.stack.kernels and job.stack.loss, of Axolotl", None),
+    "sequence_parallel_degree": part("layout.cp, of Axolotl", None),
     "use_peft": foreign("adapters, not the weights, are trained", False),
     "lora_r": foreign("adapters, not the weights, are trained", None),
     "load_in_4bit": foreign("weights in 4 bits", False),
@@ -70,6 +74,7 @@ ACCELERATE: Table = {
     "accelerate.parallelism_config.parallelism_config_dp_shard_size": part("layout.dp and its shard group", 1),
     "accelerate.parallelism_config.parallelism_config_tp_size": field("layout.tp", 1),
     "accelerate.parallelism_config.parallelism_config_cp_size": field("layout.cp", 1),
+    "accelerate.parallelism_config.parallelism_config_cp_backend": part("layout.cp_kind: DeepSpeed's is Ulysses", None),
     "accelerate.dynamo_config.dynamo_backend": part("job.stack.compile", "NO"),
     "accelerate.deepspeed_config.zero_stage": part(ZERO, 2),
     "accelerate.deepspeed_config.gradient_accumulation_steps": part("job.global_batch", 1),
@@ -78,7 +83,13 @@ ACCELERATE: Table = {
     "accelerate.deepspeed_config.offload_param_device": foreign("weights in host memory", "none"),
     "accelerate.deepspeed_config.deepspeed_config_file": part("a DeepSpeed config", None),
     "accelerate.fp8_config": foreign("fp8 by another library", None),
-    **idle("accelerate.*", "accelerate.fsdp_config.*", "accelerate.deepspeed_config.*", "accelerate.fp8_config.*"),
+    **idle(
+        "accelerate.parallelism_config.*",
+        "accelerate.*",
+        "accelerate.fsdp_config.*",
+        "accelerate.deepspeed_config.*",
+        "accelerate.fp8_config.*",
+    ),
 }
 
 DS = "deepspeed."
@@ -124,12 +135,15 @@ DEEPSPEED: Table = {
     f"{DS}optimizer.params.weight_decay": part("job.optimizer.weight_decay", None),
     f"{DS}tensor_parallel.autotp_size": part("layout.tp", 1),
     f"{DS}sequence_parallel_size": part("layout.cp, Ulysses", 1),
+    f"{DS}fp8.enabled": foreign("fp8 by DeepSpeed", False),
     f"{DS}compression_training": foreign("compression", None),
     f"{DS}sparse_attention": foreign("sparse attention", None),
     f"{DS}moe": foreign("experts by DeepSpeed", None),
     **idle(f"{DS}zero_optimization.*", f"{DS}fp16.*", f"{DS}bf16.*", f"{DS}scheduler.*", f"{DS}optimizer.*"),
     **idle(
         f"{DS}steps_per_print",
+        f"{DS}_comment",
+        f"{DS}fp8.*",
         f"{DS}wall_clock_breakdown",
         f"{DS}zero_allow_untested_optimizer",
         f"{DS}flops_profiler.*",
@@ -158,7 +172,7 @@ IDLE_STARTS = (
     "dtype", "model_revision", "num_proc", "shuffle", "val_", "test_", "plot", "seed_", "ddp", "liger",
     "parallelism_config", "train_sampling", "length_col", "batch_eval", "enable_jit", "bf16_full", "fp16_full",
     "activation_checkpointing_kwargs", "special_tokens", "adapter", "lora_", "hf_", "mlflow", "comet", "swanlab",
-    "env",
+    "env", "fsdp_transformer_layer_cls_to_wrap", "lazy_preprocess",
 )  # fmt: skip
 
 TABLE: Table = {**ARGUMENTS, **ACCELERATE, **DEEPSPEED}

@@ -21,13 +21,15 @@ VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, t
 OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",
     "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
-    "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adafactor": "adafactor", "sgd": "sgd",
+    "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
+    "adafactor": "adafactor", "sgd": "sgd",
     "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit",
 }  # fmt: skip
 ATTENTION = {
     "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash", "eager": "unfused",
     "flex_attention": "flash2",
 }  # fmt: skip
+PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")  # of Axolotl
 AUTOCAST = Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4)
 FSDP = "accelerate.fsdp_config.fsdp_"
 PARALLEL = "accelerate.parallelism_config.parallelism_config_"
@@ -93,18 +95,19 @@ def _model(values: Values, document: Document, asked: Asked) -> tuple[Model | No
 def _names(source: str) -> set[str]:
     """Names of a repository: with its version, as an instruction-tuned or base model."""
     base = source.lower().rpartition("/")[2].removesuffix("-hf").removesuffix("-base").removesuffix("-instruct")
-    ends = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf")
-    return {base + end for end in ends} | {
-        base.replace("meta-", "").replace("llama-3-", "llama-3.1-") + end for end in ends
-    }
+    ends = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
+    later = base.replace("llama-3-", "llama-3.1-").replace("qwen2-7b", "qwen2.5-7b")  # the same sizes
+    return {name + end for name in (base, later, later.removeprefix("meta-")) for end in ends}
 
 
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """dp, and how weights and states are sharded."""
-    tp, cp = values[f"{PARALLEL}tp_size"], values[f"{PARALLEL}cp_size"]
+    tp, cp = values[f"{PARALLEL}tp_size"], values["sequence_parallel_degree"] or values[f"{PARALLEL}cp_size"]
     if kind == "deepspeed":
-        tp = values["deepspeed.tensor_parallel.autotp_size"] or 1
-        cp = values["deepspeed.sequence_parallel_size"] or 1
+        tp = max(tp, values["deepspeed.tensor_parallel.autotp_size"] or 1)
+        cp = max(cp, values["deepspeed.sequence_parallel_size"] or 1)
+        if cp > 1 and values["sequence_parallel_degree"]:
+            values.doubt("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
     dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
     found: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
@@ -242,11 +245,18 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
         "NONE",
     )
     liger = bool(values["use_liger_kernel"])
+    plugins = [str(each) for each in values["plugins"] or ()]
+    never = (
+        liger or bool(values["cut_cross_entropy"]) or any(each.endswith("CutCrossEntropyPlugin") for each in plugins)
+    )
+    strange = [each for each in plugins if not each.endswith(PLUGINS)]
+    if strange:
+        values.doubt("plugins", f"{', '.join(strange)}: not known here, not counted")
     found: dict[str, Any] = {
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
         "job.stack.attention": ATTENTION.get(said, "flash2"), "job.stack.compile": compiled,
         "job.stack.kernels": "fused" if compiled or liger else "plain",
-        "job.stack.loss": "chunked" if liger else "plain",
+        "job.stack.loss": "chunked" if never else "plain",
     }  # fmt: skip
     if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch
         found |= {
@@ -273,6 +283,9 @@ def _precision(values: Values, kind: str) -> Recipe:
     if mixed == "fp8":
         values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         half = True
+    if values["pure_bf16"] and kind != "deepspeed":  # which keeps fp32 masters of any weights
+        return recipe("bf16-pure")
+    half = half or bool(values["pure_bf16"])
     if not (half or fp16):
         return recipe("tf32" if values["tf32"] else "fp32")
     if kind == "ddp":

@@ -8,6 +8,7 @@ from typing import Any
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, replicas, world
 from fivefold.formats.keys import Table, Values, written
 from fivefold.formats.megatron import back
+from fivefold.formats.megatron.bridge_keys import MORE, STARTS
 from fivefold.formats.megatron.flags import named
 from fivefold.formats.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE
 from fivefold.formats.megatron.model import model as model_of
@@ -51,7 +52,10 @@ def read(document: Document, asked: Asked) -> Reading:
     environment = document.values if document.kind == "words" else given
     segments = "expandable_segments:True" in str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     arguments = {name: value for name, value in given.items() if not name.isupper()}
-    origin, found = document.origin, named(arguments, dict(TABLE))
+    table = TABLE if document.kind == "words" else {**MORE, **TABLE}  # a YAML may have Megatron-Core's names
+    if document.kind != "words":
+        arguments = {name: value for name, value in arguments.items() if not name.startswith(STARTS)}
+    origin, found = document.origin, named(arguments, dict(table))
     for name, value in found.items():
         if name in TABLE and name != "tokenizer_model" and str(value).startswith("$"):
             variable = str(value).strip("${}")
@@ -59,7 +63,7 @@ def read(document: Document, asked: Asked) -> Reading:
                 f"{origin}: --{name.replace('_', '-')} is {value}, which is not set; add {variable}=VALUE to the file"
             )
     given_named = {**found, **({"expandable_segments": True} if segments else {})}
-    return read_named(given_named, document, asked, table=TABLE, form=("megatron", VERSION, "megatron-core"))
+    return read_named(given_named, document, asked, table=table, form=("megatron", VERSION, "megatron-core"))
 
 
 def read_named(
@@ -75,7 +79,7 @@ def read_named(
         return reading((software, version), values, {}, document=document, model=None, ranks=None, missing=missing)
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
     fields |= {**stack(values, model), **rate(values), "job.precision": precision(values)}
-    fields["job.stack.name"] = stack_name
+    fields["job.stack.name"] = "megatron-deepspeed" if values["deepspeed"] else stack_name
     fields["job.documents"] = "apart" if values["reset_attention_mask"] else "joined"
     fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
     fields["job.stack.expandable_segments"] = segments

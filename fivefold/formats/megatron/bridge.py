@@ -6,24 +6,40 @@ Both are fields by the names of Megatron-Core, in sections with a ``_target_``; 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fivefold.formats.format import Asked, Document, Plan, Written
-from fivefold.formats.keys import Key, Table
+from fivefold.formats.keys import Table
 from fivefold.formats.megatron.args import arguments, read_named
-from fivefold.formats.megatron.bridge_keys import DEFAULTS, MORE, NAMES, NOT, PLACES, SECTIONS, STARTS
+from fivefold.formats.megatron.bridge_keys import (
+    DEFAULTS,
+    MORE,
+    NAMES,
+    NOT,
+    OF_MODEL,
+    PLACES,
+    RECIPE,
+    SECTIONS,
+    STARTS,
+)
 from fivefold.formats.megatron.flags import named
 from fivefold.formats.megatron.keys import TABLE
 from fivefold.formats.render import commented, literal
 from fivefold.model import catalog
+from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
-from fivefold.stack.reading import Reading
+from fivefold.stack.reading import Reading, Said
 
 BRIDGE, NEMO = "0.3.1", "2.x"
-BOTH: Table = {
-    **{name: Key(key.kind, key.means, DEFAULTS.get(name, key.default), key.words) for name, key in TABLE.items()},
-    **MORE,
-}
+
+
+def _over(table: Table, defaults: Mapping[str, Any]) -> Table:
+    """The table with other defaults."""
+    return {name: key._replace(default=defaults.get(name, key.default)) for name, key in table.items()}
+
+
+BOTH: Table = {**_over(TABLE, DEFAULTS), **MORE}
 SIZED = re.compile(
     r"(Llama3|Llama31|Llama32|Llama2|Qwen3|Qwen2|Mixtral|Mistral|Gemma2)(?:Model|MoE)?(?:Provider|Config)(\d[\dxA]*B\w*)"
 )
@@ -34,23 +50,34 @@ def recognises(document: Document) -> bool:
     """Whether a YAML is a saved ConfigContainer, an override of one, or a saved NeMo 2 recipe."""
     if document.kind not in ("yaml", "json"):
         return False
-    said = str(document.values.get("_target_", ""))
-    sections = document.values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
+    said, values = str(document.values.get("_target_", "")), _sections(document.values)
+    sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
     return said.startswith(("megatron.bridge", "nemo.")) or (
-        isinstance(document.values.get("model"), dict) and len(sections) >= 3
+        isinstance(values.get("model"), dict) and len(sections) >= 3
     )
+
+
+def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections by their names of 0.3.1, which were ``model_config`` and the like."""
+    return {str(key).removesuffix("_config"): value for key, value in values.items()}
 
 
 def read(document: Document, asked: Asked) -> Reading:
     """A saved config in our nouns."""
-    nemo = "trainer" in document.values or str(document.values.get("_target_", "")).startswith("nemo")
+    sections, whole = _sections(document.values), str(document.values.get("_target_", ""))
+    nemo = "trainer" in sections or whole.startswith("nemo")
     found: dict[str, Any] = {}
     targets: list[str] = []
+    tokenizer = sections.get("tokenizer")
+    if isinstance(tokenizer, dict):
+        found |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
-        _gather(document.values.get(section), found, targets, section)
+        _gather(sections.get(section), found, targets, section)
     given = _arguments(found)
-    model = asked.model or (None if "num_layers" in given else _sized(targets))
-    trainer = document.values.get("trainer")
+    model = asked.model or (_published(given, found) if "num_layers" in given else _sized(targets))
+    if model and not asked.model:
+        given = {key: value for key, value in given.items() if key not in OF_MODEL}
+    trainer = sections.get("trainer")
     if (
         isinstance(trainer, dict)
         and isinstance(trainer.get("devices"), int)
@@ -58,7 +85,11 @@ def read(document: Document, asked: Asked) -> Reading:
     ):
         document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
     form = ("nemo", NEMO, "nemo") if nemo else ("megatron-bridge", BRIDGE, "megatron-bridge")
-    return read_named(given, document, asked._replace(model=model), table=BOTH, form=form)
+    if whole or nemo:
+        return read_named(given, document, asked._replace(model=model), table=BOTH, form=form)
+    why = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
+    document = document._replace(remarks=(*document.remarks, Said(key="(recipe)", value="", means=why)))
+    return read_named(given, document, asked._replace(model=model), table=_over(BOTH, RECIPE), form=form)
 
 
 def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) -> None:
@@ -95,6 +126,8 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
             given["no_overlap_p2p_communication"] = not value
         else:
             given[NAMES.get(key, key)] = value
+    if not given.get("optimizer_cpu_offload"):
+        given.pop("optimizer_offload_fraction", None)
     if "num_query_groups" in given:
         given["group_query_attention"] = True
     if "num_experts" in given and "moe_ffn_hidden_size" not in given:
@@ -105,6 +138,19 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
         if name in given:
             given[name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(given[name]), "fp32")
     return {key: value for key, value in named(given, dict(BOTH)).items() if value is not None}
+
+
+def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:
+    """The catalog's model that ``hf_model_id`` names, which has windows and sinks too, if its sizes are those given."""
+    said = str(found.get("hf_model_id", "")).lower()
+    for key, entry in catalog.CATALOG.items():
+        if said and entry.source.lower() == said:
+            model = catalog.named(key)
+            sizes = (model.layers, model.width, model.moe.experts if model.moe else None)
+            if sizes == (given["num_layers"], given.get("hidden_size"), given.get("num_experts")):
+                depth = given.get("mtp_num_layers")
+                return model.replace(mtp=MTP(depth=depth) if depth else None)
+    return None
 
 
 def _sized(targets: list[str]) -> Model | None:

@@ -47,7 +47,22 @@ DEFAULTS = {  # GPTModelProvider's and DistributedDataParallelConfig's, where th
     "cross_entropy_loss_fusion": True, "grad_reduce_in_bf16": True, "untie_embeddings_and_output_weights": False,
     "q_lora_rank": 512, "kv_lora_rank": 512,
 }  # fmt: skip
+RECIPE = {  # of the most of 0.3.1's recipes (megatron/bridge/recipes), over which a file of overrides goes
+    "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
+    "overlap_param_gather": True, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
+    "expert_tensor_parallel_size": 1, "sequence_parallel": True,
+}  # fmt: skip
+OF_MODEL = (  # what the catalog's model says besides its sizes
+    "softmax_type", "window_size", "window_attn_skip_freq", "activation_func_clamp_value", "glu_linear_offset",
+)  # fmt: skip
 MORE: Table = {
+    "use_mup": foreign("another parametrisation of widths", False),
+    "mtp_use_repeated_layer": foreign("one layer predicts further tokens again and again", False),
+    "fused_residual_rmsnorm": foreign("norms and residual adds in one kernel", False),
+    "mla_down_proj_fusion": foreign("the down projections of latent attention in one matmul", False),
+    "megatron_fsdp_main_params_dtype": foreign("masters of Megatron-FSDP", "float32"),
+    "megatron_fsdp_main_grads_dtype": foreign("gradients of Megatron-FSDP", None),
+    "megatron_fsdp_grad_comm_dtype": foreign("gradients of Megatron-FSDP on the wire", None),
     "softmax_scale": foreign("another scale of the scores", None),
     "rotary_interleaved": foreign("another order of rotary pairs", False),
     "qk_l2_norm": foreign("another norm of queries and keys", False),
@@ -71,8 +86,16 @@ MORE: Table = {
     "outer_dp_sharding_strategy": foreign("sharding over several data centres", "no_shard"),
     "num_microbatches_with_partial_activation_checkpoints": foreign("some micro-batches kept whole", None),
     "peft": foreign("adapters, not the weights, are trained", None),
+    "scatter_gather_tensors_in_pipeline": foreign("every rank sends the whole stream", True),
     **idle(
-        "test_mode", "disable_bf16_reduced_precision_matmul", "persist_layer_norm", "memory_efficient_layer_norm",
+        "cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering", "gated_linear_unit",
+        "cpu_offloading_retain_pinned_cpu_buffers", "test_mode",
+        "nccl_all_reduce_for_prefill", "use_te_rng_tracker", "iterations_to_skip", "lion_beta1", "lion_beta2",
+        "fsdp_all_gather_in_start_param_sync", "fsdp_db_use_persist_buf_on_alloc_fail", "align_grad_reduce",
+        "param_name_patterns_for_fp32_local_accumulation", "enable_megatron_core_experimental",
+        "use_decentralized_pg", "add_extra_token_to_sequence", "allow_ambiguous_pad_tokens", "defer_npy_index_mmap",
+        "drop_last", "fast_cache_load", "mid_level_dataset_surplus", "mock", "sequence_parallel_size",
+        "disable_bf16_reduced_precision_matmul", "persist_layer_norm", "memory_efficient_layer_norm",
         "fp32", "fused_single_qkv_rope", "fp8_quantizer_factory", "fp4_quantizer_factory", "fp4_recipe", "fp4_param",
         "devices", "tp_only_amax_red", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
         "use_te_activation_func", "num_nodes", "moe_router_topk_limited_devices", "moe_enable_routing_replay",
@@ -107,4 +130,7 @@ MORE: Table = {
     ),
 }  # fmt: skip
 # Of fields without effect, or of models that are none of ours.
-STARTS = ("tp_comm_bulk", "tp_comm_overlap_", "tp_comm_split", "tp_comm_atomic", "dsa_", "linear_", "mamba_", "_")
+STARTS = (
+    "tp_comm_bulk", "tp_comm_overlap_", "tp_comm_split", "tp_comm_atomic", "dsa_", "linear_", "mamba_", "mup_", "yarn_",
+    "flight_recorder_", "_",
+)  # fmt: skip

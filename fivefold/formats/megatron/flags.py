@@ -26,14 +26,17 @@ STARTS = (
     "no_persist_layer", "app_tag", "nccl_comm", "sft", "legacy", "accumulate_grad", "no_bias_dropout_fusion",
     "attention_softmax_in_fp32", "moe_apply_probs", "keep_fp8", "recompute_loss", "first_layer", "onnx", "patch_",
     "no_position_embedding", "calculate_per", "tp_comm_overlap_cfg", "use_fused_weighted", "enable_experimental",
-    "use_pytorch", "bias", "te_",
+    "use_pytorch", "bias", "te_", "no_ckpt_", "logging_", "abort_on", "kill_switch", "deepspeed_config",
+    "deepspeed_act", "zero_force", "add_position_embedding", "delay_grad_reduce", "delay_param_gather",
+    "use_legacy_models", "data_impl",
 )  # fmt: skip
 ALIAS = {
     "tp_size": "tensor_model_parallel_size", "use_custom_fsdp": "use_megatron_fsdp", "fp8": "fp8_format",
-    "fp4": "fp4_format", "num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon",
+    "fp4": "fp4_format", "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon",
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "max_sequence_length": "seq_length", "batch_size": "micro_batch_size",
-    "moe_enable_flex": "moe_enable_deepep", "checkpoint_activations": "recompute_activations",
+    "moe_enable_flex": "moe_enable_deepep",
 }  # fmt: skip
 NEGATED = {  # as an ``args`` of a checkpoint has them: what the flag turns off
     "add_bias_linear": "disable_bias_linear", "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",

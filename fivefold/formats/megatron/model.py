@@ -18,7 +18,7 @@ SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 def vocabulary(values: Values, asked: Asked) -> int | None:
     """Of the arguments, of what the user says, or of a tokenizer that is known."""
-    said = values["vocab_size"] or asked.vocab or values["padded_vocab_size"]
+    said = values["vocab_size"] or asked.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
     if said:
         return int(said) if isinstance(said, int) else None
     tokenizer = str(values["tokenizer_model"] or "").rstrip("/")
@@ -33,6 +33,7 @@ def vocabulary(values: Values, asked: Asked) -> int | None:
 def model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
     """The model, or what is missing."""
     if asked.model:
+        _compared(values, asked.model)
         return asked.model, ()
     if lacking := [name for name in SIZES if values[name] is None]:
         return None, (
@@ -62,6 +63,19 @@ def model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
     }  # fmt: skip
     fields["positions"] = fields.get("positions") or values["seq_length"] or 4096
     return Model.read(fields, origin=values.origin), ()
+
+
+def _compared(values: Values, model: Model) -> None:
+    """Name the sizes that are said otherwise than ``model`` has them."""
+    sizes = {
+        "num_layers": model.layers, "hidden_size": model.width, "num_attention_heads": model.heads,
+        "num_experts": model.moe.experts if model.moe else None,
+    }  # fmt: skip
+    for name, size in sizes.items():
+        if values.says(name) and values[name] != size:
+            values.doubt(
+                name, f"is {size} in {model.name}, which was taken; a config.json of your own says other sizes"
+            )
 
 
 def _latent(values: Values) -> MLA | None:

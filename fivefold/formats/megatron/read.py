@@ -28,6 +28,8 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     """dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
     tp, cp = values.whole("tensor_model_parallel_size"), values.whole("context_parallel_size")
     zero = 1 if values["use_distributed_optimizer"] else 0
+    if values["deepspeed"]:  # DeepSpeed's BF16_Optimizer shards masters and moments at stage 0 as well
+        zero = max(values.whole("zero_stage", least=0), 1 if values["bf16"] else 0)
     if values["use_megatron_fsdp"]:
         zero = FSDP.get(str(values["data_parallel_sharding_strategy"]), 0)
     found: dict[str, Any] = {
@@ -60,7 +62,10 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
     whole = values["global_batch_size"] or mbs * dp
     found: dict[str, Any] = {"job.global_batch": whole}
     if ramp := values["rampup_batch_size"]:
-        words = [str(each) for each in (ramp if isinstance(ramp, list) else str(ramp).split())]
+        words = [
+            str(each).replace("_", "")
+            for each in (ramp if isinstance(ramp, list) else str(ramp).strip("[]").replace(",", " ").split())
+        ]
         numbers = [int(word) for word in words if word.isdecimal() and len(word) < 15]
         if len(numbers) != 3 or len(words) != 3:
             raise Mistake(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
@@ -97,7 +102,11 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
         return len(sizes) // pp, sizes
     each, v = values["num_layers_per_virtual_pipeline_stage"], values["num_virtual_stages_per_pipeline_rank"] or 1
     first, last = values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"]
-    ends = (bool(values["account_for_embedding_in_pipeline_split"]), bool(values["account_for_loss_in_pipeline_split"]))
+    counted = values["pp_partition_method"] == "type:transformer|embedding"  # Megatron-DeepSpeed: both ends as a layer
+    ends = (
+        counted or bool(values["account_for_embedding_in_pipeline_split"]),
+        counted or bool(values["account_for_loss_in_pipeline_split"]),
+    )
     ranks = [0] * pp
     if first or last:
         middle, left = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
@@ -144,7 +153,8 @@ def spelled(text: str, *, origin: str) -> tuple[int, ...]:
 
 def recomputed(values: Values, model: Model, layout: dict[str, Any]) -> str:
     """``ac`` of a layout."""
-    kind = values["recompute_granularity"] or ("selective" if values["recompute_activations"] else None)
+    old = "full" if values["checkpoint_activations"] else "selective" if values["recompute_activations"] else None
+    kind = values["recompute_granularity"] or old
     if kind == "selective":
         said = values["recompute_modules"]
         names = said if isinstance(said, list) else str(said).replace(",", " ").split()
@@ -240,4 +250,5 @@ def rate(values: Values) -> dict[str, Any]:
         found["job.learning_rate.floor"] = min(1.0, least / peak)
     if values["lr_wsd_decay_iters"]:
         found["job.learning_rate.decay_steps"] = values["lr_wsd_decay_iters"]
-    return found | {"job.learning_rate.warmup_steps": values["lr_warmup_iters"] or 0}
+    warmup, steps = values["lr_warmup_iters"] or 0, values["train_iters"]
+    return found | {"job.learning_rate.warmup_steps": min(warmup, steps) if steps else warmup}

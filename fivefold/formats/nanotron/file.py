@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fivefold.formats.format import Asked, Document, Plan, Written, reading, world
@@ -18,6 +19,8 @@ from fivefold.stack.reading import Reading
 VERSION = "0.4"
 TABLES = {"parallelism", "tokens", "optimizer", "model", "general"}
 SIZES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
+FAMILIES = ("llama", "qwen2")
+NUMBERS = ("hidden_size", "intermediate_size", "num_attention_heads")
 NEEDED = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica")
 
 
@@ -31,8 +34,8 @@ def read(document: Document, asked: Asked) -> Reading:
     origin = document.origin
     given = {_now(key): value for key, value in flat(document.values, origin=origin).items()}
     values = Values(TABLE, given, origin=origin, software=f"nanotron {VERSION}")
-    model = asked.model or _model(document)
-    missing = tuple(key for key in (*SIZES, *NEEDED) if values[key] is None)
+    model, unknown = (asked.model, ()) if asked.model else _model(document)
+    missing = (*unknown, *(key for key in (*SIZES, *NEEDED) if values[key] is None))
     if missing or model is None:
         return reading(("nanotron", VERSION), values, {}, document=document, model=model, ranks=None, missing=missing)
     fields = values.fields()
@@ -63,18 +66,24 @@ def _now(key: str) -> str:
     return f"{F}{name}" if key.startswith(OPTIMIZER) and name in FACTORY else key
 
 
-def _model(document: Document) -> Model | None:
-    """A Llama or Qwen2 of the config's numbers, which are those of a Hugging Face config."""
+def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
+    """A Llama or Qwen2 of the config's numbers, which are those of a Hugging Face config; or what is missing."""
     config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
-    if not isinstance(config, dict) or config.get("moe_config"):
-        return None
-    family = "qwen2" if config.get("is_qwen2_config") else "llama"
-    if "num_hidden_layers" not in config or config.get("is_starcoder2_config"):
-        return None
+    if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
+        return None, ("the model: say --model NAME",)
+    family = next((name for name in FAMILIES if config.get(f"is_{name}_config")), "")
+    other = next((key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), "")
+    if other and not family:
+        return None, (f"the model, which by {other} is neither Llama nor Qwen2: say --model NAME",)
+    if config.get("moe_config"):
+        return None, ("the model, whose moe_config is not read: say --model NAME",)
+    if lacking := [name for name in NUMBERS if config.get(name) is None]:
+        return None, (f"the model: its model_config has no {', '.join(lacking)}; or say --model NAME",)
     said = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
     said.setdefault("rms_norm_eps", 1e-6)
-    layers, width = said["num_hidden_layers"], said.get("hidden_size")
-    return from_config({"model_type": family, **said}, name=f"nanotron-{layers}x{width}", source=document.origin)
+    layers, width = said["num_hidden_layers"], said["hidden_size"]
+    name = f"nanotron-{layers}x{width}"
+    return from_config({"model_type": family or "llama", **said}, name=name, source=document.origin), ()
 
 
 def _recomputed(values: Values) -> str:

@@ -63,6 +63,9 @@ TABLE: Table = {
     f"{R}lr_decay_steps": part("job.learning_rate.decay_steps", None),
     f"{R}min_decay_lr": part("job.learning_rate.floor", None),
     "general.seed": part("job.seed", None),
+    "optimizer.weight_decay_exclude_named_params": idle("x")["x"],
+    "parallelism.moe_layer_recompute": foreign("experts run again in the backward", False),
+    "doremi.*": foreign("the weights of domains are learnt beside another model", None),
     f"{MODEL}moe_config": foreign("experts: say the model by --model", None),
     f"{MODEL}_attn_implementation": foreign("another attention kernel", "flash_attention_2"),
     f"{MODEL}sliding_window_size": foreign("attention within a window", None),
@@ -70,6 +73,7 @@ TABLE: Table = {
     "model.ddp_bucket_cap_mb": foreign("buckets of another size, whose memory is not counted", 25),
     **idle("general.*", "checkpoints.*", "data.*", "data_stages", "logging.*", "lighteval.*", "profiler.*"),
     **idle("model.init_method.*", f"{MODEL}*", f"{R}*", "tokens.*", "s3_upload.*", "metrics_logging.*", "profiler"),
+    "metrics_logging": idle("x")["x"],
     **idle("tokenizer.*", "lighteval", "s3_upload", "data_stages.*", "logging", "data", "tokenizer", "checkpoints"),
     **idle(*(f"{MODEL}{name}" for name in WITHOUT_EFFECT)),
 }  # fmt: skip

@@ -16,12 +16,36 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 def decided(condition: str, known: Variables) -> bool | None:
     """Whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None for what only running could tell."""
-    words = raw_words(condition)
-    if len(words) < 3 or (words[0], words[-1]) not in (("[", "]"), ("[[", "]]")):
-        return None
-    inner = words[1:-1]
-    turned = inner[0] == "!"
-    found = _asked(inner[1:] if turned else inner, known)
+    found: bool | None = None
+    joined, words = "", [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
+    while words:
+        if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
+            return None
+        end = words.index("]" + "]" * (len(words[0]) - 1))
+        this = _any(words[1:end], known)
+        found = this if not joined else _both(found, this) if joined == "&&" else _either(found, this)
+        joined, words = words[end + 1], words[end + 2 :]
+        if joined not in ("||", "&&"):
+            return found if not words else None
+    return None
+
+
+def _both(left: bool | None, right: bool | None) -> bool | None:
+    return False if False in (left, right) else None if None in (left, right) else True
+
+
+def _either(left: bool | None, right: bool | None) -> bool | None:
+    return True if True in (left, right) else None if None in (left, right) else False
+
+
+def _any(words: list[str], known: Variables) -> bool | None:
+    """What is within brackets: ``a || b && c``."""
+    for sign, joined in (("||", _either), ("&&", _both)):
+        if sign in words:
+            place = words.index(sign)
+            return joined(_any(words[:place], known), _any(words[place + 1 :], known))
+    turned = words[:1] == ["!"]
+    found = _asked(words[1:] if turned else words, known)
     return None if found is None else found != turned
 
 

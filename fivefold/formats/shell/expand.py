@@ -13,6 +13,9 @@ Variables = Mapping[str, str | list[str]]
 
 NAME = re.compile(r"\$(?:(\w+|[@#*?])|\{([^{}]*)\})")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
+WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # what may hold quotes of its own
+PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Div: operator.floordiv, ast.Mod: operator.mod,
@@ -48,7 +51,7 @@ def raw_words(text: str) -> list[str]:
 
 def expanded(word: str, known: Variables) -> list[str]:
     """The words that one becomes: none, one, or those of an array or of an unquoted list."""
-    parts = re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?:\\.|[^'\"\\])+", word)
+    parts = PARTS.findall(word)
     made: list[str] = [""]
     seen = False
     for part in parts:
@@ -87,14 +90,15 @@ def _hidden(match: re.Match[str]) -> str:
 def substituted(text: str, known: Variables) -> str:
     """The text with variables in it; unknown ones stay as ``$NAME``."""
     text = ARITHMETIC.sub(lambda match: _computed(match, known), text)
+    text = COMMAND.sub(lambda match: f"$({' '.join((match[1] or match[2]).split()[:1])})", text)  # one word
 
     def value(match: re.Match[str]) -> str:
         said = match[1] or match[2]
-        name, _, default = said.partition(":-")
+        name, sets, default = said.partition(":-") if ":-" in said else said.partition(":=")
         name = name.removesuffix("[@]").removesuffix("[*]")
         found = known.get(name)
         if found is None:
-            return substituted(default, known) if ":-" in said else match[0]
+            return " ".join(expanded(default, known)) if sets else match[0]
         return " ".join(found) if isinstance(found, list) else found
 
     return NAME.sub(value, text)

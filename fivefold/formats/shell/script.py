@@ -65,10 +65,14 @@ def _followed(text: str, remarks: list[Said], known: Variables) -> Iterator[Stat
     Any other block of logic leaves one remark.
     """
     inside: list[str] = []  # blocks that are passed over
+    opened: Statement | None = None  # the outermost of them, until something in it could matter
     taken: list[str] = []  # of each ``if`` that is followed: on, off, or done
     for each in statements(text):
         word = first_word(each.text)
         if inside:
+            if opened and _matters(each.text):
+                remarks.append(_open(opened))
+                opened = None
             if word in OPENING or is_function(each.text):
                 inside.append(word)
             elif word in CLOSING or each.text.rstrip().endswith("}"):
@@ -88,12 +92,24 @@ def _followed(text: str, remarks: list[Said], known: Variables) -> Iterator[Stat
             if found is not None:
                 taken.append("on" if found else "off")
                 continue
-            if running:
+            whole = each.text.rstrip().endswith("}")
+            if running and whole:
                 remarks.append(_open(each))
-            if not each.text.rstrip().endswith("}"):
+            opened = each if running and not whole else None
+            if not whole:
                 inside.append(word)
         elif running:
             yield each
+
+
+def _matters(text: str) -> bool:
+    """Whether a statement of a block does more than print, copy or leave."""
+    word = first_word(text)
+    while word in ("then", "else", "do"):
+        text = text[len(word) :].strip()
+        word = first_word(text)
+    passive = IDLE | CLOSING | {"elif", "if", "", "break", "esac"}
+    return word not in passive or "=" in word or (word == "export" and "=" in text)
 
 
 def _open(each: Statement) -> Said:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 OPENING = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "esac", "select": "done", "{": "}"}
 CLOSING = frozenset(OPENING.values())
+CONDITIONS = ("if", "elif", "while", "until")  # whose words reach to the next ;
 HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
 
@@ -44,6 +45,9 @@ def statements(script: str) -> Iterator[Statement]:
             depth += 1
         elif char in ")}":
             depth = max(0, depth - 1)
+        elif pair in ("||", "&&") and first_word(text) in CONDITIONS:
+            text, place = text + pair, place + 2
+            continue
         elif depth == 0 and (char in "\n;|" or pair == "&&" or (char == "&" and script[place - 1 : place] != ">")):
             if text.strip():
                 yield Statement(start, text.strip())

@@ -68,7 +68,7 @@ def flavors(family: str) -> dict[str, Model]:
         return {"debugmodel": _deepseek_debug()} | {key: _free(named(name)) for key, name in DEEPSEEK.items()}
     if family == "gpt_oss":
         return {key: _free(named(name)) for key, name in GPT_OSS.items()}
-    raise nearest(family, list(MODULES), kind="model of torchtitan")
+    raise Mistake(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or say --model NAME")
 
 
 def _free(model: Model) -> Model:
@@ -83,7 +83,8 @@ def flavored(family: str, flavor: str) -> Model:
     for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
         base = base.removesuffix(suffix)
     if base not in known:
-        raise nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")
+        why = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
+        raise Mistake(f"{why}; or say --model NAME")
     return known[base]
 
 

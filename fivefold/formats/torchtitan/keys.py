@@ -109,7 +109,7 @@ TOML: Table = {
     **idle("training.dataloader.*", "quantize.*", "activation_checkpoint.visualize_memory_budget_pareto"),
     **idle("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"),
     "validation.enable": foreign("steps of validation between those of training", False),
-    **idle("validation.*"),
+    **idle("validation.*", "training.data.*"),
 }
 
 PYTHON: Table = {

@@ -61,9 +61,9 @@ def read(document: Document, asked: Asked) -> Reading:
         name = known[0]
     found = config(text, str(name), origin=origin)
     over = {key: value for key, value in said.items() if "." in key}
-    given, model = _model({**found.values, **over}, text, document)
+    given, model = _model({**found.values, **over}, text, document, asked.model)
     document = document._replace(remarks=(*document.remarks, *found.remarks))
-    return _read(given, asked.model or model, document, asked)
+    return _read(given, model, document, asked)
 
 
 def _named(said: dict[str, object], document: Document) -> Document:
@@ -77,8 +77,10 @@ def _named(said: dict[str, object], document: Document) -> Document:
     return found._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
 
-def _model(given: dict[str, Any], text: str, document: Document) -> tuple[dict[str, Any], Model | None]:
-    """The keys with family and flavor as their own, and the model."""
+def _model(
+    given: dict[str, Any], text: str, document: Document, asked: Model | None
+) -> tuple[dict[str, Any], Model | None]:
+    """The keys with family and flavor as their own, and the model, which is ``asked`` if the user names one."""
     if given.get("model_spec") == "replace":  # (model_registry(…), model=Llama3Model.Config(…))
         inner = given.pop("model_spec.0", None)
         if isinstance(inner, Call):
@@ -86,11 +88,13 @@ def _model(given: dict[str, Any], text: str, document: Document) -> tuple[dict[s
             given |= {f"model_spec.{place}": each for place, each in enumerate(inner.positional)}
             given |= {f"model_spec.{key}": value for key, value in inner.named.items()}
     if given.get("model_spec") != "model_registry":
-        return given, None
+        return given, asked
     module = modules(text).get("model_registry", "")
     family = next((name for name in MODULES if name in module.split(".")), document.folder.name)
     flavor = str(given.pop("model_spec.flavor", given.get("model_spec.0")))
     given |= {"model_spec": family, "model_spec.flavor": flavor}
+    if asked:
+        return given, asked
     if f"{BELOW}.dim" in given:
         said = {field: given.get(f"{BELOW}.{key}") for key, field in SIZES.items()}
         said["kv_heads"] = said["kv_heads"] or said["heads"]
