@@ -143,6 +143,7 @@ def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
         (model.mla is not None, "latent attention"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
+        (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (job.stack.linears != "fanned", f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),
         (job.optimizer.kind not in ("adamw", "sgd"), f"optimizer {job.optimizer.kind}"),

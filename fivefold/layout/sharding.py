@@ -94,7 +94,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
         return weight._replace(shape=(vocab // tp, *shape[1:]))
     if weight.kind == "row":
         return weight._replace(shape=(shape[0], shape[1] // tp))
-    wide_norm = model.qk_norm == "full" and name.endswith(("attention.q_norm.weight", "attention.k_norm.weight"))
+    wide_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
     cut = weight.kind in ("column", "vector", "bias") and not any(part in name for part in WHOLE)
     if cut or wide_norm:
         if tp > model.kv_heads and any(part in name for part in ("attention.k.", "attention.v.", "k_norm")):
@@ -146,7 +146,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         if weight.name.endswith(HEAD_NORMS):
             return "tp"
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
-    full = model.qk_norm == "full"
+    full = model.qk_norm in ("full", "heads")
     key = weight.name.endswith(KEYS) or (full and "attention.k_norm" in weight.name)
     if model.mla is None and key and layout.tp > model.kv_heads:
         return "kv"

@@ -157,7 +157,8 @@ class ModelShape(Record):
 
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "full", "unit"] = "none"  # unit: of heads, without weights, in rotary layers
+    # head: of each head, by one weight; heads: by a weight of its own; full: over all; unit: without, in rotary layers
+    qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
     temperature: Temperature | None = None
     attention_sinks: bool = False
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)

@@ -99,10 +99,16 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _norm(model, "norm2_post", model.width)
 
 
-def _norm(model: ModelShape, name: str, width: int) -> Iterator[Weight]:
-    yield Weight(f"{name}.weight", (width,), "norm")
+def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:
+    """The shape of the weight by which so many ``heads`` of queries or keys are normed; None: there is none."""
+    dim = model.head_dim
+    return {"head": (dim,), "heads": (heads, dim), "full": (heads * dim,)}.get(model.qk_norm)
+
+
+def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", shape, "norm")
     if model.norm == "layernorm" and model.norm_bias:
-        yield Weight(f"{name}.bias", (width,), "norm")
+        yield Weight(f"{name}.bias", shape, "norm")
 
 
 def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, bias: bool) -> Iterator[Weight]:
@@ -116,10 +122,9 @@ def _attention(model: ModelShape) -> Iterator[Weight]:
     yield from _linear("attention.q", wide, model.width, "column", bias=model.qkv_bias)
     yield from _linear("attention.k", narrow, model.width, "column", bias=model.qkv_bias)
     yield from _linear("attention.v", narrow, model.width, "column", bias=model.qkv_bias)
-    if model.qk_norm in ("head", "full"):
-        full = model.qk_norm == "full"
-        yield from _norm(model, "attention.q_norm", wide if full else model.head_dim)
-        yield from _norm(model, "attention.k_norm", narrow if full else model.head_dim)
+    for name, heads in (("q", model.heads), ("k", model.kv_heads)):
+        if (shape := norm_shape(model, heads)) is not None:
+            yield from _norm(model, f"attention.{name}_norm", *shape)
     if model.attention_sinks:
         yield Weight("attention.sinks", (model.heads,), "vector")
     yield from _linear("attention.out", model.width, wide, "row", bias=model.out_bias)

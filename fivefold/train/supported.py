@@ -59,7 +59,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         )
     check_trainable(job.precision)
     _check_moments(job)
-    _check_model(layout, model)
+    _check_model(model)
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
@@ -104,8 +104,8 @@ def _check_moments(job: Job) -> None:
         )
 
 
-def _check_model(layout: Layout, model: Model) -> None:
-    """Raise a ``Mistake`` for a model with an operation, or a cut of one, that the trainer does not have."""
+def _check_model(model: Model) -> None:
+    """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
     plain = Model(
         name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
         head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,
@@ -126,8 +126,6 @@ def _check_model(layout: Layout, model: Model) -> None:
         raise Mistake(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
-    if model.qk_norm == "full" and model.norm == "layernorm" and layout.tp > 1:
-        raise Mistake(f"model {model.name!r}: its LayerNorms over all heads cannot be cut by tp={layout.tp}; try tp1")
 
 
 def idle_window(model: Model, job: Job) -> str | None:

@@ -112,7 +112,7 @@ def _model(chance: random.Random, frame: Frame) -> Model:
         "ffn": tp * pick((9, 16, 21)), "rope_theta": pick((500.0, 10_000.0)), "rope_fraction": pick((1.0, 1.0, 0.5)),
         "tied_embeddings": pick((True, False, False)), "qkv_bias": pick((True, False)), "out_bias": pick((True, False)),
         "mlp_bias": pick((True, False)), "head_bias": pick((True, False, False)),
-        "qk_norm": pick(("none", "none", "head", "full")), "attention_scale": pick((None, None, 0.2)),
+        "qk_norm": pick(("none", "none", "head", "full", "heads", "unit")), "attention_scale": pick((None, None, 0.2)),
     }  # fmt: skip
     if frame.latent:
         mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=6, rope_dim=4, v_dim=pick((6, 8)))

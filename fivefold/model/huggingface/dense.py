@@ -183,8 +183,11 @@ def _command(config: Config, **of_family: Any) -> Model:
 
 
 def cohere(config: Config) -> Model:
-    """Command-R: attention and MLP side by side behind one norm without bias, a factor on the logits."""
-    return _command(config)
+    """Command-R: attention and MLP side by side behind one norm without bias, a factor on the logits.
+
+    Command-R+ norms its queries and keys, by a weight for each head.
+    """
+    return _command(config, qk_norm="heads" if config.use_qk_norm else "none")
 
 
 def cohere2(config: Config) -> Model:

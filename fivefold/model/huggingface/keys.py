@@ -106,7 +106,7 @@ KEYS: dict[str, dict[str, str]] = {
     | _same(
         "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
     ),
-    "cohere": _COMMAND,
+    "cohere": _COMMAND | _same("use_qk_norm"),
     "cohere2": _COMMAND | _same("sliding_window layer_types sliding_window_pattern"),
     "falcon": {"n_embed": "hidden_size"}
     | _FALCON
@@ -159,7 +159,6 @@ REFUSED: dict[str, dict[str, Only]] = {
     "qwen3_moe": {"decoder_sparse_step": _LAYER_FREQUENCY},
     "gemma2": _GEMMA_REFUSED,
     "gemma3_text": _GEMMA_REFUSED,
-    "cohere": {"use_qk_norm": Only((False, None), "norms of heads with a weight for each head")},
     "falcon": {
         "alibi": Only((False, None), "scores with a bias by distance (ALiBi)"),
         "attention_dropout": Only((0, None), "dropout of what attention adds alone"),

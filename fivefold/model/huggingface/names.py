@@ -201,7 +201,7 @@ def _parts_of(
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
     else:
         head = _rotary_rows(stem, model) if interleaved else None
-        yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head)
+        yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))
 
 
 def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
@@ -223,11 +223,16 @@ def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Par
     )  # fmt: skip
 
 
+def _dim_of_heads(stem: str, weight: Weight) -> int:
+    """The dim of a weight with rotary rows along which these lie."""
+    return len(weight.shape) - 1 if stem.endswith("_norm") else 0
+
+
 def _rotary_rows(stem: str, model: Model) -> tuple[int, int, int] | None:
     """(Rows per head, the first of its rotary rows, how many) if a weight has rotary rows; else None."""
     turned = model.rope_dim
     if model.mla is None:
-        return (model.head_dim, 0, turned) if stem in ("attention.q", "attention.k") else None
+        return (model.head_dim, 0, turned) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
     sizes = {
         "attention.q": model.mla.nope_dim,
         "attention.q_up": model.mla.nope_dim,

@@ -59,6 +59,7 @@ def _fields(model: Model) -> dict[str, Any]:
         "hidden_dropout": rates.residual,
         "embedding_dropout": rates.embedding,
         "scale_attn_weights": model.attention_scale is None,
+        "use_qk_norm": model.qk_norm == "heads",
         "use_parallel_residual": model.block == "parallel",
         "embedding_multiplier": model.embedding_scale,
         "attention_multiplier": scale,

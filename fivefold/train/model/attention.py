@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.model.weights import norm_shape
 from fivefold.train.model.chunked_attention import apart, apart_keys, last_chunk, together
 from fivefold.train.model.flash_attention import Flash
 from fivefold.train.model.kernels.eager import EAGER, Kernels
@@ -110,9 +111,9 @@ class GroupedAttention(_Attention):
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:  # before the rotation, which keeps the norm
             self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
-        elif model.qk_norm in ("head", "full"):
-            self.q_norm = norm(model, wide if model.qk_norm == "full" else model.head_dim)
-            self.k_norm = norm(model, narrow if model.qk_norm == "full" else model.head_dim)
+        shapes = norm_shape(model, model.heads), norm_shape(model, model.kv_heads)
+        if shapes[0] is not None and shapes[1] is not None:
+            self.q_norm, self.k_norm = norm(model, *shapes[0]), norm(model, *shapes[1])
         self.out = Linear(wide, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +122,7 @@ class GroupedAttention(_Attention):
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
         q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
-        if self.qk_norm == "head" or (self.qk_norm == "unit" and self.rotates):
+        if self.qk_norm in ("head", "heads") or (self.qk_norm == "unit" and self.rotates):
             q, k = self._normed(q, k)
         if self.rotates:
             tables = rows.rotary(own=self.own_tables)

@@ -80,6 +80,8 @@ OWN: Mapping[str, Model] = {
         kv_heads=8,
     ),
     "olmo": TINY.replace(block="post", qk_norm="full"),
+    "plus": TINY.replace(block="parallel_shared", norm="layernorm", norm_bias=False, qk_norm="heads"),
+    "centred": TINY.replace(norm="layernorm", qk_norm="full", kv_heads=2),
     "llama4": TINY.replace(
         window=48,
         window_kind="chunks",

@@ -91,6 +91,8 @@ CASES = (
     Case("olmo", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+qkv", 192, 8, "fp32"),
     Case("llama4", 3, "dp2 tp2 ep2 zero3 mbs2 ac=full", 192, 8),
     Case("llama4", 4, "dp2 pp2 cp2 zb1p zero1 mbs1 cp=ulysses", 192, 8, "fp32"),
+    Case("plus", 3, "dp2 tp2 zero3 mbs1 ac=norm+act", 192, 8),
+    Case("centred", 3, "dp2 tp4 zero1 mbs1 ac=full", 192, 8),
     Case("granite", 3, "dp2 tp2 zero1 mbs2 ac=selective", 192, 8),
     Case("granite", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),
     # four micro-batches: reduced after every backward, or its W, which a norm's gradient waits for; or once a step

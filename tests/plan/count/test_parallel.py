@@ -177,9 +177,9 @@ def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
     if name.startswith(("embed.tokens", "head.out")):
         padded = -(-model.vocab // tp) * tp
         return Fraction(padded, model.vocab)
-    if name.startswith(("attention.k.", "attention.v.")) or (model.qk_norm == "full" and "k_norm" in name):
+    if name.startswith(("attention.k.", "attention.v.")) or (model.qk_norm in ("full", "heads") and "k_norm" in name):
         return Fraction(max(tp, model.kv_heads), model.kv_heads)
-    if model.qk_norm == "full" and "q_norm" in name:
+    if model.qk_norm in ("full", "heads") and "q_norm" in name:
         return Fraction(1)
     latent = model.mla is not None and name.startswith(("attention.q_down", "attention.kv_down"))
     added_once = name.endswith(("attention.out.bias", "down.bias"))

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {"partial_rotary_factor": 1.0}),
     "smollm3": ("smollm3", {"tie_word_embeddings": True}),
     "cohere": ("cohere", {"tie_word_embeddings": True, "attention_bias": True}),
+    "cohere of +": ("cohere", {"use_qk_norm": True, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {"tie_word_embeddings": True}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),
     "gemma3": ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),

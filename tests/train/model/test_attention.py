@@ -31,6 +31,7 @@ MODELS = [
     GROUPED.replace(name="by head", qk_norm="head", qkv_bias=True, out_bias=True),
     GROUPED.replace(name="full, in part", qk_norm="full", rope_fraction=0.5, attention_scale=0.2),
     GROUPED.replace(name="layer norms", qk_norm="head", norm="layernorm"),
+    GROUPED.replace(name="a weight for each head", qk_norm="heads", norm="layernorm"),
     LATENT,
     LATENT.replace(name="biased", qkv_bias=True, out_bias=True),
     DIRECT,
@@ -73,7 +74,7 @@ def grouped_heads(model: Model, w: dict[str, Tensor], x: Tensor, position: int) 
     if model.qk_norm == "full":
         q, k = normed(q, w, "q_norm", model.norm_epsilon), normed(k, w, "k_norm", model.norm_epsilon)
     q, k, v = q.view(model.heads, -1), k.view(model.kv_heads, -1), v.view(model.kv_heads, -1)
-    if model.qk_norm == "head":
+    if model.qk_norm in ("head", "heads"):
         q, k = normed(q, w, "q_norm", model.norm_epsilon), normed(k, w, "k_norm", model.norm_epsilon)
     cut = int(model.head_dim * model.rope_fraction)
     q, k = (torch.cat((turned(h[:, :cut], position, model.rope_theta), h[:, cut:]), -1) for h in (q, k))

@@ -74,19 +74,8 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ]  # fmt: skip
     ops += entry.sums
     q, k = "q", "k"
-    normed_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer))
-    for name, out in (("q", wide), ("k", narrow)):
-        if normed_heads:
-            dim = out if model.qk_norm == "full" else model.head_dim
-            groups = rows if model.qk_norm == "full" else rows * out // model.head_dim
-            kind = local.norm._replace(layernorm=False) if model.qk_norm == "unit" else local.norm
-            normed = norm(f"attention.{name}_norm", name, f"{name}n", rows=groups, dim=dim, width=width, kind=kind)
-            if model.qk_norm == "unit":
-                normed = normed._replace(parameters=0, gradient_widths=())
-            if local.part.tp > 1 and model.qk_norm == "full":  # sums over the heads of all ranks
-                normed = normed._replace(message=Message("tp", "all_reduce", "all_reduce", 4 * rows))
-            ops.append(normed)
-    if normed_heads:
+    if model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer)):
+        ops += [_normed_heads(local, name, out=out) for name, out in (("q", wide), ("k", narrow))]
         q, k = "qn", "kn"
     if model.rotates(layer):
         ops += [
@@ -99,6 +88,23 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         q = "qr"
     ops += _core(local, q=q, k=k, v="v", layer=layer)
     return [*ops, *row(local, "attention.out", "o", "a", into=wide, outof=model.width, bias=model.out_bias)]
+
+
+def _normed_heads(local: Local, name: str, *, out: int) -> Op:
+    """The norm of queries or keys, ``out`` wide on this rank."""
+    model, rows, of = local.model, local.rows, local.model.qk_norm
+    dim = out if of == "full" else model.head_dim
+    heads, kind = out // dim, local.norm._replace(layernorm=False) if of == "unit" else local.norm
+    op = norm(f"attention.{name}_norm", name, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
+    if of == "unit":
+        return op._replace(parameters=0, gradient_widths=())
+    if of == "heads":
+        widths = tuple(size * heads for size in op.gradient_widths)
+        return op._replace(parameters=op.parameters * heads, batch=heads, gradient_widths=widths)
+    if of == "full" and local.part.tp > 1:  # sums over the heads of all ranks: of squares, and of a LayerNorm its own
+        sums = 8 if kind.layernorm else 4  # bytes of a row
+        return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums * rows))
+    return op
 
 
 def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:

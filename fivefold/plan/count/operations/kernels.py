@@ -16,7 +16,7 @@ def in_one_kernel(op: Op, local: Local) -> Op:
     """``op`` as ``train/model/kernels/fused/`` computes it, if the job's kernels are Triton's."""
     if local.job.stack.kernels != "triton":
         return op
-    if op.kind == "norm":
+    if op.kind == "norm" and op.batch == 1:  # of heads by weights of their own there is no kernel
         if not op.gradient_widths:  # no weights, of whose gradient programs make sums
             return op._replace(forward_scratch=0, backward_scratch=0)
         width = op.gradient_widths[0]

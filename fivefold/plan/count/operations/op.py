@@ -78,7 +78,7 @@ class Op(NamedTuple):
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
     passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
-    batch: int = 1  # matmuls of this shape side by side (experts)
+    batch: int = 1  # matmuls of this shape side by side (experts); heads with a norm's weight of their own
     message: Message | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, where sizes differ
     recomputed: bool = False  # runs a second time, in the backward

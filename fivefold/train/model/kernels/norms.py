@@ -33,7 +33,7 @@ class _RmsNorm(torch.autograd.Function):
             inner = product.mean(-1, keepdim=True)
             del product
             return (grad - normal.mul_(inner)).mul_(rstd).to(x.dtype), None, None, None
-        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        weight_grad = _summed(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
         wide = grad * weight.float()
@@ -47,6 +47,11 @@ def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
     return x.addcmul_(x, weight) if plus_one else x.mul_(weight)
 
 
+def _summed(x: Tensor, weight: Tensor) -> Tensor:
+    """Σ over rows of ``x`` in the shape of ``weight``: [D], or [N, D] of heads with weights of their own."""
+    return x.flatten(0, -1 - weight.dim()).sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).to(weight.dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
     """``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
 
@@ -56,12 +61,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
 
 
 class Sums:
-    """Sums over the ranks that hold parts of the rows [R, 1] of a norm, ``width`` wide in all."""
+    """Sums over the ranks that hold parts of the rows of a norm, ``width`` wide in all."""
 
     width: int
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """This rank's sums → those over all ranks; ``rows`` may be overwritten."""
+        """This rank's sums [R, n] → those over all ranks; ``rows`` may be overwritten."""
         raise NotImplementedError
 
 
@@ -79,7 +84,7 @@ class _SpreadRmsNorm(torch.autograd.Function):
         x, weight, rstd = ctx.saved_tensors
         normal = x * rstd
         product = grad * normal
-        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        weight_grad = _summed(product, weight)
         inner = ctx.sums(_times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)).div_(ctx.sums.width)
         del product
         wide = grad * weight.float()
@@ -113,10 +118,10 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         normal = (x - mean).mul_(rstd)  # fp32, as is all below
         product = grad * normal
-        weight_grad = product.flatten(0, -2).sum(0).to(weight.dtype)
+        weight_grad = _summed(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
-        bias_grad = grad.flatten(0, -2).sum(0, dtype=torch.float32).to(weight.dtype) if ctx.biased else None
+        bias_grad = _summed(grad, weight) if ctx.biased else None
         wide = grad * weight.float()
         if ctx.plus_one:
             wide.add_(grad)
@@ -129,4 +134,43 @@ def layer_norm(
 ) -> Tensor:  # fmt: skip
     """``(x − mean) / std · weight + bias`` over the last dim, computed in fp32; else as ``rms_norm``."""
     out: Tensor = _LayerNorm.apply(x, weight, bias, epsilon, plus_one)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _SpreadLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool, sums: Sums
+    ) -> Tensor:  # fmt: skip
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+        moments = sums(torch.cat((x.sum(-1, keepdim=True, dtype=torch.float32), squares), dim=-1)).div_(sums.width)
+        mean = moments[:, :1].contiguous()
+        rstd = (moments[:, 1:] - mean.square()).clamp_(min=0).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.plus_one, ctx.biased, ctx.sums = plus_one, bias is not None, sums
+        out = _times_((x - mean).mul_(rstd).to(x.dtype), weight, plus_one)
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        normal = (x - mean).mul_(rstd)
+        product = grad * normal
+        weight_grad = _summed(product, weight)
+        inner = _times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)
+        del product
+        bias_grad = _summed(grad, weight) if ctx.biased else None
+        wide = grad * weight.float()
+        if ctx.plus_one:
+            wide.add_(grad)
+        both = ctx.sums(torch.cat((wide.sum(-1, keepdim=True), inner), dim=-1)).div_(ctx.sums.width)
+        wide.sub_(both[:, :1]).sub_(normal.mul_(both[:, 1:]))
+        return wide.mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None, None
+
+
+def spread_layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: Sums
+) -> Tensor:  # fmt: skip
+    """``layer_norm`` of rows whose columns lie on several ranks, as ``spread_rms_norm``; sums of x and x² meet."""
+    out: Tensor = _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
     return out

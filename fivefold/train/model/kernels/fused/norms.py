@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fivefold.job import norm_programs
+from fivefold.train.model.kernels import norms as eager
 from fivefold.train.model.kernels.fused.launch import tile
 from fivefold.units import ceil_div
 
@@ -35,7 +36,9 @@ class _Norm(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
-    """As ``kernels/norms.py``, in one kernel."""
+    """As ``kernels/norms.py``, in one kernel; by PyTorch's own where heads have weights of their own."""
+    if weight is not None and weight.dim() > 1:
+        return eager.rms_norm(x, weight, epsilon=epsilon, plus_one=plus_one)
     out: Tensor = _Norm.apply(x, weight, None, epsilon, False, plus_one)  # type: ignore[no-untyped-call]
     return out
 
@@ -43,7 +46,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
 ) -> Tensor:  # fmt: skip
-    """As ``kernels/norms.py``, in one kernel."""
+    """As ``kernels/norms.py``, in one kernel; by PyTorch's own where heads have weights of their own."""
+    if weight.dim() > 1:
+        return eager.layer_norm(x, weight, bias, epsilon=epsilon, plus_one=plus_one)
     out: Tensor = _Norm.apply(x, weight, bias, epsilon, True, plus_one)  # type: ignore[no-untyped-call]
     return out
 

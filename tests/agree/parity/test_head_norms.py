@@ -1,0 +1,43 @@
+"""Norms of queries and keys over all heads, and by a weight of each head, cut by tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from tests.agree.parity.cases import DENSE, job_for
+from tests.agree.parity.compare import judge
+from tests.agree.parity.processes import forked
+from tests.agree.parity.rank import play
+
+CENTRED = DENSE.replace(name="centred", qk_norm="full", norm="layernorm", qkv_bias=True)
+PLUS = DENSE.replace(name="plus", qk_norm="heads", norm="layernorm", norm_bias=False, block="parallel_shared")
+
+
+class Compared(NamedTuple):
+    model: Model
+    layout: Layout
+    job: Job
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (CENTRED, "tp2 cp2 zero1 mbs2 ac=norm+act"),
+        (CENTRED.replace(kv_heads=2, norm_plus_one=True), "tp4 mbs1 nosp"),  # two ranks hold a key head
+        (PLUS, "tp2 pp2 zb1p mbs1 ac=full"),
+        (PLUS.replace(kv_heads=2, norm="rmsnorm"), "tp4 zero0 mbs1"),
+    ],
+    ids=str,
+)
+def test_cut_norms_are_those_of_one_process(model: Model, layout: str) -> None:
+    found = Layout.parse(layout)
+    case = Compared(model, found, job_for(found))
+    verdict = judge(case, forked(found.world, play, *case, seconds=240.0))
+    assert verdict.equal, verdict
+    assert verdict.said == (), verdict.said
+    assert verdict.flops[0] == verdict.flops[1]
