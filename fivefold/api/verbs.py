@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fivefold.cli.playbook import Batch
     from fivefold.layout.comparison import Comparison
     from fivefold.layout.playbook import Playbook
-    from fivefold.layout.search_result import Answer, By, Change, Lengths, SearchResult, Walk
+    from fivefold.layout.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
     from fivefold.layout.search_result import Batch as BatchSize
     from fivefold.layout.spec import Layout
     from fivefold.layout.whole_run import Offers, WholeRun
@@ -50,7 +50,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 
 @told
 def search(
-    model: str | Model, machine: str | Machine, *, by: By = "time", top: int = 10, also: Sequence[str] = (),
+    model: str | Model, machine: str | Machine, *, by: Aim = "time", top: int = 10, also: Sequence[str] = (),
     where: str = "", memory: str | None = None, within: float | None = None, exact: bool = False, front: int = 1,
     measure: int = 0, two: bool = False, **job: Unpack[JobWords],
 ) -> SearchResult:  # fmt: skip
@@ -58,7 +58,7 @@ def search(
 
     ``where``: only such layouts (``"tp<=8 zero<=1"``); ``memory``: most of a rank's peak (``"72GiB"``); ``also``: other
     precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
-    best are alike; ``exact``: no proposal. ``--keep`` is ``walk``.
+    best are alike; ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
     """
     from fivefold.asked.search import ALIKE, limited, others
     from fivefold.job import recipe

@@ -14,6 +14,7 @@ from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens,
 from fivefold.cli.formats import write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
+from fivefold.record import Mistake
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
+Goal = Annotated[
+    Literal["time", "cost", "memory", "energy", "robust"],
+    typer.Option(help="The best has least of it; robust: loses least if network, kernels, experts or a rank differ."),
+]
 Within = Annotated[
     float | None,
     typer.Option(
@@ -51,7 +56,7 @@ def search(
     machine: Machine,
     job: Job,
     others: Others = None,
-    by: Annotated[Literal["time", "cost", "memory", "energy"], typer.Option(help="The best has least of it.")] = "time",
+    by: Goal = "time",
     top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
@@ -150,6 +155,8 @@ def show_walk(
     model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, top: int, json: bool
 ) -> None:  # fmt: skip
     """One change at a time from the layout ``start``."""
+    if by == "robust":
+        raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
     from fivefold.layout.spec import Layout
     from fivefold.plan.predict import planner
     from fivefold.plan.search.neighbours import walk

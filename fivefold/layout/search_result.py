@@ -16,6 +16,7 @@ from fivefold.step import Step
 from fivefold.units import show_seconds
 
 By = Literal["time", "cost", "memory"]
+Aim = Literal["time", "cost", "memory", "robust"]
 
 
 class Ranked(Record):
@@ -97,6 +98,38 @@ class Proposal(Record):
     why: tuple[Why, ...]
 
 
+class Told(Record):
+    """A scenario, how the run differs from what is predicted: its best layout, and what the chosen one loses to it."""
+
+    name: str
+    source: str  # of the range; "" as predicted
+    best: str
+    best_seconds: NonNegativeFloat
+    regret: NonNegativeFloat | None
+
+
+class Regret(Record):
+    """What a layout loses to the best layout of a scenario: step time over that one's, less 1.
+
+    ``expected``: the mean over all scenarios; ``worst``: the most of them, in ``worst_in``. None: does not fit there.
+    """
+
+    layout: str
+    note: str  # such as "the fastest"
+    step_seconds: NonNegativeFloat  # as predicted
+    memory_bytes: NonNegativeInt
+    expected: NonNegativeFloat | None
+    worst: NonNegativeFloat | None
+    worst_in: str
+
+
+class Robustness(Record):
+    """Layouts by what they lose at worst if the run is otherwise than predicted, the least first."""
+
+    scenarios: tuple[Told, ...]
+    rows: tuple[Regret, ...]
+
+
 class SearchResult(Shown):
     """What ``plan.search`` returns. ``tried`` = ``evaluated`` + layouts excluded by bounds. ``stopped``: by Ctrl-C, so
     that others may be better.
@@ -104,8 +137,9 @@ class SearchResult(Shown):
 
     drawn_by: ClassVar[str] = "fivefold.show.html:search"
 
-    by: By
+    by: Aim
     proposal: Proposal | None = None  # of a search by time or cost that was asked for one
+    robust: Robustness | None = None  # of a search by robust
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]

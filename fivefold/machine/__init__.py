@@ -1,7 +1,7 @@
 """The machine: a chip, the links between chips, and how many there are.
 
 spec · catalog · toml   the record; chips and nodes with sources; machine files
-varied                  a machine of the catalog with some figures changed: "l40s:320 nic=100Gbit/node"
+varied · otherwise      a machine of the catalog with some figures changed: "l40s:320 nic=100Gbit/node"; by factors
 site                    what a site adds over a whole run: failures, storage, power, the grid
 reached · balance       what kernels reach of a data sheet; FLOPs per byte that links ask for
 """

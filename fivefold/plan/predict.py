@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fivefold.job import Job
 from fivefold.layout.legal import refuse, uncounted
 from fivefold.layout.spec import Layout
+from fivefold.machine.otherwise import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, run_part
@@ -52,8 +53,13 @@ def fullest(ranks: list[RankMemory]) -> int:
 class Planner:
     """Predicts steps of one model, machine and job for any layout; counts and prices are cached between layouts."""
 
-    def __init__(self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None) -> None:
-        """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse."""
+    def __init__(
+        self, *, model: Model, machine: Machine, job: Job, counts: Counts | None = None, straggler: float = 1.0
+    ) -> None:  # fmt: skip
+        """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
+
+        ``straggler``: how many times slower the kernels of one rank are, for which the others wait.
+        """
         job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
             attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
@@ -61,7 +67,8 @@ class Planner:
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine)
-        self.timeline = Timeline(self.units)
+        slow = None if straggler == 1 else Units(self.counts, with_kernels(machine, speed=1 / straggler))
+        self.timeline = Timeline(self.units, straggler=slow)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
         """Memory of every pipeline rank; takes a third of the time of an estimate."""

@@ -1,6 +1,6 @@
 """Print and draw it: tables, charts, pages of text. No torch.
 
-table · compare · comparison · search · ratios · published · numerics · doctor · rehearsal · stages · grid: pages
+table · compare · comparison · search · robust · ratios · published · numerics · doctor · rehearsal · stages · grid
 reading · budget · interval · run_folder · traced · whole_run · playbook · lengths   what to expect, what is left
 palette · charts · published_charts · pipeline · memory · trace · figures/   one style; pictures to paste; Perfetto
 html · elements · drawing/ · report                   records as HTML, for notebooks; pictures in pages; files of it

@@ -31,6 +31,7 @@ from fivefold.show.elements import (
     words,
 )
 from fivefold.show.interval import expectation
+from fivefold.show.robust import in_html as robust
 from fivefold.show.table import PARTS
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -165,8 +166,8 @@ def search_parts(what: SearchResult) -> list[str]:
     """The proposal and why; the best; why the others lost."""
     fits = "" if what.best else "; none fits"
     parts = [paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
-    if what.proposal:
-        parts += _proposed(what.proposal)
+    parts += _proposed(what.proposal) if what.proposal else []
+    parts += robust(what.robust) if what.robust else []
     if what.best:
         parts += [heading("By time alone" if what.proposal else "The best"), best(what.best)]
     for miss in what.misses:
@@ -175,8 +176,7 @@ def search_parts(what: SearchResult) -> list[str]:
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{mends}")))
     if what.reasons:
         rows = [(f"{each.layouts:,}", each.line, each.nearest) for each in what.reasons]
-        why = table(("layouts", "why", "nearest"), rows, left=("why", "nearest"))
-        parts.append(folded("Why the others lost", why))
+        parts.append(folded("Why the others lost", table(("layouts", "why", "nearest"), rows, left=("why", "nearest"))))
     return parts
 
 

@@ -13,6 +13,7 @@ from fivefold.show.charts import Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
 from fivefold.show.palette import BLUE, ORANGE
+from fivefold.show.robust import regrets, robust, scenarios
 from fivefold.stack.catalog import STACKS
 from fivefold.units import GIB, show_bytes, show_count, show_seconds
 
@@ -31,6 +32,9 @@ def page(found: SearchResult) -> RenderableType:
     ]
     if found.proposal:
         parts.append(_proposal(found.proposal))
+    if found.robust:
+        parts += [robust(found.robust), regrets(found.robust), _heading("If the run is otherwise than predicted")]
+        parts += [scenarios(found.robust), _heading("As predicted")]
     if found.best:
         parts += [_heading("The fastest of those estimated")] if found.proposal else []
         parts.append(_best(found.best))

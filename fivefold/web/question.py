@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fivefold.asked.job import load_job
 from fivefold.job import Job
-from fivefold.layout.search_result import By
+from fivefold.layout.search_result import Aim
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
@@ -162,7 +162,7 @@ class CompareQuestion(About):
 class SearchQuestion(About):
     """What ``search`` is asked, besides."""
 
-    by: By = Field("time", description="What the best has least of.")
+    by: Aim = Field("time", description="What the best has least of.")
     top: int = Field(10, ge=1, le=200, description="How many layouts to show.")
     where: Line = Field("", description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")
     memory: Line = Field("", description="Most that a rank's peak may be, such as 72GiB.")

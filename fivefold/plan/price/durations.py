@@ -7,7 +7,7 @@ Under FB (DualPipe) it is the longer of  max(compute of both, all their messages
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.order import Task
@@ -59,11 +59,17 @@ class PassTime(NamedTuple):
 class Durations:
     """Seconds of the actions of one layout: the single place that says what an F, B, W, BW or FB takes."""
 
-    def __init__(self, timeline: Timeline, layout: Layout) -> None:
+    def __init__(self, timeline: Timeline, layout: Layout, *, slow: Collection[int] = ()) -> None:
+        """``slow``: stages of the rank that straggles."""
         self.timeline, self.layout, self.job = timeline, layout, timeline.job
         self.work = timeline.counts.stage_work(layout)
         alike = {work: timeline.stage(layout, work) for work in dict.fromkeys(self.work)}
         self.stages = [alike[work] for work in self.work]
+        self.lines = [timeline] * len(self.stages)
+        if timeline.straggler is not None:
+            for stage in slow:
+                self.lines[stage] = timeline.straggler
+                self.stages[stage] = timeline.straggler.stage(layout, self.work[stage])
         hop = timeline.hop(layout) if layout.pp > 1 else MessageTime(0.0, 0.0)
         gloo = timeline.machine.backend == "gloo"  # whose sends end when the socket has taken them
         hides = gloo or (self.job.stack.hides_p2p(layout.schedule) and timeline.machine.overlaps)
@@ -101,7 +107,7 @@ class Durations:
     def _pass_time(self, stage: int, *, back: bool) -> PassTime:
         compute = hidden = gathers = gathered = meanwhile = 0.0
         stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-        timeline, layout = self.timeline, self.layout
+        timeline, layout = self.lines[stage], self.layout
         for run, times in self.work[stage]:
             unit, apart = timeline.units.unit(layout, run), timeline.units.apart.unit(layout, run)
             ours = unit.backward + unit.weight if back else unit.forward

@@ -42,7 +42,9 @@ class StepTime(NamedTuple):
 class Timeline:
     """Step times of layouts, for one model, job and machine."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: Units, *, straggler: Units | None = None) -> None:
+        """``straggler``: those of one rank that is slower: of a pipeline the one that is the busiest without it."""
+        self.straggler = None if straggler is None else Timeline(straggler)
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
@@ -53,21 +55,39 @@ class Timeline:
 
     def step(self, layout: Layout, memory: list[RankMemory]) -> StepTime:
         """Seconds of the step of ``layout``; ``memory`` says how many elements each rank updates."""
-        micro_batches, durations = layout.micro_batches(self.job), self.durations(layout)
-        updates = [
-            self.update(layout, rank) + self.matrix_update(layout, held)
-            for rank, held in zip(memory, stages_held(layout), strict=True)
-        ]
+        slow, durations = self.straggler, self.durations(layout)
         if layout.pp == 1:
-            stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
-            compute, exposed = add_up([(stage.forward, micro_batches), (stage.whole, micro_batches)])
-            _add(exposed, self.small_messages(layout, (0,)))
-            return _step_time(compute + ends.slowed, exposed, ends.exposed, updates[0], durations.stages)
+            return self._alone(layout, memory[0], durations) if slow is None else slow.step(layout, memory)
+        found, busiest = self._piped(layout, memory, durations)
+        if slow is None:
+            return found
+        late = Durations(self, layout, slow=stages_held(layout)[busiest])
+        return self._piped(layout, memory, late, slow=busiest)[0]
+
+    def _alone(self, layout: Layout, memory: RankMemory, durations: Durations) -> StepTime:
+        """Seconds of a step without a pipeline."""
+        micro_batches, update = layout.micro_batches(self.job), self._whole_update(layout, memory, (0,))
+        stage, ends = durations.stages[0], self.parallel.ends(layout, (0,))
+        compute, exposed = add_up([(stage.forward, micro_batches), (stage.whole, micro_batches)])
+        _add(exposed, self.small_messages(layout, (0,)))
+        return _step_time(compute + ends.slowed, exposed, ends.exposed, update, durations.stages)
+
+    def _piped(
+        self, layout: Layout, memory: list[RankMemory], durations: Durations, *, slow: int | None = None
+    ) -> tuple[StepTime, int]:  # fmt: skip
+        """Seconds of a step in a pipeline, and its critical rank; ``slow``: the rank that straggles."""
+        micro_batches, straggler = layout.micro_batches(self.job), self.straggler or self
+        updates = [
+            (straggler if at == slow else self)._whole_update(layout, rank, held)
+            for at, (rank, held) in enumerate(zip(memory, stages_held(layout), strict=True))
+        ]
         line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
         work = [tuple(durations.work[stage] for stage in held) for held in line.held]
         alike = dict(zip(work, line.held, strict=True))  # ranks with equal stages have equal ends
         ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
         tails = [ends_of[same] for same in work]
+        if slow is not None:
+            tails[slow] = straggler.parallel.ends(layout, line.held[slow])
         small = [self.small_messages(layout, held) for held in line.held]
         after = [
             tail.slowed + tail.exposed + sum(extra.values()) + update
@@ -77,10 +97,11 @@ class Timeline:
         critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
         compute, exposed = add_up((durations.cost(task), times) for task, times in line.tasks[critical].items())
         _add(exposed, small[critical])
-        return _step_time(
+        found = _step_time(
             compute + tails[critical].slowed, exposed, tails[critical].exposed, updates[critical],
             [durations.stages[stage] for stage in line.held[critical]], total=total,
         )  # fmt: skip
+        return found, critical
 
     def hop(self, layout: Layout) -> MessageTime:
         """A message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
@@ -128,6 +149,9 @@ class Timeline:
             backs["dp"], wholes["dp"] = backs["dp"] + shown, wholes["dp"] + shown
             backward, whole = backward + slows, whole + slows
         return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
+
+    def _whole_update(self, layout: Layout, rank: RankMemory, held: tuple[int, ...]) -> float:
+        return self.update(layout, rank) + self.matrix_update(layout, held)
 
     def update(self, layout: Layout, rank: RankMemory) -> float:
         """Seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.

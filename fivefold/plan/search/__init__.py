@@ -3,7 +3,7 @@
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
 bounds · estimates · nearest   lower bounds; their cached parts
 branch_and_bound · incumbents   what they let pass is estimated, best first; the best so far
-simplest · neighbours   of those as good as the best the simplest; one change at a time from a given layout
+simplest · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least otherwise
 rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.legal import unfit
-from fivefold.layout.search_result import By, NearMiss, Point, Proposal, Ranked, SearchResult
+from fivefold.layout.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
@@ -28,6 +28,7 @@ from fivefold.plan.search.columns import joined
 from fivefold.plan.search.constraints import tightest
 from fivefold.plan.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.plan.search.rejections import near_miss
+from fivefold.plan.search.robust import Judge
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
 from fivefold.record import Mistake, StopSignal
@@ -41,7 +42,7 @@ def search(
     model: Model,
     machine: Machine,
     job: Job,
-    by: By = "time",
+    by: Aim = "time",
     top: int = 10,
     recipes: Sequence[Recipe] = (),
     reduces: Sequence[Reduce] = (),
@@ -52,7 +53,7 @@ def search(
     improved: Callable[[str, float], None] | None = None,
     **narrowed: Any,
 ) -> SearchResult:
-    """The ``top`` layouts by time, cost or memory, and the fastest under each of ``levels`` memory budgets.
+    """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
 
     ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
     ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
@@ -61,18 +62,15 @@ def search(
     A ``Mistake`` if no layout is legal.
     """
     begin = time.perf_counter()
-    if (reason := next(unfit(model, job), None)) is not None:
-        raise Mistake(reason)
-    jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
-    worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
-    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
-    if not (total := sum(space.layouts for _, space in spaces)):
-        raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
+    spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
+    total = sum(space.layouts for _, space in spaces)
     alike, timed = within is not None and by != "memory", by != "memory" or levels > 0  # alike: then a proposal
-    known = Incumbents(machine, by=by, top=top, levels=levels, alike=alike, improved=improved)
+    score: By = "time" if by == "robust" else by
+    alike = alike or by == "robust"
+    known = Incumbents(machine, by=score, top=top, levels=levels, alike=alike, improved=improved)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _until_stopped(solver, spaces, model=model, machine=machine)
-    return SearchResult(
+    found = SearchResult(
         by=by,
         proposal=_proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and alike else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
@@ -85,6 +83,24 @@ def search(
         evaluated=known.evaluated,
         seconds=time.perf_counter() - begin,
     )
+    if by == "robust" and known.best and planners:
+        found = _until_judged(found, known, narrowed=narrowed, report=report)
+    return found.replace(seconds=time.perf_counter() - begin)
+
+
+def _all_spaces(
+    model: Model, machine: Machine, job: Job, *, by: Aim, recipes: Sequence[Recipe], reduces: Sequence[Reduce],
+    worlds: Sequence[int], **narrowed: Any,
+) -> list[tuple[Job, Space]]:  # fmt: skip
+    """The layouts of every job and number of ranks; a ``Mistake`` if there is none."""
+    if (reason := next(unfit(model, job), None)) is not None:
+        raise Mistake(reason)
+    jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
+    worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
+    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
+    if not any(space.layouts for _, space in spaces):
+        raise Mistake(_no_layout(model, machine, job, worlds=worlds, **narrowed))
+    return spaces
 
 
 def _spaces(
@@ -117,6 +133,33 @@ def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
         choice=_ranked(best.planner, chosen.layout, best.planner.machine), why=tuple(simplest.why(chosen)),
+    )  # fmt: skip
+
+
+def _until_judged(
+    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+) -> SearchResult:  # fmt: skip
+    """``found``, ranked by regret; if that is interrupted, by time as it is."""
+    try:
+        return _by_regret(found, known, narrowed=narrowed, report=report)
+    except (KeyboardInterrupt, StopSignal):
+        return found.replace(by="time", stopped=True)
+
+
+def _by_regret(
+    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+) -> SearchResult:  # fmt: skip
+    """``found`` with what was judged robust in place of its best and its proposal, which is judged beside them."""
+    planner, fastest = known.best[0].planner, known.best[0].estimate.layout
+    simplest = Layout.parse(found.proposal.layout) if found.proposal else fastest
+    judge = Judge(planner, world=fastest.world, narrowed=narrowed, report=report)
+    fitting = (each.estimate.layout for each in known.fitting if each.planner is planner)
+    judged = judge.find(fitting, beside=(fastest, simplest), top=known.top)
+    within = f"the simplest within {found.proposal.within:.1%}" if found.proposal else "the fastest"
+    best = [each.layout for each in judged[: known.top]]
+    return found.replace(
+        best=tuple(_ranked(planner, layout, planner.machine) for layout in best), proposal=None,
+        robust=judge.told(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )  # fmt: skip
 
 

@@ -37,14 +37,15 @@ class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
     ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
-    found. ``improved``: told each better layout and its score.
+    found, and what is within ``slack`` of it. ``improved``: told each better layout and its score.
     """
 
     def __init__(
         self, machine: Machine, *, by: By, top: int, levels: int, any_will_do: bool = False, alike: bool = False,
-        improved: Callable[[str, float], None] | None = None,
+        slack: float = 0.0, improved: Callable[[str, float], None] | None = None,
     ) -> None:  # fmt: skip
         self.by, self.top, self.any_will_do, self.alike, self.improved = by, top, any_will_do, alike, improved
+        self.slack = slack
         self.capacity = room_bytes(machine)
         self.best: list[EvaluatedLayout] = []
         self.fitting: list[EvaluatedLayout] = []
@@ -60,7 +61,7 @@ class Incumbents:
         if self.any_will_do and self.best:
             return -np.inf
         if self.alike:
-            return self.best[0].score if self.best else np.inf
+            return self.best[0].score * (1 + self.slack) if self.best else np.inf
         return self.best[-1].score if len(self.best) == self.top else np.inf
 
     def evaluate(self, planner: Planner, layout: Layout) -> None:

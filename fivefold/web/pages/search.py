@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fivefold.layout.search_result import Ranked, SearchResult
 from fivefold.show.drawing import scatter
+from fivefold.show.robust import worded
 from fivefold.units import GIB, show_bytes, show_seconds
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Stream
@@ -46,6 +47,7 @@ def shown(asked: SearchPage, found: SearchResult) -> str:
     return fragment(
         "found.html", asked=asked, found=found, to=lambda each: address(asked, each),
         front=front(asked, found) if len(found.front) > 1 else None,
+        worded=worded(found.robust) if found.robust else "",
     )  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""How the network, the kernels, the experts and the ranks of a run may differ from what is predicted, within what was
+published: one of them at a time, and nothing but that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fivefold.job import Job
+from fivefold.machine.otherwise import with_kernels, with_network
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+
+CONGESTED = 1.4  # of all-reduces over Ethernet: what a better spread of flows gained
+SLOW_STEPS = 2.0  # far latency: 3 to 8 us by what is known, of which 4 are taken
+KERNELS = 1.1  # matmuls of Hopper: 0.85 to 1.06 FLOP/pJ, of which 0.92 are taken; memory likewise
+UNEVEN = 1.3  # the least of the imbalances measured without a balancer that moves experts
+STRAGGLES = 1.08  # between GPUs of one kind, on average
+
+META = "flows that collide in Ethernet: better spread, all-reduces gained up to 40 % (Meta, SIGCOMM 2024)"
+BOUNDS = "the range of what is known: how-a-step-costs/constants.md"
+ULTRA_EP = "fullest rank over the mean: 1.30 to 4.01 in models of 106B to 671B (arXiv:2606.04101)"
+VARIED = "GPUs of one kind differ by 8 % on average, the worst by half (arXiv:2208.11035)"
+
+
+class Scenario(NamedTuple):
+    """A machine and job other than predicted; ``straggler``: how many times slower one rank is; ``source``: why so."""
+
+    name: str
+    source: str
+    machine: Machine
+    job: Job
+    straggler: float = 1.0
+
+
+def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
+    """As predicted first, then each that changes anything."""
+    uneven = job.replace(imbalance=job.imbalance * UNEVEN) if model.moe else job
+    found = [
+        Scenario("as predicted", "", machine, job),
+        Scenario("network 1.4 times slower", META, with_network(machine, bandwidth=1 / CONGESTED), job),
+        Scenario("twice the latency between nodes", BOUNDS, with_network(machine, latency=SLOW_STEPS), job),
+        Scenario("kernels 1.1 times slower", BOUNDS, with_kernels(machine, speed=1 / KERNELS), job),
+        Scenario("kernels 1.1 times faster", BOUNDS, with_kernels(machine, speed=KERNELS), job),
+        Scenario("one rank 8 % slower", VARIED, machine, job, STRAGGLES),
+        Scenario("fullest experts' rank 30 % over the mean", ULTRA_EP, machine, uneven),
+    ]
+    between = machine.nodes > 1 and any(link.span > machine.ranks_per_node for link in machine.links)
+    return [
+        each
+        for at, each in enumerate(found)
+        if at == 0 or each.straggler > 1 or each.job != job or (each.machine != machine and (between or at > 2))
+    ]
