@@ -29,6 +29,7 @@ Sequences = Annotated[int, Field(ge=1, le=2**24)]  # per batch: DeepSeek-V3 has 
 Steps = Annotated[int, Field(ge=1, le=2**40)]  # a trillion steps of one token
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch.manual_seed
 Multiple = Annotated[int, Field(ge=1, le=2**20)]  # a vocabulary is padded to a multiple of it: Megatron has 128
+Elements = Annotated[int, Field(ge=0, le=2**48)]  # of a message or buffer; 2**48 is "all"
 ElementBytes = Annotated[int, Field(ge=1, le=8)]  # fp64
 KeptBytes = Annotated[int, Field(ge=0, le=8)]  # 0: not kept
 RAMP_SIZES = 2**12  # batch sizes of a ramp-up: GPT-3 has 48 (arXiv:2104.04473)

@@ -44,6 +44,13 @@ class JobWords(TypedDict, total=False):
     linears: str
     column_inputs: str
     gathers_again: str
+    shards: str
+    fetch: str
+    fetch_ahead: int
+    fetch_small: int
+    fetch_reuse: int
+    fetch_live: int
+    reduce_bucket: int
     copies: str
     outputs: str
     weight_gradients: str

@@ -45,9 +45,12 @@ class Policy(NamedTuple):
 POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
 
 
-def policy(layout: Layout) -> Policy:
-    """The policy of the layout's ZeRO stage; with one shard, that of stage 0."""
-    return POLICIES[layout.zero if layout.shards > 1 else 0]
+def policy(layout: Layout, job: Job) -> Policy:
+    """The policy of the layout's ZeRO stage; with one shard, that of stage 0; of stage 3, where stage 2 keeps no more
+    than shards from step to step.
+    """
+    once = layout.zero == 2 and layout.pp == 1 and job.stack.shards == "beside"
+    return POLICIES[(3 if once else layout.zero) if layout.shards > 1 else 0]
 
 
 def reduces_each(layout: Layout, job: Job) -> bool:
@@ -55,12 +58,12 @@ def reduces_each(layout: Layout, job: Job) -> bool:
     Under ZeRO-0 and -1 whole ones stay until the update anyway.
     """
     often = job.stack.reduce == "micro_batch" or (job.stack.reduce == "unpipelined" and layout.pp == 1)
-    return often and layout.micro_batches(job) > 1 and not policy(layout).gradients_stay
+    return often and layout.micro_batches(job) > 1 and not policy(layout, job).gradients_stay
 
 
 def regathers(layout: Layout, job: Job) -> bool:
     """Whether gathered weights are let go after a forward, and gathered again for its backward."""
-    return not policy(layout).weights_stay and job.stack.reshard == "forward"
+    return not policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
 
 
 def gathers_again(name: object, layout: Layout, job: Job) -> bool:

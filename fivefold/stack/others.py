@@ -6,6 +6,8 @@ from fivefold.stack.entry import Entry, Fact
 
 ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
+ZERO_3 = "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partitioned_param_coordinator.py"
+ZERO_1_2 = "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py"
 NANOTRON_REPOSITORY = "huggingface/nanotron"
 INTERNEVO_REPOSITORY = "InternLM/InternEvo@c628a8c"
 PADDLE_REPOSITORY = "PaddlePaddle/PaddleNLP"
@@ -26,6 +28,10 @@ DEEPSPEED = Entry(
         "early_stop": Fact(False, f"{ENGINE}: use_reentrant is on"),
         "joined": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
         "overlap": Fact(("dp",), f"{ZERO_CONFIG}: overlap_comm, on by itself under stage 3"),
+        "reduce_bucket": Fact(
+            500_000_000, f"{ZERO_CONFIG}: reduce_bucket_size; {ZERO_1_2}, average_tensor: all-reduced; measured"
+        ),
+        "fetch": Fact("weights", f"{ZERO_3}, fetch_sub_module; measured"),
         "weights": Fact("at_once", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
         "scatter_hops": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
     },

@@ -16,7 +16,11 @@ FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
 AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
 HOOKS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook"
-FULLY_SHARDED = AUTOGRAD | {"gathers_again": Fact("all", f"{HOOKS}: on the output of every unit; measured")}
+SHARDS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _sharded_param_data; measured"
+FULLY_SHARDED = AUTOGRAD | {
+    "gathers_again": Fact("all", f"{HOOKS}: on the output of every unit; measured"),
+    "shards": Fact("beside", f"{SHARDS}: gathered weights are another tensor"),
+}
 DTENSOR = {
     "column_inputs": Fact(
         "kept", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"

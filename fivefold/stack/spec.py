@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
 from fivefold.record import Record
-from fivefold.sizes import Multiple
+from fivefold.sizes import Elements, Multiple
 
 Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
@@ -93,6 +93,21 @@ class Stack(Record):
     # of what ZeRO-3 frees after the forward, it gathers again what the backward needs, or every unit: the embedding
     # too, whose backward needs no weights (FSDP2's pre-backward hooks)
     gathers_again: Literal["needed", "all"] = "needed"
+    # of ZeRO-2: a rank's shard lies within the weights, which stay gathered from step to step; or it alone stays, and
+    # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
+    # reshard_after_forward=False)
+    shards: Literal["within", "beside"] = "within"
+    # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does (``plan/count/fetches.py``),
+    # within these numbers of elements: gathered ahead at once, of a weight that is never freed, until a weight is used
+    # again that is not freed meanwhile, and gathered at most
+    fetch: Literal["units", "weights"] = "units"
+    fetch_ahead: Elements = 50_000_000
+    fetch_small: Elements = 100_000
+    fetch_reuse: Elements = 1_000_000_000
+    fetch_live: Elements = 1_000_000_000
+    # elements of gradients that are reduced at once, whole under ZeRO-1 and -2, in a buffer that lives beside them
+    # (DeepSpeed); 0: unit by unit, or as ``weight_gradients`` says
+    reduce_bucket: Elements = 0
     # gradients of weights that tensor parallelism does not cut are summed over it unit by unit, or weight by weight
     # (DTensor)
     copies: Literal["unit", "weight"] = "unit"

@@ -57,10 +57,24 @@ class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.up = (nn.Linear(SHAPE.width, SHAPE.ffn, bias=False) for _ in range(2))
-        self.down = nn.Linear(SHAPE.ffn, SHAPE.width, bias=False)
+        self.down, self.act = nn.Linear(SHAPE.ffn, SHAPE.width, bias=False), nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(self.act(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of the angles of every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        frequencies = 1e4 ** (-torch.arange(0, SHAPE.head_dim, 2) / SHAPE.head_dim)
+        angles = torch.outer(torch.arange(SEQUENCE).float(), frequencies)
+        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
+        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.cos, self.sin
 
 
 class Block(nn.Module):
@@ -83,17 +97,28 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleDict({str(number): Block() for number in range(first, last)})
         self.norm = Norm(SHAPE.width) if last == SHAPE.layers else None
         self.head = nn.Linear(SHAPE.width, SHAPE.vocab, bias=False) if last == SHAPE.layers else None
-        angles = torch.outer(
-            torch.arange(SEQUENCE).float(), 1e4 ** (-torch.arange(0, SHAPE.head_dim, 2) / SHAPE.head_dim)
-        )
-        self.register_buffer("cos", torch.cat((angles, angles), -1).cos(), persistent=False)
-        self.register_buffer("sin", torch.cat((angles, angles), -1).sin(), persistent=False)
+        self.rotary = Rotary()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x) if self.embed is not None else x
+        cos, sin = self.rotary()
         for block in self.blocks.values():
-            x = block(x, self.cos, self.sin)
-        return self.head(self.norm(x)) if self.norm is not None and self.head is not None else x
+            x = block(x, cos, sin)
+        x = self.norm(x) if self.norm is not None else x
+        return self.head(x) if self.head is not None else x
+
+
+class CausalLM(nn.Module):
+    """The modules of transformers' LlamaForCausalLM, which DeepSpeed hooks one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Llama()
+        self.lm_head, self.model.head = self.model.head, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.lm_head is not None
+        return self.lm_head(self.model(x))  # type: ignore[no-any-return]
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -136,17 +161,43 @@ def ddp(*, zero: int = 0, view: bool = False) -> Loop:
     return model, optimizer, step, None, 0
 
 
-def fsdp2(*, reshard: bool) -> Loop:
-    """As torchtitan's apply_fsdp: embedding, each block, norm with head, root; reduced after every micro-batch."""
-    from torch.distributed.fsdp import fully_shard
+def fsdp2(*, reshard: bool = True, half: bool = False, recompute: int = 0) -> Loop:
+    """As torchtitan's apply_fsdp: embedding, each block, norm with head, root; reduced after every micro-batch.
 
+    ``half``: bf16 weights, fp32 reductions. ``recompute``: every how many blocks one is recomputed; 0: none is.
+    """
     mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), Llama()
-    fully_shard(model.embed, mesh=mesh, reshard_after_forward=reshard)
-    for block in model.blocks.values():
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard([model.norm, model.head], mesh=mesh, reshard_after_forward=False)  # type: ignore[list-item]
-    fully_shard(model, mesh=mesh)
+    if recompute:
+        checkpointed(model, every=recompute)
+    fully_sharded(model, mesh, reshard=reshard, half=half)
     optimizer = adamw(model.parameters())
+    return model, optimizer, plain_step(model, optimizer), mesh, 0
+
+
+def checkpointed(model: Llama, *, every: int) -> None:
+    """As torchtitan's apply_ac: blocks under checkpoint_wrapper, without reentrance."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for name in [name for name in model.blocks if int(name) % every == 0]:
+        model.blocks[name] = checkpoint_wrapper(model.blocks[name], preserve_rng_state=False)  # type: ignore[no-untyped-call]
+
+
+def fully_sharded(model: Llama, mesh: DeviceMesh, *, reshard: bool = True, half: bool = False) -> None:
+    """As torchtitan's apply_fsdp, of a whole model or a stage of it."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    if model.embed is not None:
+        fully_shard(model.embed, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    if model.norm is not None and model.head is not None:
+        fully_shard([model.norm, model.head], mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[list[Batch]], None]:
+    """A step that holds the logits until the next micro-batch, as a plain loop does."""
 
     def step(micro: list[Batch]) -> None:
         for ids, targets in micro:
@@ -156,22 +207,42 @@ def fsdp2(*, reshard: bool) -> Loop:
         optimizer.step()
         optimizer.zero_grad()
 
+    return step
+
+
+def tensor_parallel(*, dp: int = 1) -> Loop:
+    """DTensor with sequence parallelism and loss_parallel, as torchtitan's apply_tp; nobody holds the logits. With
+    ``dp``, FSDP2 around it.
+    """
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh, model = init_device_mesh("cpu", (dp, 2), mesh_dim_names=("dp", "tp")), Llama()
+    cut(model, mesh["tp"])
+    if dp > 1:
+        fully_sharded(model, mesh["dp"])
+    optimizer = adamw(model.parameters())
+
+    def step(micro: list[Batch]) -> None:
+        for ids, targets in micro:
+            with loss_parallel():
+                (loss(model(ids), targets) / len(micro)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
     return model, optimizer, step, mesh, 0
 
 
-def tensor_parallel() -> Loop:
-    """DTensor with sequence parallelism and loss_parallel, as torchtitan's apply_tp; nobody holds the logits."""
+def cut(model: Llama, mesh: DeviceMesh) -> None:
+    """torchtitan's plan of Llama."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
         RowwiseParallel,
         SequenceParallel,
-        loss_parallel,
         parallelize_module,
     )
 
-    mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), Llama()
     whole = PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None))
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     parallelize_module(model, mesh, {
@@ -185,44 +256,62 @@ def tensor_parallel() -> Loop:
         "blocks.*.mlp.gate": ColwiseParallel(), "blocks.*.mlp.up": ColwiseParallel(),
         "blocks.*.mlp.down": RowwiseParallel(output_layouts=Shard(1)),
     })  # fmt: skip
-    optimizer = adamw(model.parameters())
-
-    def step(micro: list[Batch]) -> None:
-        for ids, targets in micro:
-            with loss_parallel():
-                (loss(model(ids), targets) / len(micro)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return model, optimizer, step, mesh, 0
 
 
-def pipeline(*, schedule: str, micro_batches: int) -> Loop:
-    """Two stages on torch's pipelining runtime."""
+def pipeline(*, schedule: str, micro_batches: int, v: int = 1, dp: int = 1) -> Loop:
+    """Two ranks on torch's pipelining runtime, each with ``v`` stages, and with ``dp`` under FSDP2."""
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    rank = dist.get_rank()
-    half = SHAPE.layers // 2
-    model = Llama(first=rank * half, last=(rank + 1) * half)
-    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
-    runtime: Any = get_schedule_class(schedule)(stage, n_microbatches=micro_batches, loss_fn=loss)
-    optimizer = adamw(model.parameters())
+    mesh = init_device_mesh("cpu", (2, dp), mesh_dim_names=("pp", "dp"))
+    rank, each = mesh["pp"].get_local_rank(), SHAPE.layers // (2 * v)
+    held = (rank, 3 - rank)[:v] if schedule.startswith("ZBV") else (rank, rank + 2)[:v]
+    parts = nn.ModuleList(Llama(first=stage * each, last=(stage + 1) * each) for stage in held)
+    if dp > 1:
+        for part in parts:
+            fully_sharded(part, mesh["dp"], reshard=False)  # type: ignore[arg-type]
+    stages = [PipelineStage(part, stage, 2 * v, torch.device("cpu"), group=mesh.get_group("pp"))
+              for part, stage in zip(parts, held, strict=True)]  # fmt: skip
+    runtime: Any = get_schedule_class(schedule)(
+        stages if v > 1 else stages[0],  # type: ignore[arg-type]
+        n_microbatches=micro_batches, loss_fn=loss,
+    )  # fmt: skip
+    optimizer = adamw(parts.parameters())
 
     def step(micro: list[Batch]) -> None:
         ids, targets = (torch.cat([pair[place] for pair in micro]) for place in (0, 1))
-        if rank == 0:
-            runtime.step(ids, return_outputs=False)
-        else:
-            runtime.step(target=targets, losses=[], return_outputs=False)
+        given: dict[str, Any] = {"target": targets, "losses": []} if 2 * v - 1 in held else {}
+        runtime.step(*((ids,) if 0 in held else ()), **given, return_outputs=False)
         optimizer.step()
         optimizer.zero_grad()
 
-    return model, optimizer, step, None, rank
+    return parts, optimizer, step, mesh, rank
 
 
-def deepspeed(*, zero: int, bucket: int = 300_000) -> Loop:
-    """DeepSpeed's engine on the CPU, with buckets of ``bucket`` elements: its default of 5e8 would be 2 GB here."""
+def accelerate() -> Loop:
+    """accelerate's FSDP2 with its wrapping by the blocks' class: what is left of the model is one unit."""
+    import os
+
+    rank = str(dist.get_rank())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true"}  # fmt: skip
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
+        reshard_after_forward=True,
+    )  # fmt: skip
+    model: nn.Module = CausalLM()
+    model, optimizer = Accelerator(cpu=True, fsdp_plugin=plugin).prepare(model, adamw(model.parameters()))
+    inner = optimizer.optimizer  # type: ignore[attr-defined]
+    return model, inner, plain_step(model, inner), None, 0
+
+
+BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
+
+
+def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
+    """DeepSpeed's engine on the CPU; ``keys``: of its ``zero_optimization``."""
     import os
 
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -230,10 +319,11 @@ def deepspeed(*, zero: int, bucket: int = 300_000) -> Loop:
     import deepspeed as package
 
     package.init_distributed(dist_backend="gloo")
-    model = Llama()
+    model = CausalLM()
     config = {
-        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": zero, "reduce_bucket_size": bucket},
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": micro_batches,
+        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
     }  # fmt: skip
     engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
     optimizer = getattr(wrapped, "optimizer", wrapped)

@@ -1,6 +1,6 @@
 """Other people's stacks on two gloo processes, measured by ``watch`` beside what is predicted of them.
 
-python -m tests.interop.measured [--only ddp] [--markdown docs/measurements/014-interop.md]
+python -m tests.interop.measured [--only DDP] [--markdown docs/measurements/014-interop.md]
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fivefold.units import show_bytes
 from tests.interop import loops
 
 MACHINE = Machine(
-    name="here", ranks=2, ranks_per_node=2, backend="gloo",
+    name="here", ranks=4, ranks_per_node=4, backend="gloo",
     chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**34, memory_bandwidth=1e10, source="test"),
-    links=(Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
+    links=(Link(name="loopback", span=4, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
 )  # fmt: skip
 STEPS = 3  # metered; times are nobody's here
 BEGIN, END = "<!-- table: python -m tests.interop.measured --markdown writes it -->\n", "<!-- end -->"
@@ -48,7 +48,9 @@ class Case(NamedTuple):
     mbs: int
     micro_batches: int
     changed: dict[str, object] = {}  # facts of this loop that are choices in that stack
-    counted: bool = True  # messages and what the optimizer holds are to be equal, too
+    precision: str = "fp32"
+    norm: int = 0  # bytes of the stack's own all-reduce of the gradients' norm, as little counted as the trainer's
+    flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
 
 
 CASES = {
@@ -56,16 +58,59 @@ CASES = {
     "DDP, 2 micro-batches": Case(loops.ddp, "ddp", "dp2 zero0", 2, 2),
     "FSDP2, reshard": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 1),
     "FSDP2, reshard, 2 micro-batches": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 2),
+    "FSDP2, gathered, as zero2": Case(lambda: loops.fsdp2(reshard=False), "fsdp2", "dp2 zero2", 2, 2),
     "FSDP2, gathered": Case(lambda: loops.fsdp2(reshard=False), "fsdp2", "dp2 zero3", 2, 1, {"reshard": "backward"}),
     "TP, DTensor": Case(loops.tensor_parallel, "torchtitan", "tp2", 2, 1),
+    "TP, DTensor, 2 micro-batches": Case(loops.tensor_parallel, "torchtitan", "tp2", 2, 2),
     "PP, GPipe": Case(lambda: loops.pipeline(schedule="GPipe", micro_batches=4), "torchtitan", "pp2 gpipe", 2, 4),
     "PP, 1F1B": Case(lambda: loops.pipeline(schedule="1F1B", micro_batches=4), "torchtitan", "pp2 1f1b", 2, 4),
+    "PP, interleaved": Case(
+        lambda: loops.pipeline(schedule="Interleaved1F1B", micro_batches=4, v=2),
+        "torchtitan",
+        "pp2 v2 interleaved",
+        2,
+        4,
+    ),
+    "PP, zero-bubble V": Case(
+        lambda: loops.pipeline(schedule="ZBVZeroBubble", micro_batches=4, v=2), "torchtitan", "pp2 v2 zbv", 2, 4
+    ),
+    "FSDP2, bf16": Case(lambda: loops.fsdp2(half=True), "fsdp2", "dp2 zero3", 2, 1, precision="bf16"),
+    "FSDP2, bf16, 2 micro-batches": Case(lambda: loops.fsdp2(half=True), "fsdp2", "dp2 zero3", 2, 2, precision="bf16"),
+    "FSDP2, recomputed": Case(lambda: loops.fsdp2(recompute=1), "fsdp2", "dp2 zero3 ac=full", 2, 1),
+    "FSDP2, every second block recomputed": Case(
+        lambda: loops.fsdp2(recompute=2), "fsdp2", "dp2 zero3 ac=full/2", 2, 1
+    ),
+    "FSDP2 with TP": Case(lambda: loops.tensor_parallel(dp=2), "torchtitan", "dp2 tp2 zero3", 2, 1),
+    "FSDP2 with PP": Case(
+        lambda: loops.pipeline(schedule="1F1B", micro_batches=4, dp=2),
+        "torchtitan",
+        "dp2 pp2 1f1b zero2",
+        2,
+        4,
+        flat=True,
+    ),
 }
-if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``; ZeRO-1 and -2 all-reduce their buckets
-    for zero in (1, 2):
-        CASES[f"DeepSpeed, ZeRO-{zero}"] = Case(
-            partial(loops.deepspeed, zero=zero), "deepspeed", f"dp2 zero{zero}", 2, 1, {"loss": "narrow"}, counted=False
-        )
+
+
+def deepspeed(zero: int, micro_batches: int = 1, **facts: int) -> Case:
+    """``facts``: limits of ZeRO-3's gathers."""
+    keys = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
+    loop = partial(loops.deepspeed, zero=zero, micro_batches=micro_batches, **keys)
+    changed = {"loss": "narrow", "reduce_bucket": loops.BUCKET, **facts}
+    changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
+    norm = 8 if zero == 3 else 4
+    return Case(loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3)
+
+
+KEYS = {"fetch_ahead": "prefetch_bucket_size", "fetch_small": "param_persistence_threshold",
+        "fetch_reuse": "max_reuse_distance", "fetch_live": "max_live_parameters"}  # fmt: skip
+if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``
+    CASES["accelerate, FSDP2"] = Case(loops.accelerate, "fsdp2", "dp2 zero3", 2, 1)
+    CASES |= {f"DeepSpeed, ZeRO-{zero}": deepspeed(zero) for zero in (0, 1, 2, 3)}
+    CASES |= {f"DeepSpeed, ZeRO-{zero}, 2 micro-batches": deepspeed(zero, 2) for zero in (1, 2)}
+    CASES["DeepSpeed, ZeRO-3, a little ahead"] = deepspeed(3, 2, fetch_ahead=100_000, fetch_small=0, fetch_reuse=0)
+    CASES["DeepSpeed, ZeRO-3, weight by weight"] = deepspeed(3, fetch_ahead=0, fetch_small=1000, fetch_reuse=0)
+    CASES["DeepSpeed, ZeRO-3, near ones stay"] = deepspeed(3, fetch_ahead=50_000, fetch_small=200, fetch_reuse=300_000)
 
 
 def predicted(case: Case) -> Step:
@@ -75,35 +120,37 @@ def predicted(case: Case) -> Step:
         stack = stack.replace(compile=False, kernels="plain")
     stack = stack.replace(**case.changed)
     job = Job(stack=stack, sequence=loops.SEQUENCE, global_batch=layout.dp * case.mbs * case.micro_batches,
-              precision="fp32")  # fmt: skip
-    return predict(model=loops.SHAPE, machine=MACHINE, layout=layout, job=job)
+              precision=case.precision)  # fmt: skip
+    machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
+    return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)
 
 
 def measured(case: Case) -> Step:
-    """Of two processes."""
+    """Of as many processes as the layout has ranks."""
+    world = Layout.parse(case.layout).world
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         children = []
-        for rank in range(2):
+        for rank in range(world):
             child = os.fork()
             if child == 0:
                 try:
-                    _rank(case, rank, folder)
+                    _rank(case, rank, world, folder)
                     os._exit(0)
                 finally:
                     os._exit(1)
             children.append(child)
         codes = [os.waitpid(child, 0)[1] for child in children]
-        if codes != [0, 0]:
+        if any(codes):
             raise RuntimeError(f"ranks ended with {codes}")
         return Step.read(json.loads((folder / "step.json").read_text())["measured"], origin="step.json")
 
 
-def _rank(case: Case, rank: int, folder: Path) -> None:
+def _rank(case: Case, rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=store)
     micro = loops.batches(case.mbs, case.micro_batches)
     try:
         model, optimizer, step, mesh, stage = case.loop()
@@ -144,13 +191,16 @@ class Beside(NamedTuple):
              if each.axis != "world"}
             for step in (self.predicted, self.measured)
         )  # fmt: skip
-        return first, second
+        if self.case.norm:
+            messages, sent = second["dp all_reduce"]
+            second["dp all_reduce"] = messages - 1, sent - self.case.norm
+        return first, {name: each for name, each in second.items() if each != (0, 0)}
 
     @property
     def states(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Bytes of parameters and moments by stage, predicted and measured; gradients lie in storages of any size."""
         first, second = (
-            [(each.parameters_bytes, each.optimizer_bytes) for each in step.memory.stages]
+            [(0 if self.case.flat else each.parameters_bytes, each.optimizer_bytes) for each in step.memory.stages]
             for step in (self.predicted, self.measured)
         )
         return first, second
@@ -159,8 +209,8 @@ class Beside(NamedTuple):
     def agrees(self) -> bool:
         """Counts equal, peaks within ``LEAST``."""
         flops = self.predicted.work.hardware_flops == self.measured.work.hardware_flops
-        counts = not self.case.counted or (self.states[0] == self.states[1] and self.sent[0] == self.sent[1])
-        return all(abs(error) <= LEAST for error in self.errors) and flops and counts
+        counts = flops and self.states[0] == self.states[1] and self.sent[0] == self.sent[1]
+        return all(abs(error) <= LEAST for error in self.errors) and counts
 
 
 def beside(name: str) -> Beside:

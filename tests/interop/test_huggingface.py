@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from fivefold.formats.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
+from fivefold.stack.catalog import named as stack_named
 from tests.formats.draws import Range, written_plans
 
 config_args = pytest.importorskip("accelerate.commands.config.config_args")
@@ -63,6 +65,13 @@ def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert config.train_micro_batch_size_per_gpu == layout.mbs
         assert config.gradient_accumulation_steps == layout.micro_batches(plan.job)
         assert int(config.zero_config.stage) == layout.zero
+        zero, stack = config.zero_config, plan.job.stack
+        if layout.zero:
+            assert zero.reduce_bucket_size == stack.reduce_bucket
+        if layout.zero == 3:
+            held = (zero.prefetch_bucket_size, zero.param_persistence_threshold, zero.max_live_parameters,
+                    zero.max_reuse_distance)  # fmt: skip
+            assert held == (stack.fetch_ahead, stack.fetch_small, stack.fetch_live, stack.fetch_reuse)
         assert bool(config.bfloat16_config.enabled) == (plan.job.precision.compute == "bf16")
         assert bool(config.float16_config.enabled) == (plan.job.precision.compute == "fp16")
 
@@ -81,17 +90,32 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
     assert sum(each.numel() for each in built.parameters()) == model.parameters
 
 
+def trained(folder: Path, command: list[str], **environment: str) -> str:
+    """The folder as it is written, on the CPU; what it prints."""
+    with (folder / "arguments.yaml").open("a") as file:
+        file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "train.py", "arguments.yaml"],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=900, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
 def test_what_is_written_trains_on_two_processes(tmp_path: Path) -> None:
-    """accelerate's FSDP2 over gloo: the folder as it is written, on the CPU."""
+    """accelerate's FSDP2 over gloo."""
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2)
     put(Plan(named("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
     config = tmp_path / "accelerate.yaml"
     config.write_text(config.read_text().replace("use_cpu: false", "use_cpu: true"))
-    with (tmp_path / "arguments.yaml").open("a") as file:
-        file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
-    command = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml", "train.py", "arguments.yaml"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "train_loss" in done.stdout + done.stderr
+    launch = ["accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+    assert "train_loss" in trained(tmp_path, launch)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_what_is_written_for_deepspeed_trains_on_two_processes(zero: int, tmp_path: Path) -> None:
+    stack = stack_named("deepspeed").replace(reduce_bucket=100_000)
+    job = Job(sequence=64, global_batch=4, precision="fp32", steps=2, stack=stack)
+    put(Plan(named("nano"), Layout.parse(f"dp2 zero{zero} mbs1"), job), "deepspeed", tmp_path)
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert "train_loss" in trained(tmp_path, launch, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")

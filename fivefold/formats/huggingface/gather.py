@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fivefold.formats.files import document as load
 from fivefold.formats.format import Document
+from fivefold.formats.huggingface.deepspeed import OF_WIDTH
 from fivefold.formats.huggingface.keys import ARGUMENTS, IDLE_STARTS, TABLE
 from fivefold.formats.huggingface.names import DIALECTS, SEQUENCE, Dialect
 from fivefold.formats.keys import flat
@@ -135,9 +136,9 @@ def _argument(key: str) -> str:
 
 
 def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """DeepSpeed's keys; ``auto`` is what the trainer says."""
+    """DeepSpeed's keys; ``auto`` is what the trainer says, or follows from the model's width."""
     given = flat({"deepspeed": dict(values)}, origin=origin)
-    return {key: value for key, value in given.items() if value != "auto"}
+    return {key: value for key, value in given.items() if value != "auto" or key in OF_WIDTH}
 
 
 def beside(name: str, document: Document) -> Path | None:

@@ -117,16 +117,11 @@ DEEPSPEED: Table = {
     f"{DS}zero_optimization.zero_quantized_weights": foreign("ZeRO++: gathers in 8 bits", False),
     f"{DS}zero_optimization.zero_quantized_gradients": foreign("ZeRO++: reductions in 4 bits", False),
     f"{DS}zero_optimization.mics_shard_size": part("layout.shard_group", -1),
-    f"{DS}zero_optimization.reduce_bucket_size": foreign(
-        "buckets of reductions, whose memory is not counted", 500_000_000
-    ),
-    f"{DS}zero_optimization.allgather_bucket_size": foreign(
-        "buckets of gathers, whose memory is not counted", 500_000_000
-    ),
-    f"{DS}zero_optimization.stage3_prefetch_bucket_size": foreign("gathers ahead: counted as one unit", 50_000_000),
-    f"{DS}zero_optimization.stage3_param_persistence_threshold": foreign("small weights stay whole", 100_000),
-    f"{DS}zero_optimization.stage3_max_live_parameters": foreign("weights stay gathered", 1_000_000_000),
-    f"{DS}zero_optimization.stage3_max_reuse_distance": foreign("weights stay gathered", 1_000_000_000),
+    f"{DS}zero_optimization.reduce_bucket_size": part("job.stack.reduce_bucket", 500_000_000),
+    f"{DS}zero_optimization.stage3_prefetch_bucket_size": part("job.stack.fetch_ahead", 50_000_000),
+    f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.fetch_small", 100_000),
+    f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.fetch_live", 1_000_000_000),
+    f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.fetch_reuse", 1_000_000_000),
     f"{DS}zero_optimization.sub_group_size": foreign("the update in parts", 1_000_000_000),
     f"{DS}optimizer.type": part("job.optimizer.kind; without it as the trainer says", None),
     f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, reading, replicas, world
+from fivefold.formats.huggingface.deepspeed import sizes
 from fivefold.formats.huggingface.gather import beside, gather, is_idle
 from fivefold.formats.huggingface.keys import TABLE
 from fivefold.formats.keys import Values
@@ -56,6 +57,7 @@ def read(document: Document, asked: Asked) -> Reading:
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
     fields |= _batch(values, fields, kind) | _optimizer(values, kind) | _stack(values, kind)
+    fields |= sizes(values, model) if kind == "deepspeed" else {}
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
     fields["job.documents"] = "apart" if values["padding_free"] else "joined"

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from fivefold.formats.format import Plan, Written
+from fivefold.formats.huggingface.deepspeed import written_sizes
 from fivefold.formats.huggingface.keys import ACCELERATE, ARGUMENTS
 from fivefold.formats.huggingface.read import FSDP
 from fivefold.formats.keys import Table, written
@@ -151,6 +152,7 @@ def deepspeed(plan: Plan) -> Written:
         "overlap_comm": "dp" in job.stack.overlap,
         "contiguous_gradients": True,
     }
+    zero |= written_sizes(job.stack, zero=layout.zero)
     if job.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     config: dict[str, Any] = {

@@ -190,7 +190,8 @@ class Counts:
     def states_key(self, layout: Layout) -> tuple[int, ...]:
         """The values of a layout on which states depend."""
         return (layout.tp, layout.tp_inner, layout.ep, layout.etp, layout.zero, layout.shards, layout.expert_shards,
-                layout.dp * layout.cp, self.model.shares_table and apart(layout))  # fmt: skip
+                layout.dp * layout.cp, self.model.shares_table and apart(layout),
+                self.job.stack.shards == "beside" and layout.pp == 1)  # fmt: skip
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """The values of a layout on which the units of its stages depend."""

@@ -1,9 +1,10 @@
 """Messages that one rank takes part in during one optimizer step, by axis and collective.
 
-zero0 an all_reduce of each unit's gradients, or bucket's · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch
-unless the stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``) · tp, cp, ep as in the operation lists · pp the stream over each boundary, its gradient
-back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further predicted token
+zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
+stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
+(``sharding.gathers_again``); of several units, or weight by weight: ``buckets.py`` · tp, cp, ep as in the operation
+lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per
+further predicted token
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fivefold.layout.sharding import extra_reduce_axis, gathers_again, multiplie
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
+from fivefold.plan.count.buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
 from fivefold.plan.count.memory.states import gathered_bytes, local_parts
 from fivefold.plan.count.message import Message
@@ -28,16 +30,18 @@ from fivefold.plan.count.update import update_messages
 from fivefold.step import Traffic, sent_bytes
 from fivefold.units import ceil_div
 
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
-
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
     """Every message in a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
     found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
+    found += joined_messages(counts, layout, chunks=chunks)
+    joined = {"all_gather"} if joins_gathers(counts, layout) else set()
+    joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
     for chunk in chunks:
         for run, times in stages[chunk]:
-            once = [*unit_messages(counts, layout, run.name), *copy_messages(counts, layout, run.name)]
+            once = [each for each in unit_messages(counts, layout, run.name) if each.collective not in joined]
+            once += copy_messages(counts, layout, run.name)
             found += [message._replace(times=message.times * times) for message in once]
             ops = counts.unit(run_part(part_of(layout), run), run.name).ops
             for op in ops:
@@ -56,7 +60,9 @@ def passes(layout: Layout, job: Job) -> int:
 
 
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
-    """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas."""
+    """Messages of data parallelism for one unit in a step: gathers, reduce-scatters, all-reduces over replicas; of
+    messages that join several units (``buckets.py``) its part, whose price it bears.
+    """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     each = counts.reduces_each(layout, name)
     weights = counts.weights(layout, name)
@@ -65,13 +71,15 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
             twice = gathers_again(name, layout, counts.job)
-            gathers = 1 if policy(layout).weights_stay else micro_batches * (2 if twice else 1)
+            gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
             yield Message("dp", "all_gather", gathers, payload, shards, group)
             reduces = micro_batches if each else 1
-            yield Message("dp", "reduce_scatter", reduces, padded * recipe.summed_bytes, shards, group)
-        if replicas > 1 and counts.job.stack.weight_gradients != "bucketed":
+            whole = counts.job.stack.reduce_bucket and policy(layout, counts.job).weights_stay
+            yield Message("dp", "all_reduce" if whole else "reduce_scatter", reduces, padded * recipe.summed_bytes,
+                          shards, group)  # fmt: skip
+        if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
@@ -85,13 +93,15 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
     for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
         sizes: dict[str, list[int]] = {among: [] for among in groups}
+        apart = counts.job.stack.copies == "weight"  # as they are made, before ZeRO cuts them
+        times = passes(layout, counts.job) if apart else 1
         for weight in unit.weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
-                sizes[kind].append(shard_numel(weight, shards=shards))
+                sizes[kind].append(weight.numel if apart else shard_numel(weight, shards=shards))
         for among, ranks in groups.items():
             place = "tp" if among == "kv" else among
-            each = sizes[among] if counts.job.stack.copies == "weight" else [sum(sizes[among])]
-            yield from (Message("tp", "all_reduce", 1, numel * width, ranks, place) for numel in each if numel)
+            each = sizes[among] if apart else [sum(sizes[among])]
+            yield from (Message("tp", "all_reduce", times, numel * width, ranks, place) for numel in each if numel)
         if layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
@@ -147,8 +157,6 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
         payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
         yield Message("pp", "all_reduce", 1, payload, 2, "pp")
-    if counts.job.stack.weight_gradients == "bucketed":
-        yield from _buckets(counts, layout, chunks=chunks)
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
@@ -158,25 +166,6 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.schedule == "dualpipe":
             yield Message("pp", "all_reduce", 1, payload, 2, "pp")
-
-
-def _buckets(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
-    """All-reduces of whole gradients in buckets, from the last weight to the first: a bucket is full with the weight
-    that fills it (pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
-    """
-    width, full, capacity = counts.job.precision.summed_bytes, 0, FIRST_BUCKET_BYTES
-    runs = [each for chunk in chunks for each in counts.stage_work(layout)[chunk]]
-    for run, times in reversed(runs):
-        weights = counts.weights(layout, run.name)
-        units = list(local_parts(weights, model=counts.model, layout=layout, job=counts.job))
-        for unit, _, replicas in units * times:
-            for weight in reversed(unit.weights if replicas > 1 else ()):
-                full += weight.numel * width
-                if full >= capacity:
-                    yield Message("dp", "all_reduce", 1, full, replicas, "replica")
-                    full, capacity = 0, BUCKET_BYTES
-    if full:
-        yield Message("dp", "all_reduce", 1, full, layout.dp, "replica")
 
 
 def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:

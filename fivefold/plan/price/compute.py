@@ -251,7 +251,7 @@ class Prices:
     def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:
         """Seconds, forward and backward, of one of the two batched matmuls of unfused attention, on the full square."""
         sequences, tokens, dim = op.shape
-        batch, m = sequences * heads, op.flops // (2 * sequences * heads * tokens * dim)
+        batch, m = sequences * heads, max(1, op.flops // (2 * sequences * heads * tokens * dim))
         first = op.name.endswith("scores")
         n, k = (tokens, dim) if first else (dim, tokens)
         forward = self.matmul(m, n, k, dtype=self.wide, batch=batch)

@@ -66,7 +66,7 @@ class DataParallel:
                 seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
                 if message.collective == "all_gather":
                     gather, gather_busy = gather + seconds, gather_busy + busy
-                elif message.collective == "all_reduce" and each:
+                elif message.group.endswith("replica") and each:
                     copies += seconds
                 else:
                     reduce, reduce_busy = reduce + seconds, reduce_busy + busy
@@ -79,7 +79,7 @@ class DataParallel:
 
     def each_way(self, layout: Layout, name: Name) -> tuple[MessageTime, MessageTime]:
         """A unit's messages in every forward and in every backward, where only blocks are gathered again."""
-        time, gathers = self.gather_reduce(layout, name), not policy(layout).weights_stay
+        time, gathers = self.gather_reduce(layout, name), not policy(layout, self.job).weights_stay
         again = gathers_again(name, layout, self.job)
         gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
         reduces = self.counts.reduces_each(layout, name) and not self.follows(name)
@@ -121,7 +121,7 @@ class DataParallel:
         copies = 0.0
         gathers, reduces = list[MessageTime](), list[MessageTime]()  # in the order of the units
         forward, backward = list[float](), list[float]()  # of the first stage's units
-        stays, work = policy(layout).weights_stay, self.counts.stage_work(layout)
+        stays, work = policy(layout, self.job).weights_stay, self.counts.stage_work(layout)
         for chunk in chunks:
             for run, times in work[chunk]:
                 time, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)

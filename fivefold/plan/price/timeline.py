@@ -116,7 +116,7 @@ class Timeline:
         forward = backward = whole = weight = 0.0
         fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
         longest, parallel = (0.0, ""), self.parallel
-        sends = not policy(layout).weights_stay or self.counts.reduces_each(layout)
+        sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
         spare, after = 0.0, MessageTime(0.0, 0.0)  # seconds of the next forward; the reduction that travels beside it
         for run, times in work:
             unit = self.units.unit(layout, run)

@@ -208,6 +208,8 @@ class Bounds:
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
+        if self.planner.job.stack.shards == "beside":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
+            stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
         reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.weights == "broadcast":  # no bound for it

@@ -128,10 +128,10 @@ class Estimates:
             s.dp * s.cp,
             self._apart[candidates.shape],
         ]
-        columns += [self.each(candidates).astype(np.int64)]
+        columns += [self.each(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
 
         def make(layout: Layout, _: int) -> Floats:
-            keeps, rows = policy(layout), []
+            keeps, rows = policy(layout, self.counts.job), []
             for run in self.runs:
                 state = self.counts.states(layout, self._alike(run.name))
                 ends = state.sums if keeps.gradients_stay else state.reduced

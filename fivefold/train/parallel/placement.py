@@ -129,7 +129,7 @@ class Placement:
             for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
         ]
         shards, dtypes = [Shard(each, axis=shard) for each in held], Dtypes(self.job.precision)
-        keeps = policy(self.layout) if shard.size > 1 else POLICIES[0]
+        keeps = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
         each = each and not keeps.gradients_stay and reduces_each(self.layout, self.job)
         ahead = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(

@@ -127,7 +127,7 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[Run]) -> list[int]:
     """Bytes of a pipeline rank's largest temporary tensors: activations, gradients, gathered units."""
-    part, keeps = part_of(layout), policy(layout)
+    part, keeps = part_of(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
         state = counts.states(layout, run.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fivefold.job import Job
+from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.plan.count.memory.stage import Chunk
@@ -19,9 +20,13 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
 
 
-def spare_gradients_bytes(job: Job, chunks: Collection[Chunk]) -> int:
-    """Bytes of a rank's unused gradients: a placeholder per weight shape, or buckets that hold every gradient again."""
+def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout) -> int:
+    """Bytes of a rank's unused gradients: a placeholder per weight shape, or buckets that hold every gradient again;
+    ZeRO-3's bucket, which lives beside its shards.
+    """
     recipe = job.precision
+    if job.stack.reduce_bucket and not policy(layout, job).weights_stay:
+        return job.stack.reduce_bucket * recipe.summed_bytes
     if job.stack.weight_gradients == "placeholders":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes

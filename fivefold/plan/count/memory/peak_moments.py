@@ -16,6 +16,7 @@ from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
 from fivefold.plan.count.memory.in_flight import Before, Kind
+from fivefold.plan.count.memory.joined import Joined
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums
 from fivefold.plan.count.memory.reductions import Change, Reductions, cut
 from fivefold.plan.count.memory.stage import RunMemory, Stages, held_bytes
@@ -46,14 +47,14 @@ class PeakFinder:
 
     def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
         job, part = counts.job, part_of(layout)
-        self.counts, self.stages, self.policy = counts, stages, policy(layout)
+        self.counts, self.stages, self.policy = counts, stages, policy(layout, job)
         self.stream = counts.local(part).stream_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
         self.offloads = "activations" in job.offload
         self.regathers = regathers(layout, job)
         self.keeps = not self.policy.weights_stay and not self.regathers  # gathered from an F to a B
         self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
-        self.reductions = Reductions(counts, layout)
+        self.reductions, self.joined = Reductions(counts, layout), Joined(counts, layout)
 
     def fullest(
         self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None, held: bool = False
@@ -97,11 +98,13 @@ class PeakFinder:
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
         first, lag = first and not self.reductions.lasting, self.lag_bytes(before)
-        if kind == "F":
-            return self._forward(units, first=first, held=held, lagging=lag)
         if kind == "W":
             return self._weights(units, first=first, last=last, lagging=lag)
-        return self._backward(units, first=first, last=last, split=kind == "B", held=held, lagging=lag)
+        if kind == "F":
+            found = self._forward(units, first=first, held=held, lagging=lag)
+        else:
+            found = self._backward(units, first=first, last=last, split=kind == "B", held=held, lagging=lag)
+        return self.joined.changed(found, units, stage=stage, backward=kind != "F")
 
     def _split(self, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
         return self.counts.split(unit.part, unit.run.name, born, together=self.reductions.each)

@@ -24,7 +24,7 @@ from fivefold.plan.count.memory.buffers import inputs_bytes, spare_gradients_byt
 from fivefold.plan.count.memory.in_flight import LivePass, in_order, live_passes
 from fivefold.plan.count.memory.peak_moments import PeakFinder
 from fivefold.plan.count.memory.stage import Chunk, describe, held_bytes, stages_of
-from fivefold.plan.count.memory.states import UnitStates
+from fivefold.plan.count.memory.states import UnitStates, updates_one
 from fivefold.plan.count.update import scratch_bytes
 from fivefold.record import Mistake
 from fivefold.sizes import COUNTED_BYTES
@@ -211,7 +211,8 @@ class _Ranks:
 
     def _total(self, held: Sequence[int]) -> UnitStates:
         states = [self.stages.chunks[stage].states for stage in held]
-        return states[0] if len(states) == 1 else sum(states, start=UnitStates())
+        total = states[0] if len(states) == 1 else sum(states, start=UnitStates())
+        return total._replace(moments=total.moments + 4) if updates_one(self.layout, self.job) else total
 
     def _weights(self, held: Sequence[int]) -> list[int]:
         """Bytes for each element of ``LivePass.counts``, on a rank that holds these stages."""
@@ -220,6 +221,9 @@ class _Ranks:
         split = self.layout.schedule in SPLIT and not finder.offloads
         late = [finder.late_bytes(stage) if split else 0 for stage in held]
         sums = [0 if reductions.lasting else self._during(chunk.states) for chunk in chunks]
+        if reductions.stays:  # whose bucket lives to the end of the step
+            sums = [size + reductions.bucket * (chunk.runs[-1].run.name == "head")
+                    for size, chunk in zip(sums, chunks, strict=True)]  # fmt: skip
         made = [0 if reductions.lasting else chunk.experts for chunk in chunks]
         if reductions.each:
             made = [finder.made_by_w(stage) if split else 0 for stage in held]
@@ -248,7 +252,12 @@ class _Ranks:
     def _base(self, rank: int) -> int:
         """Bytes that live all through a step."""
         total, chunks = self.totals[rank], [self.stages.chunks[stage] for stage in self.held[rank]]
-        base = self._parameters(total) + total.moments + self.inputs + spare_gradients_bytes(self.job, chunks)
+        base = (
+            self._parameters(total)
+            + total.moments
+            + self.inputs
+            + spare_gradients_bytes(self.job, chunks, layout=self.layout)
+        )
         return base + (self._gradients(total) if self.reductions.lasting else 0)
 
     def _parameters(self, total: UnitStates) -> int:

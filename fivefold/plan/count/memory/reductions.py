@@ -32,13 +32,20 @@ class Reductions:
 
     def __init__(self, counts: Counts, layout: Layout) -> None:
         job, model, ours = counts.job, counts.model, counts.job.stack.linears == "fanned"
-        self.stays = policy(layout).gradients_stay
+        keeps = policy(layout, job)
+        self.stays = keeps.gradients_stay
         self.each = counts.reduces_each(layout)
         self.midway = ours  # experts are reduced within their block's backward
+        # Each gradient is copied at once into a bucket, which ZeRO-2 allocates with the first of a backward and ZeRO-1
+        # with the first of a step.
+        self.bucketed = job.stack.reduce_bucket > 0 and not self.stays
+        buckets = (2 if "dp" in job.stack.overlap else 1) if layout.shards > 1 and keeps.weights_stay else 0
+        self.bucket = buckets * job.stack.reduce_bucket * job.precision.summed_bytes
         # A unit's sums live until the next unit's are reduced.
-        self.lags = "dp" in job.stack.overlap and not self.stays and (ours or not self.each)
-        # Gradients that matmuls accumulate are one buffer, allocated from the start.
-        self.lasting = job.stack.weight_gradients not in ("apart", "bucketed") and self.stays
+        self.lags = "dp" in job.stack.overlap and not self.stays and (ours or not self.each) and not self.bucketed
+        # Gradients that matmuls accumulate are one buffer, allocated from the start; and shards of ZeRO-3's buckets.
+        summed = job.stack.weight_gradients not in ("apart", "bucketed") and self.stays
+        self.lasting = summed or (self.bucketed and not keeps.weights_stay)
         # All weight gradients of a backward live until its end, and only then are added to the sums.
         self.late = job.stack.weight_gradients in ("late", "buckets") and self.stays
         # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
@@ -60,23 +67,30 @@ class Reductions:
 
     def reduces(self, unit: RunMemory, *, last: bool) -> bool:
         """Whether the gradients of ``unit`` are reduced in a pass in which all of them have come."""
-        return not self.stays and (last or self._each(unit))
+        return not self.stays and (last or self.bucketed or self._each(unit))
 
     def born(self, unit: RunMemory, *, first: bool) -> Sums:
         """Sums that a backward of ``unit`` allocates."""
+        bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+        if self.bucketed:
+            return NO_SUMS._replace(dense=bucket)
         if first or not self.each:
-            return unit.born if first else NO_SUMS
+            return unit.born._replace(dense=unit.born.dense + bucket) if first else NO_SUMS._replace(dense=bucket)
         kept = self.table.sums if self.table_waits and self.is_tied and unit.run.name == "head" else 0
         dense = unit.born.dense - kept if self._each(unit) else 0
         return Sums(dense, unit.born.experts if cut(unit.parts[-1]) else 0)
 
     def shards(self, unit: RunMemory, *, first: bool) -> int:
         """Bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
-        return 0 if self._each(unit) and not first else sum(map(cut, unit.parts))
+        return 0 if self.bucketed or (self._each(unit) and not first) else sum(map(cut, unit.parts))
 
     def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> Change:
         """The change by a backward; ``made_later``: bytes of weight gradients that W makes."""
         state = unit.state
+        bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+        if self.bucketed:
+            waits = {"head": self.waiting, "embed": -self.waiting}.get(str(unit.run.name), 0)
+            return Change(bucket + waits, bucket, waits)
         if self.late:  # separate gradients, not their sums
             born = max(0, state.sums * self.of_sums[0] // self.of_sums[1] - made_later)
         elif first or not self._each(unit):
@@ -88,6 +102,7 @@ class Reductions:
         waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
         shards = self.shards(unit, first=first)
         gone = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
+        born += bucket
         return Change(born + waits + shards, born + (shards - gone if reduces else 0), waits)
 
     def lag_bytes(self, unit: RunMemory) -> int:

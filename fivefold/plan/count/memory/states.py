@@ -65,12 +65,13 @@ def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job:
 
 def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
     """States of one part; ``narrow``: names of the weights whose moments may have scales."""
-    recipe, keeps = job.precision, policy(layout)
+    recipe, keeps = job.precision, policy(layout, job)
     padded = padded_numel(unit, shards=shards)
     own, whole = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays = shards == 1 and not keeps.weights_stay  # experts without replicas are never freed
     casts = recipe.gathers == "fp8" and any(map(multiplies, unit.weights))
-    apart = casts or not recipe.sends_masters or not (keeps.weights_stay or stays)
+    beside = shards > 1 and layout.zero == 2 and job.stack.shards == "beside"
+    apart = casts or beside or not recipe.sends_masters or not (keeps.weights_stay or stays)
     sent_is_copy = casts or not (apart and recipe.sends_masters)
     travel = (
         0
@@ -78,6 +79,8 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
         else _travel(unit, shards=shards, recipe=recipe, copied=sent_is_copy)
     )
     moments = MOMENTS[job.optimizer.kind](unit, shards, narrow, job)
+    if updates_one(layout, job):
+        moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in job.offload
     here = recipe.updated_bytes if apart else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
@@ -91,6 +94,12 @@ def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, 
         travel=travel,
         updated=own,
     )
+
+
+def updates_one(layout: Layout, job: Job) -> bool:
+    """Whether AdamW updates this rank's part of all weights as one tensor, with one step count."""
+    whole = job.stack.reduce_bucket > 0 and layout.zero > 0 and job.optimizer.kind == "adamw"
+    return whole and "optimizer" not in job.offload
 
 
 def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
