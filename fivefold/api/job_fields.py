@@ -53,6 +53,7 @@ class JobWords(TypedDict, total=False):
     reduce_bucket: int
     copies: str
     outputs: str
+    received: str
     weight_gradients: str
     joined: Sequence[str]
     run_ahead: bool

@@ -66,11 +66,17 @@ def regathers(layout: Layout, job: Job) -> bool:
     return not policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
 
 
+def joins_ends(layout: Layout, job: Job) -> bool:
+    """Whether embedding and head are one unit, gathered and reduced in one message."""
+    return job.stack.gathers_again == "root" and layout.pp == 1
+
+
 def gathers_again(name: object, layout: Layout, job: Job) -> bool:
     """Whether the weights of a unit are gathered again for its backward: not the head's, which are still gathered, and
     the embedding's, which it does not need, where the stack gathers all.
     """
-    return name != "head" and (name != "embed" or job.stack.gathers_again == "all") and regathers(layout, job)
+    embedding = job.stack.gathers_again != "needed" and not joins_ends(layout, job)
+    return name != "head" and (name != "embed" or embedding) and regathers(layout, job)
 
 
 def chunk_rows(rows: int, *, shards: int) -> int:

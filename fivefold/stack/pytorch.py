@@ -76,6 +76,11 @@ TORCHTITAN = Entry(
         "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
         "outputs": Fact("held", "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache; measured"),
+        "received": Fact(
+            "held",
+            "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, args_recv_info, grad_recv_info and "
+            "clear_runtime_states; measured",
+        ),
         "copies": Fact(
             "weight", "pytorch/pytorch@v2.13.0:torch/distributed/tensor: each Partial gradient for itself; measured"
         ),

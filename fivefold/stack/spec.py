@@ -91,8 +91,9 @@ class Stack(Record):
     # gathered once for both and stay meanwhile (FSDP2's reshard_after_forward=False)
     reshard: Literal["forward", "backward"] = "forward"
     # of what ZeRO-3 frees after the forward, it gathers again what the backward needs, or every unit: the embedding
-    # too, whose backward needs no weights (FSDP2's pre-backward hooks)
-    gathers_again: Literal["needed", "all"] = "needed"
+    # too, whose backward needs no weights (FSDP2's pre-backward hooks); root: as all, but embedding and head are one
+    # unit without a pipeline, which stays gathered from its forward to its backward (accelerate's FSDP2)
+    gathers_again: Literal["needed", "all", "root"] = "needed"
     # of ZeRO-2: a rank's shard lies within the weights, which stay gathered from step to step; or it alone stays, and
     # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
     # reshard_after_forward=False)
@@ -114,6 +115,9 @@ class Stack(Record):
     # a stage of a pipeline lets go of what it has sent on, or holds its output, the logits of the last, until the
     # backward of that micro-batch (PyTorch's)
     outputs: Literal["let_go", "held"] = "let_go"
+    # what a stage receives lives while it is needed, or in buffers of every micro-batch of a step, throughout, as the
+    # gradients of its inputs do once they are made (PyTorch's)
+    received: Literal["let_go", "held"] = "let_go"
     reduce_in_fp32: bool = True  # else a recipe's fp32 sums of gradients are kept and reduced in 16 bits
     # updated weights of ZeRO-1 and -2 reach the other ranks ahead: beside the forward, before each unit needs them;
     # at_once: before the forward; broadcast: at once, each owner hands out whole tensors in turn (InternEvo)

@@ -12,7 +12,7 @@ from fivefold.train.model.precision import check_trainable
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine has.
 OURS = {
     "joint": False, "weight_gradients": "apart",
-    "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
+    "received": "let_go", "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
     "dispatcher": "all_to_all", "scatter_hops": False,
 }  # fmt: skip
 

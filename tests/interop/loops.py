@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
@@ -286,53 +285,3 @@ def pipeline(*, schedule: str, micro_batches: int, v: int = 1, dp: int = 1) -> L
         optimizer.zero_grad()
 
     return parts, optimizer, step, mesh, rank
-
-
-def accelerate() -> Loop:
-    """accelerate's FSDP2 with its wrapping by the blocks' class: what is left of the model is one unit."""
-    import os
-
-    rank = str(dist.get_rank())
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true"}  # fmt: skip
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
-        reshard_after_forward=True,
-    )  # fmt: skip
-    model: nn.Module = CausalLM()
-    model, optimizer = Accelerator(cpu=True, fsdp_plugin=plugin).prepare(model, adamw(model.parameters()))
-    inner = optimizer.optimizer  # type: ignore[attr-defined]
-    return model, inner, plain_step(model, inner), None, 0
-
-
-BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
-
-
-def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
-    """DeepSpeed's engine on the CPU; ``keys``: of its ``zero_optimization``."""
-    import os
-
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
-    import deepspeed as package
-
-    package.init_distributed(dist_backend="gloo")
-    model = CausalLM()
-    config = {
-        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": micro_batches,
-        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
-    }  # fmt: skip
-    engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
-    optimizer = getattr(wrapped, "optimizer", wrapped)
-
-    def step(micro: list[Batch]) -> None:
-        for ids, targets in micro:
-            logits = engine(ids)
-            engine.backward(loss(logits, targets))
-            del logits
-            engine.step()
-
-    return engine, optimizer, step, None, 0

@@ -90,12 +90,12 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
     assert sum(each.numel() for each in built.parameters()) == model.parameters
 
 
-def trained(folder: Path, command: list[str], **environment: str) -> str:
+def trained(folder: Path, command: list[str], script: str = "train.py", **environment: str) -> str:
     """The folder as it is written, on the CPU; what it prints."""
     with (folder / "arguments.yaml").open("a") as file:
         file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
     done = subprocess.run(
-        [sys.executable, "-m", *command, "train.py", "arguments.yaml"],
+        [sys.executable, "-m", *command, script, "arguments.yaml"],
         cwd=folder, capture_output=True, text=True, check=False, timeout=900, env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -117,5 +117,11 @@ def test_what_is_written_for_deepspeed_trains_on_two_processes(zero: int, tmp_pa
     stack = stack_named("deepspeed").replace(reduce_bucket=100_000)
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2, stack=stack)
     put(Plan(named("nano"), Layout.parse(f"dp2 zero{zero} mbs1"), job), "deepspeed", tmp_path)
+    # on a CPU transformers lets DeepSpeed shard the model before there is a process group
+    (tmp_path / "first.py").write_text(
+        "import runpy, deepspeed\n"
+        "deepspeed.init_distributed(dist_backend='gloo')\n"
+        "runpy.run_path('train.py', run_name='__main__')\n"
+    )
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert "train_loss" in trained(tmp_path, launch, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    assert "train_loss" in trained(tmp_path, launch, "first.py", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")

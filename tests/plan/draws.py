@@ -181,6 +181,7 @@ STACK: dict[str, Draw] = {
     "reduce_bucket": one(0, 0, 0, 1, 3000, 500_000_000),
     "copies": any_of(Stack, "copies"),
     "outputs": any_of(Stack, "outputs"),
+    "received": any_of(Stack, "received"),
     "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
     "weights": any_of(Stack, "weights"),
     "async_tp": any_of(Stack, "async_tp"),

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fivefold.formats.keys import Values
-from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.spec import Stack
 
@@ -26,13 +25,11 @@ STAGE_3 = {
 MOST = 2**48
 
 
-def sizes(values: Values, model: Model) -> dict[str, Any]:
+def sizes(values: Values) -> dict[str, Any]:
     """Fields of the stack by path."""
     found = dict[str, Any]()
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
         value = values[PREFIX + name]
-        if value == "auto":
-            value = OF_WIDTH[PREFIX + name](model.width)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
             raise Mistake(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
         found[f"job.stack.{ours}"] = int(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, reading, replicas, world
-from fivefold.formats.huggingface.deepspeed import sizes
+from fivefold.formats.huggingface.deepspeed import OF_WIDTH, sizes
 from fivefold.formats.huggingface.gather import beside, gather, is_idle
 from fivefold.formats.huggingface.keys import TABLE
 from fivefold.formats.keys import Values
@@ -44,6 +44,8 @@ def read(document: Document, asked: Asked) -> Reading:
     kind = strategy(found.given)
     name = found.dialect.name if found.dialect else "deepspeed" if kind == "deepspeed" else "accelerate"
     version = found.dialect.version if found.dialect else VERSIONS[name]
+    widths = [key for key, value in given.items() if key in OF_WIDTH and value == "auto"]
+    given = {key: value for key, value in given.items() if key not in widths}
     values = Values(table, given, origin=document.origin, software=f"{name} {version}")
     ranks = world(document._replace(ranks=document.ranks or found.ranks), asked)
     if "stage" in table and values["stage"] not in ("sft", "pt"):
@@ -54,10 +56,11 @@ def read(document: Document, asked: Asked) -> Reading:
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
         return reading((name, version), values, {}, document=document, model=model, ranks=None, missing=missing)
+    values.given |= {key: OF_WIDTH[key](model.width) for key in widths}
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
     fields |= _batch(values, fields, kind) | _optimizer(values, kind) | _stack(values, kind)
-    fields |= sizes(values, model) if kind == "deepspeed" else {}
+    fields |= sizes(values) if kind == "deepspeed" else {}
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
     fields["job.documents"] = "apart" if values["padding_free"] else "joined"

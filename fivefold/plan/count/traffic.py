@@ -15,7 +15,15 @@ from math import prod
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
 from fivefold.layout.names import V_SHAPED
-from fivefold.layout.sharding import extra_reduce_axis, gathers_again, multiplies, padded_numel, policy, shard_numel
+from fivefold.layout.sharding import (
+    extra_reduce_axis,
+    gathers_again,
+    joins_ends,
+    multiplies,
+    padded_numel,
+    policy,
+    shard_numel,
+)
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -40,7 +48,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
     joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
     for chunk in chunks:
         for run, times in stages[chunk]:
-            once = [each for each in unit_messages(counts, layout, run.name) if each.collective not in joined]
+            once = [each for each in _own_messages(counts, layout, run.name) if each.collective not in joined]
             once += copy_messages(counts, layout, run.name)
             found += [message._replace(times=message.times * times) for message in once]
             ops = counts.unit(run_part(part_of(layout), run), run.name).ops
@@ -84,6 +92,17 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
 
+def _own_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
+    """``unit_messages`` as they are sent: those of an embedding that is one unit with the head in the head's."""
+    found = list(unit_messages(counts, layout, name))
+    if name not in ("embed", "head") or not joins_ends(layout, counts.job):
+        return found
+    if name == "embed":
+        return []
+    sizes = {(each.collective, each.group): each.payload for each in unit_messages(counts, layout, "embed")}
+    return [each._replace(payload=each.payload + sizes.get((each.collective, each.group), 0)) for each in found]
+
+
 def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """All-reduces of gradients after data parallelism's: of weights replicated over tp
     (``sharding.extra_reduce_axis``), and under DualPipe of all weights with the other rank that holds the same stages.
@@ -94,7 +113,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
         sizes: dict[str, list[int]] = {among: [] for among in groups}
         apart = counts.job.stack.copies == "weight"  # as they are made, before ZeRO cuts them
-        times = passes(layout, counts.job) if apart else 1
+        times = passes(layout, counts.job) if apart and counts.reduces_each(layout) else 1
         for weight in unit.weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if apart else shard_numel(weight, shards=shards))

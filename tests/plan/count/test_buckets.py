@@ -64,10 +64,13 @@ def test_what_lives_gathered_follows_from_the_limits() -> None:
     counts = Counts(MODEL, job(fetch_small=0))
     found = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert found is not None
-    assert found.forward == (WHOLE,) * 6 == found.backward  # all is ahead, and near
-    few = fetches(Counts(MODEL, job(fetch_small=0, fetch_ahead=0, fetch_reuse=0)), Layout.parse("dp2 zero3"), chunk=0)
+    block = 184_576
+    assert found.forward == (WHOLE,) * 6  # all is ahead, and near
+    assert found.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
+    limits = {"fetch_small": 0, "fetch_ahead": 0, "fetch_reuse": 0}
+    few = fetches(Counts(MODEL, job(**limits)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert few is not None
-    assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight
+    assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each
     assert fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
 
 

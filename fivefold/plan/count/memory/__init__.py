@@ -4,5 +4,5 @@ rank_memory   states at rest, the peak of a step and its cause
 states        weights, gradients, optimizer of a unit          buffers    inputs, rotary tables, duplicate gradients
 liveness      activations kept by a unit, op by op             in_flight  micro-batches and messages of a schedule
 peak_moments  moments of a pass that may be the peak           stage      a pipeline stage, added up once
-reductions    gradients until they are reduced                 allocator  allocated to reserved to the driver's figure
+reductions    gradients until they are reduced · joined        allocator  allocated to reserved to the driver's figure
 """

@@ -41,7 +41,8 @@ class LivePass(NamedTuple):
     """A pass and what lives beside it. ``counts`` has for each stage of the rank: other micro-batches between F and B;
     between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced; whether
     weights stay gathered from an F to a B. Then streams between stages of this rank after the pass, and all streams
-    sent or received during it.
+    sent or received during it; with ``buffers`` of every micro-batch, gradients of inputs made so far, less those
+    of this pass.
 
     ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
     more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing under way.
@@ -69,23 +70,30 @@ class LivePasses(NamedTuple):
     place: NDArray[np.int64]
 
 
-def in_order(table: Table, rank: int, reduced: Reduced, *, keeps: bool = False) -> Iterator[LivePass]:
-    """Every pass of one pipeline rank, in time order; ``keeps``: weights stay gathered from an F to a B."""
-    return _under_way(_row(table, rank, list(_sent_and_live(table))[rank], keeps), reduced)
+def in_order(
+    table: Table, rank: int, reduced: Reduced, *, keeps: bool = False, buffers: bool = False
+) -> Iterator[LivePass]:
+    """Every pass of one pipeline rank, in time order; ``keeps``: weights stay gathered from an F to a B; ``buffers``:
+    what is received lives throughout, in others' account.
+    """
+    found = _row(table, rank, list(_sent_and_live(table))[rank], keeps)
+    return _under_way(_inputs_kept(found, table, rank) if buffers else found, reduced)
 
 
 @lru_cache(maxsize=1024)
 def live_passes(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never", *, keeps: bool = False
+    name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never", *, keeps: bool = False,
+    buffers: bool = False,
 ) -> LivePasses:  # fmt: skip
     """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
         rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches, keeps), reduced)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        found = (_row(table, rank, sent, keeps) for rank, sent in enumerate(_sent_and_live(table)))
         rows = tuple(
-            _highest(_under_way(_row(table, rank, sent, keeps), reduced))
-            for rank, sent in enumerate(_sent_and_live(table))
+            _highest(_under_way(_inputs_kept(each, table, rank) if buffers else each, reduced))
+            for rank, each in enumerate(found)
         )
     every = [live_pass for row in rows for live_pass in row]
     distinct = tuple(dict.fromkeys(live_pass[:6] for live_pass in every))
@@ -146,6 +154,20 @@ def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool) -> Iterator[
             reduced[mine] |= last and kind != "B"
             here = stays
             gone += target not in (None, rank)
+
+
+def _inputs_kept(found: Iterable[LivePass], table: Table, rank: int) -> Iterator[LivePass]:
+    """The passes with what all backwards before have left in place of messages under way: gradients of inputs, and on
+    a rank of several stages outputs sent, which are waited for at the end of the step. Less what a pass itself counts
+    of its buffers: its input and, in a backward, the gradient of its output.
+    """
+    made, several = 0, len(table.rank_stages[rank]) > 1
+    sends = [several and _exit(table, ("F", stage, 0)) not in (None, rank) for stage in range(table.stages)]
+    for live_pass in found:
+        kind, stage = live_pass.kind, live_pass.stage
+        own = (kind != "W" and stage > 0) + (kind in ("B", "BW") and stage < table.stages - 1)
+        yield live_pass._replace(counts=(*live_pass.counts[:-2], 0, made - own))
+        made += ((stage > 0) + sends[stage]) * (kind in ("B", "BW"))
 
 
 def _passes(action: Action) -> tuple[Pass, ...]:

@@ -33,6 +33,7 @@ class Joined:
         self.wide, self.width = recipe.wide_bytes, recipe.summed_bytes
         self.bucket = stack.reduce_bucket * self.width if layout.shards > 1 else 0
         self.by_weights = stack.fetch == "weights" and not keeps.weights_stay
+        self.uneven = self.by_weights or self.bucket > 0
         self.shards_come = self.bucket > 0 and keeps.weights_stay and not keeps.gradients_stay  # ZeRO-2
 
     def changed(

@@ -10,9 +10,10 @@ In a run of equal units live bytes grow or shrink evenly, so only its first and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from fivefold.layout.sharding import policy, regathers
+from fivefold.layout.sharding import joins_ends, policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
 from fivefold.plan.count.memory.in_flight import Before, Kind
@@ -51,7 +52,7 @@ class PeakFinder:
         self.stream = counts.local(part).stream_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
         self.offloads = "activations" in job.offload
-        self.regathers = regathers(layout, job)
+        self.regathers, self.root = regathers(layout, job), joins_ends(layout, job)
         self.keeps = not self.policy.weights_stay and not self.regathers  # gathered from an F to a B
         self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
         self.reductions, self.joined = Reductions(counts, layout), Joined(counts, layout)
@@ -64,8 +65,8 @@ class PeakFinder:
         key = self.stages.chunks[stage].alike, kind, first, last, lag, held, self.reductions.each
         found = self.stages.pass_peaks.get(key)
         if found is None:
-            top = max(self.moments(kind, stage, first, last, before, held), key=lambda at: at.bytes)
-            found = self.stages.pass_peaks[key] = top.bytes, top.cause
+            every = self.moments(kind, stage, first, last, before, held, all_ends=self.joined.uneven)
+            found = self.stages.pass_peaks[key] = max(((at.bytes, at.cause) for at in every), key=itemgetter(0))
         return found
 
     def late_bytes(self, stage: int) -> int:
@@ -100,9 +101,8 @@ class PeakFinder:
         first, lag = first and not self.reductions.lasting, self.lag_bytes(before)
         if kind == "W":
             return self._weights(units, first=first, last=last, lagging=lag)
-        if kind == "F":
-            found = self._forward(units, first=first, held=held, lagging=lag)
-        else:
+        found = self._forward(units, first=first, held=held, lagging=lag)
+        if kind != "F":
             found = self._backward(units, first=first, last=last, split=kind == "B", held=held, lagging=lag)
         return self.joined.changed(found, units, stage=stage, backward=kind != "F")
 
@@ -171,10 +171,8 @@ class PeakFinder:
             born = NO_SUMS if off and sums.each else sums.born(unit, first=first)  # else W allocates them
             block = gathers and run.name not in ("embed", "head")
             stays, regathered = block and held, state.whole if block and not held else 0
-            let_go = self._let_go(unit, stays=stays)
-            reduces = sums.reduces(unit, last=last) and not off
-            change = self._change(unit, first=first, reduces=reduces, off=off)
-            lag = sums.lag_bytes(unit) if reduces else 0
+            let_go, reduces = self._let_go(unit, stays=stays), sums.reduces(unit, last=last) and not off
+            change, lag = self._change(unit, first=first, reduces=reduces, off=off), sums.lag_bytes(unit) * reduces
             profile, table = self._with_table(unit, born, first=first, reduces=reduces, split=split)
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
@@ -209,11 +207,10 @@ class PeakFinder:
 
     def _let_go(self, unit: RunMemory, *, stays: bool) -> int:
         """Bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
-        sums, run = self.reductions, unit.run
-        own = unit.state.whole if not self.policy.weights_stay and (stays or self._stays(run)) else 0
-        if not sums.adds or self.policy.weights_stay:
+        own = unit.state.whole if not self.policy.weights_stay and (stays or self._stays(unit.run)) else 0
+        if not self.reductions.adds or self.policy.weights_stay:
             return own
-        return {"head": own + sums.table.whole, "embed": 0}.get(str(run.name), own)
+        return {"head": own + self.reductions.table.whole, "embed": 0}.get(str(unit.run.name), own)
 
     def _made_last(self, unit: RunMemory) -> int:
         """Bytes that live when the last gradient of a unit is made: of the stream, or of the table."""
@@ -263,7 +260,7 @@ class PeakFinder:
         for unit in units:
             late = self._split(unit).late_bytes
             left += unit.run.times * late
-            if not late and not sums.each and sums.reduces(unit, last=last):  # reduced in B
+            if not late and not (sums.each or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
                 grown += unit.state.reduced - unit.state.sums
         for place in reversed(range(len(units))):
             unit, profile = units[place], self._split(units[place])
@@ -272,7 +269,7 @@ class PeakFinder:
             reduces, change = sums.reduces(unit, last=last), self._change_by_w(unit, first=first, last=last)
             # those of experts are allocated with their first gradient; all are, if they are reduced every time
             born = sums.born(unit, first=first)
-            born = born if sums.each else born._replace(dense=0)
+            born = born if sums.each and not sums.bucketed else born._replace(dense=0)
             lag = sums.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
                 still, at = lag if done and reduces else lagging, unit.run.times - done - 1
@@ -295,7 +292,7 @@ class PeakFinder:
         """What W does to gradients whose dense sums B has allocated, unless they are reduced every time."""
         sums = self.reductions
         reduces = sums.reduces(unit, last=last)
-        if sums.each:
+        if sums.each or sums.bucketed:
             return sums.change(unit, first=first, reduces=reduces)
         experts = unit.born.experts if first else 0
         lasting = unit.state.reduced - unit.state.sums if reduces else sums.late * self._split(unit).made_bytes
@@ -311,12 +308,12 @@ class PeakFinder:
 
     def _table_whole(self, units: Sequence[RunMemory]) -> int:
         """Bytes of a gathered tied table that stays from the embedding's forward for the head on the same rank."""
-        shared = self.reductions.tied and not self.policy.weights_stay and units[-1].run.name == "head"
-        return self.reductions.table.whole if shared else 0
+        shared = not self.policy.weights_stay and units[-1].run.name == "head"
+        return (units[0].state if self.root else self.reductions.table).whole if shared else 0
 
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
-        return run.name == "head" or (run.name == "embed" and self.reductions.tied)
+        return run.name == "head" or (run.name == "embed" and (self.root or self.reductions.tied))
 
 
 def _table(head: RunMemory) -> tuple[UnitStates, ...]:

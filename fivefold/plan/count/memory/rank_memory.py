@@ -88,7 +88,7 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
     row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        row = in_order(table, rank, ranks.reductions.when, keeps=ranks.finder.keeps)
+        row = in_order(table, rank, ranks.reductions.when, keeps=ranks.finder.keeps, buffers=ranks.buffers)
     return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
@@ -120,14 +120,19 @@ class _Ranks:
         self.policy, self.stream = self.finder.policy, self.finder.stream
         self.reductions = self.finder.reductions
         when = self.reductions.when
+        self.buffers = layout.pp > 1 and self.job.stack.received == "held"
         self.live_passes = live_passes(
-            layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps
-        )
+            layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps,
+            buffers=self.buffers,
+        )  # fmt: skip
         self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
         self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
         self.totals = [self._total(held) for held in self.held]
-        self.kept = [self._on_device(chunk) for chunk in self.stages.chunks]
+        self.kept = [
+            self._on_device(chunk) - self.stream * (self.buffers and stage > 0 and not self.finder.offloads)
+            for stage, chunk in enumerate(self.stages.chunks)
+        ]
         weights = [self._weights(held) for held in self.held]
         self.weights = np.array(self._counted(weights, times=int(self.live_passes.counts.max(initial=1))))
 
@@ -157,7 +162,7 @@ class _Ranks:
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
         gradients, base = self._gradients(total), self._base(rank)
-        widened = self._widened(total) + self.scratch[rank]
+        widened = self._widened(total) + self.scratch[rank] + self._received(rank)
         if self.reductions.lasting:
             base -= gradients
         return [*found, Moment("optimizer", base + gradients + widened, 0, gradients, base, 0, 0, 0, widened)]
@@ -173,7 +178,8 @@ class _Ranks:
         """The moments of a pass, including what lives beside it."""
         held, beside = len(self.held[rank]), live_pass.counts * self.weights[rank]
         others, sums = int(beside[: 2 * held].sum()), int(beside[2 * held : 5 * held].sum())
-        base, gathered, messages = self._base(rank), int(beside[5 * held : 6 * held].sum()), int(beside[-1])
+        base, gathered = self._base(rank), int(beside[5 * held : 6 * held].sum())
+        messages = int(beside[-1]) + self._received(rank)
         if self.reductions.lasting:
             sums = self._gradients(self.totals[rank])
             base -= sums
@@ -190,7 +196,7 @@ class _Ranks:
             yield Moment(describe(at.cause, self.stages.chunks[live_pass.stage]), sum(parts), others, *parts)
 
     def _rank(self, rank: int, top: int, cause: str, *, kept: int) -> RankMemory:
-        total, base = self.totals[rank], self._base(rank)
+        total, base = self.totals[rank], self._base(rank) + self._received(rank)
         gradients, passes = self._gradients(total), base + top
         peak, update = passes, base + (0 if self.reductions.lasting else gradients) + self._widened(total)
         update += self.scratch[rank]
@@ -224,8 +230,8 @@ class _Ranks:
         if reductions.stays:  # whose bucket lives to the end of the step
             sums = [size + reductions.bucket * (chunk.runs[-1].run.name == "head")
                     for size, chunk in zip(sums, chunks, strict=True)]  # fmt: skip
-        made = [0 if reductions.lasting else chunk.experts for chunk in chunks]
-        if reductions.each:
+        made = [0 if reductions.lasting or reductions.bucketed else chunk.experts for chunk in chunks]
+        if reductions.each and not reductions.bucketed:
             made = [finder.made_by_w(stage) if split else 0 for stage in held]
         sums = [whole - by_w for whole, by_w in zip(sums, made, strict=True)]
         gone = [self._gradients(chunk.states) - self._during(chunk.states) for chunk in chunks]
@@ -260,6 +266,16 @@ class _Ranks:
         )
         return base + (self._gradients(total) if self.reductions.lasting else 0)
 
+    def _received(self, rank: int) -> int:
+        """Bytes of the buffers of every micro-batch of a step, and of what the backwards leave that are not played."""
+        if not self.buffers:
+            return 0
+        micro_batches, last = self.layout.micro_batches(self.job), len(self.stages.chunks) - 1
+        unplayed = micro_batches - _enough(self.layout, self.job)
+        inputs, outputs = (sum(stage != end for stage in self.held[rank]) for end in (0, last))
+        left = inputs + outputs * (self.layout.v > 1)
+        return self.stream * (micro_batches * (inputs + outputs) + unplayed * left)
+
     def _parameters(self, total: UnitStates) -> int:
         return (total.whole if self.policy.weights_stay else 0) + total.apart
 
@@ -269,7 +285,7 @@ class _Ranks:
 
     def _during(self, total: UnitStates) -> int:
         """Bytes of gradients between micro-batches."""
-        return total.reduced if self.reductions.each else total.sums
+        return total.reduced if self.reductions.each or self.reductions.bucketed else total.sums
 
     def _widened(self, total: UnitStates) -> int:
         """Bytes of copies of the gradients during the update."""

@@ -35,10 +35,10 @@ class Reductions:
         keeps = policy(layout, job)
         self.stays = keeps.gradients_stay
         self.each = counts.reduces_each(layout)
-        self.midway = ours  # experts are reduced within their block's backward
         # Each gradient is copied at once into a bucket, which ZeRO-2 allocates with the first of a backward and ZeRO-1
         # with the first of a step.
         self.bucketed = job.stack.reduce_bucket > 0 and not self.stays
+        self.midway = ours and not self.bucketed  # experts are reduced within their block's backward
         buckets = (2 if "dp" in job.stack.overlap else 1) if layout.shards > 1 and keeps.weights_stay else 0
         self.bucket = buckets * job.stack.reduce_bucket * job.precision.summed_bytes
         # A unit's sums live until the next unit's are reduced.

@@ -1,0 +1,63 @@
+"""The loops of packages that are installed by ``make interop`` alone: accelerate, DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+from torch import nn
+
+from tests.interop.loops import Batch, CausalLM, Loop, adamw, loss, plain_step
+
+
+def accelerate() -> Loop:
+    """accelerate's FSDP2 with its wrapping by the blocks' class: what is left of the model is one unit. It takes FSDP
+    on accelerators alone, and on CPUs DistributedDataParallel in its place, unless it is told afterwards.
+    """
+    rank = str(dist.get_rank())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true",
+                   "FSDP_VERSION": "2"}  # fmt: skip
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
+        reshard_after_forward=True,
+    )  # fmt: skip
+    model: nn.Module = CausalLM()
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator.state.fsdp_plugin = plugin
+    accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    model, optimizer = accelerator.prepare(model, adamw(model.parameters()))
+    inner = optimizer.optimizer  # type: ignore[attr-defined]
+    return model, inner, plain_step(model, inner), None, 0
+
+
+BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
+
+
+def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
+    """DeepSpeed's engine on the CPU; ``keys``: of its ``zero_optimization``."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
+    import deepspeed as package
+
+    package.init_distributed(dist_backend="gloo")
+    model = CausalLM()
+    config = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": micro_batches,
+        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
+    }  # fmt: skip
+    engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    optimizer = getattr(wrapped, "optimizer", wrapped)
+
+    def step(micro: list[Batch]) -> None:
+        for ids, targets in micro:
+            logits = engine(ids)
+            engine.backward(loss(logits, targets))
+            del logits
+            engine.step()
+
+    return engine, optimizer, step, None, 0

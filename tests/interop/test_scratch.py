@@ -1,0 +1,95 @@
+"""What the backward of DTensor's loss_parallel holds at once: in eager zeros with a one, the softmax and their sum;
+compiled, with the loss itself as torchtitan compiles it, one kernel makes the gradient in place.
+
+python -m tests.interop.test_scratch prints the peaks of resident memory, in logits of a rank (fp32).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+TOKENS, WIDTH, VOCAB, STEPS = 2048, 32, 32768, 3
+
+
+def resident(which: str) -> int:
+    """Bytes of this process's memory: now (VmRSS), or at most since ``forget`` (VmHWM)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith(which)).split()[1]) * 1024
+
+
+def forget() -> None:
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
+
+
+def backward_peak(*, compiled: bool) -> float:
+    """Of the last of a few passes, over what lived before it, in logits of a rank."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+
+    mesh, head, found = init_device_mesh("cpu", (2,)), nn.Linear(WIDTH, VOCAB, bias=False), 0.0
+    parallelize_module(head, mesh, ColwiseParallel(
+        input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False))  # fmt: skip
+    compute = torch.compile(loss) if compiled else loss
+    for _ in range(STEPS):
+        x, targets = torch.randn(1, TOKENS, WIDTH, requires_grad=True), torch.randint(VOCAB, (1, TOKENS))
+        gc.collect()
+        before = resident("VmRSS")
+        with loss_parallel():
+            logits = head(x)
+            value = compute(logits, targets)
+            del logits
+            forget()
+            value.backward()  # type: ignore[no-untyped-call]
+        found = (resident("VmHWM") - before) / (TOKENS * VOCAB // 2 * 4)
+        head.zero_grad()
+        del value, x
+    return found
+
+
+def peaks(folder: Path) -> tuple[float, float]:
+    """In eager, and compiled, of the first of two processes."""
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                store = dist.FileStore(str(folder / "store"), 2)
+                dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+                found = [backward_peak(compiled=compiled) for compiled in (False, True)]
+                (folder / str(rank)).write_text(" ".join(map(str, found)), encoding="utf-8")
+                dist.barrier()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    eager, compiled = map(float, (folder / "0").read_text(encoding="utf-8").split())
+    return eager, compiled
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_scratch_of_the_loss_lives_in_eager_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torchtitan", reason="takes a minute: `make interop` runs it")
+    eager, compiled = peaks(tmp_path)
+    assert 3.8 < eager < 4.3
+    assert 0.8 < compiled < 1.3
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        print(*(f"{found:.2f}" for found in peaks(Path(name))))
