@@ -87,5 +87,5 @@ gpu: $(BIN)/fivefold
 	touch $@
 
 interop: .venv-interop/bin/fivefold
-	.venv-interop/bin/python -m pytest tests/interop -W ignore
+	.venv-interop/bin/python -m pytest tests/interop -W ignore -rs
 	.venv-interop/bin/python -m tests.interop.measured --markdown docs/measurements/014-interop.md
