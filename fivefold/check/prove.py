@@ -28,7 +28,7 @@ from fivefold.record import Fault, Mistake
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
 from fivefold.train.generate.sample import sample_of
-from fivefold.train.logs.run_log import Logs, NoLogs, Report
+from fivefold.train.logs.run_log import Logs, NoLogs, Report, note
 from fivefold.train.loop import Loop, Outcome
 from fivefold.train.measure.measured_step import Measured
 from fivefold.train.measure.meter import resident_bytes
@@ -75,6 +75,8 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
         text = ""
         if run.sample and not outcome.stopped:
             text = sample_of(built, model=model, run=run, tokenizer=shards.tokenizer)
+        if text and process.rank == 0:
+            note(run.folder, step=outcome.step, text=f"sample {text!r}")
     finally:
         process.end()
     return Proof(predicted, measured, outcome, text)

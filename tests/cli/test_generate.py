@@ -93,7 +93,7 @@ def test_a_run_shows_at_evaluations_and_at_its_end_what_generate_draws(tmp_path:
     trained = subprocess.run([*words, "train", "run.toml"], cwd=tmp_path, capture_output=True, text=True)
     assert trained.returncode == 0, trained.stderr
     events = [line for line in read_lines(tmp_path / "run" / "log.jsonl") if "event" in line]
-    assert [line["step"] for line in events if line["event"].startswith("sample 'all")] == [0, 2]
+    assert [line["step"] for line in events if line["event"].startswith("sample 'all")] == [0, 2, 4]
     drawn = subprocess.run(
         [*words, "generate", "run.toml", "--prompt", "all", "--tokens", "9", "--seed", "7"],
         cwd=tmp_path, capture_output=True, text=True,

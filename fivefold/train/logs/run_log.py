@@ -113,3 +113,15 @@ class Logs(NoLogs):
             raise Fault(
                 f"{self.folder}: the logs cannot be written: {reason}; make room, and {resume_hint(self.folder)}"
             ) from None
+
+
+def note(folder: Path, *, step: int, text: str) -> None:
+    """Append an event to the log of a run that has ended, where its last line is not that event already."""
+    path, line = folder / "log.jsonl", {"step": step, "event": text}
+    if read_lines(path)[-1:] == [line]:
+        return
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise Fault(f"{path}: cannot be written: {error.strerror}") from None
