@@ -66,7 +66,11 @@ def test_github_runs_what_everyone_runs() -> None:
 
 def test_the_image_copies_what_is_there() -> None:
     words = [line.split()[1:-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
-    assert [name for names in words for name in names if not (ROOT / name).exists()] == []
+    copied = [name for names in words for name in names]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    links = [path.resolve().relative_to(ROOT) for path in (ROOT / "fivefold").rglob("*") if path.is_symlink()]
+    assert links, "the page's book is a link to the docs"
+    assert [link for link in links if link.parts[0] not in copied] == []
     extras = re.search(r"'\.\[(.*?)\]'", (ROOT / "Dockerfile").read_text())
     assert extras
     assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
