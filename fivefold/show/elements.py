@@ -1,6 +1,7 @@
 """Pieces of HTML: tables, stacked bars with their legend, key figures, and the one style of all pages.
 
 Everything is text that stands for itself: no script, no font, no file is fetched. What comes from a user is escaped.
+Without its style sheet, as Jupyter shows a notebook that others have executed, a page still reads.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from fivefold.show.palette import BLUE, GREEN, GREY, IDLE, LIMIT, ORANGE, PINK, 
 TIME_COLOURS = {"compute": BLUE, "bubble": IDLE, "optimizer": GREY, "data": YELLOW, "host": PINK}
 AXIS_COLOURS = (RED, GREEN, SKY, ORANGE, *SERIES[-2:])
 
+# Said in the element: pages that show what others have executed (Jupyter, code hosts) take away every sheet.
+BLOCK = "display:inline-block"
+KEY = f"{BLOCK};width:10px;height:10px"
 STYLE = """
 .fivefold{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:60rem;
  --soft:color-mix(in srgb,currentColor 62%,transparent);--rule:color-mix(in srgb,currentColor 16%,transparent)}
+body[data-jp-theme-light=false] .fivefold{color-scheme:dark}
 .fivefold h1{font-size:1.5rem;margin:.2rem 0}.fivefold h2{font-size:1.15rem;margin:1.6rem 0 .4rem}
 .fivefold h3{font-size:1rem;margin:1rem 0 .3rem}.fivefold p{margin:.3rem 0}.fivefold .soft{color:var(--soft)}
 .fivefold code,.fivefold pre{font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
@@ -33,10 +38,11 @@ STYLE = """
 .fivefold div.bar i{display:block;height:100%;min-width:1px}
 .fivefold .barred{display:grid;grid-template-columns:minmax(5rem,max-content) 1fr max-content;gap:4px 10px;
  align-items:center;margin:.4rem 0}
-.fivefold .track{position:relative}.fivefold .track u{position:absolute;top:-3px;bottom:-3px;width:0;
- border-left:2px dashed #b3261e}
+.fivefold .row{display:contents}.fivefold .track{position:relative}
+.fivefold .track u{position:absolute;top:-3px;bottom:-3px;width:0;
+ border-left:2px dashed #b3400a}
 .fivefold div.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;margin:.3rem 0 .6rem}
-.fivefold div.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
+.fivefold div.legend i{border-radius:2px;margin-right:5px}.fivefold img{max-width:100%;border-radius:6px}
 .fivefold .wide{overflow-x:auto}.fivefold table{border-collapse:collapse;margin:.4rem 0;font-size:13px}
 .fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
  vertical-align:top;font-variant-numeric:tabular-nums;background:none}
@@ -88,7 +94,7 @@ def paragraph(text: object, *, kind: str = "") -> str:
 
 def figures(pairs: Iterable[tuple[str, str]]) -> str:
     """Key figures in a row: what it is, and how much."""
-    inside = "".join(f'<div><b>{words(size)}</b><span class="soft">{words(name)}</span></div>' for name, size in pairs)
+    inside = "".join(f'<div><b>{words(size)}</b> <span class="soft">{words(name)}</span></div>' for name, size in pairs)
     return f'<div class="figures">{inside}</div>'
 
 
@@ -132,18 +138,18 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
     lines = []
     for bar in rows:
         filled = "".join(
-            f'<i style="width:{100 * size / whole:.3f}%;background:{colours.get(part, GREY)}" '
+            f'<i style="{BLOCK};height:22px;width:{100 * size / whole:.3f}%;background:{colours.get(part, GREY)}" '
             f'title="{words(part)}"></i>'
             for part, size in bar.parts.items() if size > 0
         )  # fmt: skip
         mark = f'<u style="left:{100 * limit / whole:.3f}%"></u>' if near and limit else ""
         lines.append(
-            f'<span>{words(bar.name)}</span><div class="track"><div class="bar">{filled}</div>{mark}</div>'
-            f"<span>{words(bar.text)}</span>"
+            f'<div class="row"><span>{words(bar.name)}</span> <div class="track"><div class="bar">{filled}</div>{mark}'
+            f"</div> <span>{words(bar.text)}</span></div>"
         )
     used = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
-    keys = "".join(f'<span><i style="background:{colours[part]}"></i>{words(part)}</span>' for part in used)
-    keys += f'<span><i style="background:{LIMIT}"></i>{words(limit_name)}</span>' if near and limit_name else ""
+    keys = " ".join(f'<span><i style="{KEY};background:{colours[part]}"></i> {words(part)}</span>' for part in used)
+    keys += f' <span><i style="{KEY};background:{LIMIT}"></i> {words(limit_name)}</span>' if near and limit_name else ""
     return f'<div class="barred">{"".join(lines)}</div><div class="legend">{keys}</div>'
 
 

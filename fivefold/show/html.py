@@ -14,6 +14,7 @@ from fivefold.show.charts import COLOURS
 from fivefold.show.compare import Row, compare, shown
 from fivefold.show.comparison import _table as differing
 from fivefold.show.comparison import finding
+from fivefold.show.drawn import cloud, front
 from fivefold.show.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -32,6 +33,8 @@ from fivefold.show.elements import (
 )
 from fivefold.show.interval import expectation
 from fivefold.show.robust import in_html as robust
+from fivefold.show.sweep.row import TOLD
+from fivefold.show.sweep.row import Row as SweepRow
 from fivefold.show.table import PARTS
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -159,7 +162,7 @@ def work(what: Step) -> str:
 
 def search(what: SearchResult) -> str:
     """The page of a search."""
-    return block(*search_parts(what))
+    return block(*search_parts(what), *front(what, within="notebook"))
 
 
 def search_parts(what: SearchResult) -> list[str]:
@@ -296,22 +299,22 @@ def traced(what: Traced) -> str:
 
 
 def rows(what: Rows[Any]) -> str:
-    """Records of one kind as a table; columns that say nothing are left out."""
-    values = [each.model_dump(mode="json") for each in islice(what, SHOWN)]
+    """Records of one kind as a table; columns that say nothing are left out, and of a sweep those of detail."""
+    swept = all(isinstance(each, SweepRow) for each in what)
+    values = [each.model_dump(mode="json", include=set(TOLD) if swept else None) for each in islice(what, SHOWN)]
     names = [name for name in dict.fromkeys(name for each in values for name in each)
              if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
-    numbers = {
-        name
-        for name in names
-        if all(
-            isinstance(each.get(name), int | float | None) and each.get(name) not in (True, False) for each in values
-        )
-    }
+    numbers = {name for name in names if all(_is_number(each.get(name)) for each in values)}
     cells = [[_cell(name, each.get(name)) for name in names] for each in values]
     more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
     left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
-    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), table(headings, cells, left=left))
+    drawn = cloud(what, within="notebook") if swept else []
+    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), *drawn, table(headings, cells, left=left))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -323,8 +326,4 @@ def _cell(name: str, value: Any) -> str:
         if name.endswith("_seconds"):
             return show_seconds(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return _summary(value) if isinstance(value, Mapping | list) else str(value)
-
-
-def _summary(value: Any) -> str:
-    return ", ".join(f"{name}={each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)
+    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)

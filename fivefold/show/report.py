@@ -15,20 +15,20 @@ from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spans import Level
 from fivefold.show import html, memory, pipeline
 from fivefold.show.charts import CURVES
-from fivefold.show.drawing import lines, scatter
+from fivefold.show.drawing import lines
 from fivefold.show.drawing import memory as areas
 from fivefold.show.drawing import pipeline as timeline
 from fivefold.show.drawing.style import css
 from fivefold.show.drawing.svg import legend, titled
+from fivefold.show.drawn import cloud, front
 from fivefold.show.elements import STYLE, folded, heading, paragraph, table, words
 from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
 from fivefold.show.sweep.settings import best, fixed, mfu, varied
 from fivefold.show.sweep.table import WORDS
 from fivefold.step import Step
-from fivefold.units import GIB, show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_seconds
 
-MOST_POINTS = 1500
 SHOWN = 80  # settings of a sweep
 PAGE = """
 :root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
@@ -177,7 +177,7 @@ def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
     picture = timeline.picture(rows, label=label, names=names, pp=pp)
-    return [titled(picture), legend(timeline.looks(rows, pp=pp))]
+    return [titled(picture), legend(timeline.looks(rows))]
 
 
 def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
@@ -185,16 +185,7 @@ def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
     choice = found.proposal.choice if found.proposal else found.best[0] if found.best else None
     parts = question(choice.step, found=True) if choice else []
     parts += [heading("What is proposed, and why", level=2), *html.search_parts(found)]
-    if len(found.front) > 1:
-        dots = [
-            scatter.Point(point.memory_bytes / GIB, point.step_seconds,
-                          f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}")
-            for point in found.front
-        ]  # fmt: skip
-        picture = scatter.picture(dots, label="memory against time", stairs=True, y_title="s",
-                                  x_title="memory of the fullest rank, GiB")  # fmt: skip
-        said = "no layout is both smaller and faster than one of these"
-        parts += [heading("Memory against time", said), titled(picture)]
+    parts += front(found, within="report")
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 
@@ -214,7 +205,7 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
         headings = (*axes, "layout", "MFU", "step", "memory")
         parts += [heading("The best layout of each setting", "by MFU, causal", level=2),
                   table(headings, cells, left=("layout", "model", "machine", "precision", "stack")),
-                  heading("Throughput against memory", level=2), _cloud(fitting)]  # fmt: skip
+                  *cloud(fitting, within="report", level=2)]  # fmt: skip
     why: dict[str, int] = {}
     for row in rows:
         if row.status == "refused":
@@ -222,12 +213,3 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
     most = sorted(why.items(), key=lambda each: -each[1])[:12]
     return [*parts, *([heading("Refused", level=2), table(("rows", "why"), [(f"{count:,}", line) for line, count in
             most], left=("why",))] if most else [])]  # fmt: skip
-
-
-def _cloud(rows: Sequence[Row]) -> str:
-    dots = [
-        scatter.Point((row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0, f"{row.model}, {row.layout}")
-        for row in rows[:: -(-len(rows) // MOST_POINTS)]
-    ]
-    return titled(scatter.picture(dots, label="throughput against memory", x_title="memory of the fullest rank, GiB",
-                                  y_title="tokens/s"))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = ("br", "meta", "hr")
+VOID = ("br", "meta", "hr", "img")
 FETCHING = ("script", "link", "iframe", "img", "object", "embed", "video", "audio")
 
 
@@ -18,13 +18,15 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
-        self.fetched += [tag] if tag in FETCHING else []
+        within = tag == "img" and dict(attrs).get("src", "").startswith("data:image/svg+xml;base64,")
+        self.fetched += [f"{tag} {name}" for name, _ in attrs if name == "href" or name.startswith("on")]
+        self.fetched += [tag] if tag in FETCHING and not within else []
+        self.fetched += [f"{tag} {name}" for name, _ in attrs if name == "src" and not within]
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
 
 def stands_alone(text: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,6 +20,7 @@ from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
 from fivefold.shown import Rows
 from fivefold.step import Step
+from fivefold.units import show_seconds
 from tests.api.standalone import stands_alone
 
 
@@ -51,6 +54,21 @@ def test_a_step_shows_its_figures(step: Step) -> None:
     text = step._repr_html_()
     for figure in ("per step", "stage 1", "tp, exposed", f"{step.mfu.causal:.1%}", "dp2 tp2 pp2 zero1"):
         assert figure in text
+
+
+def test_a_page_reads_without_its_style(step: Step) -> None:
+    """Jupyter and code hosts take sheets and SVG out of notebooks that others have executed."""
+    text = re.sub(r"<style>.*?</style>", "", step._repr_html_(), flags=re.DOTALL)
+    assert f"{show_seconds(step.time.step_seconds)} per step" in re.sub(r"<[^>]+>", "", text)
+    assert "display:inline-block;height:22px;width:" in text  # the bars
+    rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2 mbs{1,2,4}"]})
+    search = ff.search("nano", "h100:2", gbs=8, front=4)
+    for what, points in ((rows, sum(row.status == "fits" for row in rows)), (search, len(search.front))):
+        text = what._repr_html_()
+        assert "<svg" not in text
+        (picture,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', text)
+        drawn = ElementTree.fromstring(base64.b64decode(picture))
+        assert len(drawn.findall(".//{*}circle")) == points > 1
 
 
 def test_a_run_comes_back(run: Path, step: Step) -> None:

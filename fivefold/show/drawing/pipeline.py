@@ -14,7 +14,7 @@ from fivefold.units import show_seconds
 
 WIDE = 1000  # pixels that the marks have on a screen: what fits into them is written there
 HIGHEST = 520
-TOLD = 1500  # blocks up to which each is told under the mouse; of more, those of a kind are one path
+TOLD = 1000  # spans up to which each is told under the mouse; of more, those of a kind and rank are one line
 
 
 class _Place(NamedTuple):
@@ -33,11 +33,12 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     high = max(9, min(30, HIGHEST // len(rows)))
     every = 1 if high >= 13 else 4
     beside = names or [f"rank {rank}" for rank in range(len(rows))]
-    drawn = list(_blocks(rows, last=last, pp=pp or len(rows)))
+    few = sum(map(len, rows)) <= TOLD
+    drawn = list(_blocks(rows, last=last, pp=pp or len(rows))) if few else []
     idle = (element("rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows),
                     class_="idle") for row in range(len(rows)))  # fmt: skip
     return plot(
-        joined((*idle, *(_rectangles(drawn) if len(drawn) <= TOLD else _paths(drawn)))),
+        joined((*idle, *(_rectangles(drawn) if few else _lines(rows, last=last, pp=pp or len(rows))))),
         label=label, height=high * len(rows), grid=False, kind=f"pipeline {room(beside)}",
         x=[(at / per_second / last, f"{at:g}") for at in ticks(last * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(beside) if row % every == 0],
@@ -46,9 +47,11 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     )  # fmt: skip
 
 
-def looks(rows: Rows, *, pp: int | None = None) -> list[tuple[str, str]]:
+def looks(rows: Rows) -> list[tuple[str, str]]:
     """Class and name of the kinds that the picture shows."""
-    kinds = {block.kind for row in rows for span in row for block in blocks(span, pp=pp or len(rows))}
+    kinds = {span.kind for row in rows for span in row}
+    kinds |= {"F", "BW"} if "FB" in kinds else set()
+    kinds |= {"messages"} if any(span.messages for row in rows for span in row if span.kind != "reduce") else set()
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
 
 
@@ -72,14 +75,21 @@ def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
         )
 
 
-def _paths(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
-    """A path for all blocks of a kind."""
-    shapes: dict[str, list[str]] = {}
-    for place, block, _ in drawn:
-        x, width, y, height = (SIDE * share for share in place)
-        shapes.setdefault(_look(block), []).append(f"M{x:.1f} {y:.0f}h{width:.2f}v{height:.0f}h{-width:.2f}z")
-    for look, parts in shapes.items():
-        yield element("path", d="".join(parts), class_=look)
+def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
+    """Lines as thick as a row: one for all blocks of a kind in a row, of which there are many."""
+    scale, high = SIDE / last, SIDE / len(rows)
+    for rank, row in enumerate(rows):
+        lines: dict[tuple[str, int, float, float], list[str]] = {}
+        for span in row:
+            for kind, start, end, _, chunk, top, bottom in blocks(span, pp=pp):
+                if end > start:
+                    line = f"{start * scale:.1f}|{(end - start) * scale:.2f}"
+                    lines.setdefault((kind, chunk > 0, top, bottom), []).append(line)
+        for (kind, paler, top, bottom), found in lines.items():
+            y = f" {(rank + 0.5 + (top + bottom) / 2) * high:.1f}h"
+            look = f"line s-{kind}" + (" paler" if paler else "")
+            d = "".join(f"M{line}" for line in found).replace("|", y)
+            yield element("path", d=d, class_=look, stroke_width=(bottom - top) * high)
 
 
 def _look(block: Block) -> str:

@@ -42,6 +42,7 @@ svg.pipeline .digit { font-weight: 600; }
 .dot.other { fill: var(--sky); }
 .dot.linked { stroke: var(--text); }
 .stairs { fill: none; stroke: var(--sky); stroke-width: 2; vector-effect: non-scaling-stroke; }
+.line { fill: none; }
 .curve { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 circle.dot[class*="s-"] { stroke: none; }
 .swatch { display: inline-block; margin-right: .5rem; vertical-align: -1px; }
@@ -52,12 +53,12 @@ circle.dot[class*="s-"] { stroke: none; }
 """
 
 
-def css(scope: str = ":root") -> str:
-    """The sheet; ``scope``: the element below which its colours are known. They follow light and dark."""
+def css() -> str:
+    """The sheet, which follows light and dark."""
     colours = "".join(f" --{name}: light-dark({light}, {dark});" for name, (light, dark) in (INKS | COLOURS).items())
     kinds = "".join(f".k-{kind} {{ fill: var(--{name}); }}\n" for kind, name in KINDS.items())
     lines = "".join(f".s-{kind} {{ stroke: var(--{name}); }} circle.s-{kind} {{ fill: var(--{name}); }}\n"
-                    for kind, name in KINDS.items() if kind in ("F", "BW", "W", "reduce"))  # fmt: skip
+                    for kind, name in KINDS.items() if kind in LOOKS)  # fmt: skip
     digits = "".join(f".on-{kind} {{ fill: light-dark({', '.join(map(ink, COLOURS[name]))}); }}\n"
                      for kind, name in KINDS.items() if kind in LOOKS)  # fmt: skip
-    return f"{scope} {{{colours} }}\n{RULES.strip()}\n{kinds}{lines}{digits}"
+    return f":root {{{colours} }}\n{RULES.strip()}\n{kinds}{lines}{digits}"

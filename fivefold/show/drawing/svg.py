@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 
 from fivefold.show.elements import Raw, words
 
+IMAGE_WIDTH = 760  # pixels
 _TIP = re.compile(r'<(\w+)( [^<>]*?) data-tip="([^"]*)"/>')
 
 
@@ -40,6 +42,19 @@ def legend(items: Iterable[tuple[str, str]]) -> Raw:
 def titled(picture: Raw) -> Raw:
     """The picture with its tips as titles, which a browser shows by itself: for files in which no script runs."""
     return Raw(_TIP.sub(r"<\1\2><title>\3</title></\1>", picture))
+
+
+def image(picture: Raw, *, height: int, label: str) -> Raw:
+    """The picture as a file within the page, for pages that take away elements of SVG; on a white ground."""
+    from fivefold.show.drawing.style import css
+
+    ground = element("rect", width="100%", height="100%", fill="#ffffff")
+    inside = element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
+    style = Raw(f"<style>:root {{ color-scheme: light; font-family: sans-serif; }}\n{css()}</style>")
+    whole = element("svg", style, ground, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH,
+                    height=height + 60)  # fmt: skip
+    data = b64encode(whole.encode()).decode()
+    return element("img", src=f"data:image/svg+xml;base64,{data}", width=IMAGE_WIDTH, alt=label)
 
 
 def percent(share: float) -> str:

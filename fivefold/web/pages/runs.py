@@ -104,7 +104,7 @@ def lanes(site: Site, name: str) -> dict[str, Any]:
     whole = show_seconds(max(row[-1].end for row in rows))
     stages = min(len(each) for each in kinds.values())
     drawn = pipeline.picture(rows, label=f"the step over time, {whole}", names=names, pp=stages)
-    return {"picture": drawn, "looks": pipeline.looks(rows, pp=stages)}
+    return {"picture": drawn, "looks": pipeline.looks(rows)}
 
 
 def _points(found: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:
