@@ -49,7 +49,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
 
 def looks(rows: Rows) -> list[tuple[str, str]]:
     """Class and name of the kinds that the picture shows."""
-    kinds = {span.kind for row in rows for span in row}
+    kinds: set[str] = {span.kind for row in rows for span in row}
     kinds |= {"F", "BW"} if "FB" in kinds else set()
     kinds |= {"messages"} if any(span.messages for row in rows for span in row if span.kind != "reduce") else set()
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
