@@ -2,10 +2,10 @@
 # huggingface/accelerate@1d57b83:examples/slurm/submit_multinode_fsdp.sh
 #SBATCH --job-name=multinode
 #SBATCH -D .
-#SBATCH --nodes=4                   # number of nodes
-#SBATCH --ntasks-per-node=1         # number of MP tasks
-#SBATCH --gres=gpu:4                # number of GPUs per node
-#SBATCH --cpus-per-task=160         # number of cores per tasks
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=160
 source activateEnvironment.sh
 export GPUS_PER_NODE=4
 head_node_ip=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)

@@ -17,7 +17,7 @@ GPT_MODEL_ARGS=(
     --num-attention-heads 16 
     --seq-length 2048 
     --max-position-embeddings 2048 
-    --attention-backend auto # Can use (flash/fused/unfused/local)
+    --attention-backend auto
 )
 TRAINING_ARGS=(
     --micro-batch-size 8 

@@ -3,8 +3,8 @@
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 CHECKPOINT_PATH=${1:-"checkpoints/llama3_8b_fp8"}
 TENSORBOARD_LOGS_PATH=${2:-"tensorboard_logs/llama3_8b_fp8"}
-TOKENIZER_ARG=${3:-"MOCK"} # Path to tokenizer model, or "MOCK"
-DATA_ARG=${4:-"MOCK"}     # Data prefix, or "MOCK"
+TOKENIZER_ARG=${3:-"MOCK"}
+DATA_ARG=${4:-"MOCK"}
 mkdir -p "$(dirname "$CHECKPOINT_PATH")"
 GPUS_PER_NODE=8
 NUM_NODES=1
@@ -60,7 +60,7 @@ TRAINING_ARGS=(
     --lr-decay-samples 1949218748
     --lr 0.00015
     --min-lr 0.00001
-    --decoupled-lr 5.0e-4      # Specific to decoupled AdamW
+    --decoupled-lr 5.0e-4
     --decoupled-min-lr 4.5e-5
     --lr-decay-style cosine
     --clip-grad 1.0
@@ -84,8 +84,8 @@ fi
 MODEL_PARALLEL_ARGS=(
     --tensor-model-parallel-size $TP_SIZE
     --context-parallel-size $CP_SIZE
-    # --pipeline-model-parallel-size $PP_SIZE
-    --sequence-parallel  # Always enable sequence parallelism with TP_SIZE=2
+
+    --sequence-parallel
 )
 DDP_ARGS=(
     --use-distributed-optimizer

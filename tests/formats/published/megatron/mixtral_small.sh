@@ -56,10 +56,10 @@ TRAINING_ARGS=(
     --global-batch-size 4
     --lr 1e-4
     --train-iters 7
-    # --lr-decay-style cosine
+
     --min-lr 1.0e-5
     --clip-grad 1.0
-    # --bf16
+
 )
 MODEL_PARALLEL_ARGS=(
     --tensor-model-parallel-size 1
@@ -69,8 +69,8 @@ MODEL_PARALLEL_ARGS=(
     --sequence-parallel
 )
 LOGGING_ARGS=(
-  #  --log-interval 1 \
-   # --save-interval 10000 \
+
+
     --eval-iters 10 \
     #--save $CHECKPOINT_PATH \
     --no-load-optim \
