@@ -71,7 +71,7 @@ endure: $(BIN)/fivefold
 	$(BIN)/python -m tests.endure.families
 	$(BIN)/python -m tests.endure.commands --inputs 5000
 	$(BIN)/python -m tests.endure.plans --count 5000
-	$(BIN)/python -m tests.endure.formats --count 500 --broken 500
+	$(BIN)/python -m tests.endure.formats --count 500 --broken 500 --searched 8
 	$(BIN)/python -m tests.endure.requests --count 10000
 	$(BIN)/python -m tests.endure.package
 	$(BIN)/python -m tests.examples.notebooks --check

@@ -11,7 +11,7 @@ import typer
 from fivefold.asked.across import priced
 from fivefold.asked.search import ALIKE, limited, others
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, show_offers
-from fivefold.cli.formats import write_best
+from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
 from fivefold.record import Mistake
@@ -91,7 +91,7 @@ def search(
     if keep is not None:
         show_walk(model, machine, job, start=keep, by=by, where=only, top=top, json=json)
         return
-    wanted = max(top, WRITABLE if write else 0)
+    wanted = _to_write(top, model, machine, job) if write else top
     asked = {"by": by, "top": wanted, "levels": front, "within": near, "where": only, "two_dimensional": two}
     found = found_layouts(model, machine, job, also=also or [], measure=measure, **asked)
     show_found(found.replace(best=found.best[:top]), json=json)
@@ -100,6 +100,12 @@ def search(
     if chart:
         draw_front(found, chart, of=f"{model.name} on {machine.ranks} {machine.name}")
     say_if_stopped(found)
+
+
+def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
+    """How many layouts to look for; ``Mistake`` if the config of the job's stack has no words for model or job."""
+    refuse_untold(model, machine, job)
+    return max(top, WRITABLE)
 
 
 def say_if_stopped(found: SearchResult) -> None:

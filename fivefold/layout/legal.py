@@ -16,7 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.sizes import PLAYED
-from fivefold.stack.spec import Stack
+from fivefold.stack.spec import Runs, Stack
 from fivefold.units import ceil_div
 
 
@@ -46,6 +46,17 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
 def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> bool:
     """Whether the layout fits this model, job and machine."""
     return next(reasons(layout, model=model, job=job, machine=machine), None) is None
+
+
+def told(layout: Layout, *, model: Model, job: Job) -> bool:
+    """Whether the config of the job's stack has words for the layout's axes, ZeRO stage, recomputation, experts."""
+    runs, moe = job.stack.runs, model.moe is not None
+    cut = layout.tp if layout.ep == 1 else 1
+    axes = all(getattr(layout, axis) == 1 for axis in get_args(Axis) if axis not in (runs.told_axes or runs.axes))
+    zero = layout.dp * layout.cp == 1 or layout.zero in runs.zero_told(layout.pp)
+    return (
+        axes and zero and runs.told(layout.ac, experts=moe) and (not (moe and runs.experts_as_mlp) or layout.etp == cut)
+    )
 
 
 def unfit(model: Model, job: Job) -> Iterator[str]:
@@ -85,10 +96,16 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         (layout.etp > 1 and not runs.expert_tensor, "tensor parallelism of experts", "etp1"),
         (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
         (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
-        (layout.order != DEFAULT_ORDER and not runs.orders, "other orders of the ranks", "it without order="),
+        (not runs.orders_like(layout.order), "other orders of the ranks", _orders(runs)),
     ):
         if lacks:
             yield f"{stack.name} has no {what}; take {mend} or another stack"
+
+
+def _orders(runs: Runs) -> str:
+    """What order a layout may have instead."""
+    others = () if isinstance(runs.orders, bool) else runs.orders
+    return " or ".join(["it without order=", *(f"order={order}" for order in others)])
 
 
 def _batch(layout: Layout, job: Job) -> Iterator[str]:

@@ -89,9 +89,17 @@ TRANSFORMER_ENGINE = COMMON | {
         "interleaved", f"{SCHEDULES}, forward_backward_pipelining_without_interleaving refuses overlap_p2p_comm"
     ),
 }
+CORE_RECOMPUTES = "NVIDIA/Megatron-LM@core_v0.16.1:megatron/core/transformer/transformer_config.py, recompute_modules"
+CORE_PARALLEL_STATE = "NVIDIA/Megatron-LM@core_v0.16.1:megatron/training/initialize.py, _initialize_distributed"
 CORE_RUNS = {
     "schedules": Fact(("1f1b", "interleaved"), f"{SCHEDULES}, get_forward_backward_func"),
     "zero": Fact((0, 1), "NVIDIA/Megatron-LM@d08b402:megatron/core/optimizer/distrib_optimizer.py"),
+    "orders": Fact(("tp-cp-pp-dp",), f"{CORE_PARALLEL_STATE}, use_tp_pp_dp_mapping beside tp-cp-ep-dp-pp"),
+    "recomputes": Fact(
+        ("full", "core", "norm", "mlp", "up", "rope", "latent"),
+        f"{CORE_RECOMPUTES}; moe_act without experts is refused",
+    ),
+    "expert_recomputes": Fact(("act", "moe", "shared"), f"{CORE_RECOMPUTES}, with moe_grouped_gemm"),
 }
 CORE_CONFIG = "NVIDIA/Megatron-LM@02aa3ee:megatron/core/model_parallel_config.py"
 

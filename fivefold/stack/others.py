@@ -37,6 +37,11 @@ DEEPSPEED = Entry(
     },
     runs={
         "schedules": Fact(("1f1b",), f"{ENGINE}, train_batch: TrainSchedule"),
+        "told_axes": Fact(("dp", "cp"), "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: a pipeline is code"),
+        "orders": Fact(False, "deepspeedai/DeepSpeed@0.19.8:deepspeed/utils/groups.py: sequence ranks in a row"),
+        "recomputes": Fact(
+            ("full",), "huggingface/transformers@5.23.0:src/transformers/modeling_layers.py, GradientCheckpointingLayer"
+        ),
         "pipelined_zero": Fact((0, 1), f"{ENGINE}, __init__: ZeRO-2 and ZeRO-3 are incompatible with pipelines"),
         "cp_kinds": Fact(
             ("ulysses",), "deepspeedai/DeepSpeed@3492962:deepspeed/sequence/layer.py, DistributedAttention"
@@ -71,6 +76,9 @@ NANOTRON = Entry(
         "cp_kinds": Fact(("ring",), f"{NANOTRON_REPOSITORY}@e60dec2:src/nanotron/nn/ring_attention.py"),
         "schedules": Fact(
             ("gpipe", "1f1b"), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/parallelism_config.py, pp_engine"
+        ),
+        "recomputes": Fact(
+            ("full",), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/parallelism_config.py, recompute_layer"
         ),
         "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: ZeRO Stage 1"),
         "shard_groups": Fact(False, f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: over all of dp_pg"),

@@ -42,6 +42,11 @@ FSDP2 = Entry(
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FULLY_SHARD}: a mesh of one or two data-parallel dimensions"),
         "zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
+        # reshard_after_forward=False gathers for every micro-batch: zero3 with reshard=backward
+        "told_zero": Fact((3,), "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py: of every module"),
+        "recomputes": Fact(
+            ("full",), "huggingface/accelerate@1.15.0:src/accelerate/utils/fsdp_utils.py, fsdp2_apply_ac: whole blocks"
+        ),
     },
 )
 
@@ -94,6 +99,12 @@ TORCHTITAN = Entry(
         ),
         "zero": Fact((0, 2, 3), f"{PARALLELIZE}: apply_ddp; fsdp_reshard_after_forward never or always"),
         "pipelined_zero": Fact((2, 3), f"{PARALLELIZE}: DDP has not supported > 1D parallelism"),
+        "told_zero": Fact((0, 3), f"{FULLY_SHARD}: gathered for every micro-batch, unless {STAGE} defers it"),
+        "recomputes": Fact(
+            ("full",),
+            "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or by operation",
+        ),
+        "experts_as_mlp": Fact(True, "pytorch/torchtitan@0.3.0:torchtitan/models/common/moe.py: no etp beside ep"),
         "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),
         "no_sp": Fact(False, f"{PARALLELIZE}, apply_tp: SequenceParallel in every plan"),
         "orders": Fact(False, f"{PARALLEL_DIMS}, build_mesh: pp, dp, cp, tp"),

@@ -5,11 +5,12 @@ The defaults are this engine's. A fact that a named stack states otherwise has i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fivefold.layout.names import SCHEDULES, Axis, CpKind, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, CpKind, MeshAxis, ScheduleName
 from fivefold.record import Record
 from fivefold.sizes import Elements, Multiple
 
@@ -29,11 +30,38 @@ class Runs(Record):
     expert_tensor: bool = True  # etp smaller than tp, or larger than 1
     no_sp: bool = True  # tensor parallelism without sequence parallelism
     uneven_stages: bool = True
-    orders: bool = True  # any order of the axes over the ranks
+    orders: bool | tuple[str, ...] = True  # any order of the axes over the ranks; or these beside the usual one
+    # What its config can be told to recompute: full, full/n, and groups of operations, some of them in models with
+    # experts alone; empty: all. The search takes no other; any is predicted, as some configs are read for the nearest.
+    recomputes: tuple[str, ...] = ()
+    expert_recomputes: tuple[str, ...] = ()
+    experts_as_mlp: bool = False  # told likewise: etp is tp without ep, and 1 with it
+    told_axes: tuple[Axis, ...] = ()  # told likewise: of ``axes``; empty: all
+    told_zero: tuple[ZeroStage, ...] = ()  # told likewise, with pp = 1: of ``zero``; empty: all
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
         """The ZeRO stages beside ``pp`` pipeline ranks."""
         return tuple(stage for stage in self.zero if pp == 1 or stage in self.pipelined_zero)
+
+    def orders_like(self, order: Sequence[MeshAxis]) -> bool:
+        """Whether the ranks may be in this order of the axes."""
+        if isinstance(self.orders, bool):
+            return self.orders or tuple(order) == DEFAULT_ORDER
+        return tuple(order) == DEFAULT_ORDER or "-".join(order) in self.orders
+
+    def zero_told(self, pp: int) -> tuple[ZeroStage, ...]:
+        """Of ``zero_with`` those that the config can be told."""
+        among = self.told_zero if pp == 1 and self.told_zero else self.zero
+        return tuple(stage for stage in self.zero_with(pp) if stage in among)
+
+    def told(self, ac: str, *, experts: bool) -> bool:
+        """Whether the config has words for a recomputation, of a model with ``experts`` or without."""
+        if ac == "none" or not self.recomputes:
+            return True
+        known = self.recomputes + (self.expert_recomputes if experts else ())
+        if ac.startswith("full"):
+            return ("full/n" if "/" in ac else "full") in known
+        return all(group in known for group in (["core"] if ac == "selective" else ac.split("+")))
 
 
 class Stack(Record):

@@ -1,9 +1,10 @@
 """Configs of other software: plans that must come back from each, and written files with broken lines.
 
-    python -m tests.endure.formats --count 500 --broken 500
+    python -m tests.endure.formats --count 500 --broken 500 --searched 8
 
 A plan that a format writes is read back as it was; a file with lines cut, doubled or changed is read, or refused in
-one line. Prints what does not hold, and exits 1 if anything does not.
+one line; whatever a search for a stack proposes is written, and comes back. Prints what does not hold, and exits 1 if
+anything does not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fivefold.formats.write import write
 from fivefold.record import Mistake
 from fivefold.show.progress import bar
 from tests.formats.draws import Range, plans, returns
+from tests.formats.test_searched import DENSE, EXPERTS, STACKS, check
 
 AMONG = {
     "accelerate": Range(axes=("dp",), recipes=("bf16-grad16", "fp32", "fp16"), acs=("none", "full")),
@@ -61,6 +63,19 @@ def returned(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
             except Exception as error:
                 yield f"{name}, seed {seed}, plan {number} ({plan.layout}): {said(error)}"
     print(f"{name}: {taken} of {count} plans were written, and came back")
+
+
+def searched(stack: str, count: int, seed: int) -> Iterator[str]:
+    """What is refused of all that searches of ``count`` questions propose, of models with experts and without."""
+    some, proposed = random.Random(f"{stack} {seed}"), 0
+    for number in range(count):
+        model = some.choice(DENSE if stack == "nanotron" or number % 2 else EXPERTS)
+        ranks = some.choice((4, 8, 16) if model in DENSE else (8, 16))
+        try:
+            proposed += check(stack, some, model=model, ranks=ranks)
+        except Exception as error:
+            yield f"{stack}, seed {seed}, question {number}, {model} on {ranks}: {said(error)}"
+    print(f"{stack}: {proposed} layouts were proposed by {count} searches")
 
 
 def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
@@ -124,6 +139,7 @@ def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("--count", type=int, default=500)
     options.add_argument("--broken", type=int, default=500)
+    options.add_argument("--searched", type=int, default=8)
     options.add_argument("--seed", type=int, default=0)
     asked = options.parse_args()
     forms = [form for form in FORMATS if form.write and form.read]
@@ -133,6 +149,8 @@ def main() -> int:
             wrong += returned(form.name, form.stack, asked.count, asked.seed)
             wrong += broken(form.name, form.stack, asked.broken, asked.seed)
             progress("formats", number + 1, len(forms))
+    for stack in STACKS:
+        wrong += searched(stack, asked.searched, asked.seed)
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 

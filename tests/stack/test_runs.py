@@ -40,12 +40,45 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
     ("expert_tensor", False, "dp2 tp2 etp2", "mine has no tensor parallelism of experts; take etp1 or another stack"),
     ("no_sp", False, "tp2 nosp", "mine has no tensor parallelism without sequence parallelism; take it without nosp"),
     ("uneven_stages", False, "pp2 stages=3-5", "mine has no stages of other sizes; take it without stages="),
-    ("orders", False, "dp2 pp2 order=pp-tp-cp-dp", "mine has no other orders of the ranks; take it without order="),
+    (
+        "orders",
+        False,
+        "dp2 pp2 order=pp-tp-cp-dp",
+        "mine has no other orders of the ranks; take it without order= or another",
+    ),
 )
 
 
 def test_every_field_is_refused_by() -> None:
-    assert {field for field, *_ in LACKS} == Runs.model_fields.keys()
+    assert {field for field, *_ in LACKS} | SEARCHED == Runs.model_fields.keys()
+
+
+SEARCHED = {
+    "recomputes",
+    "expert_recomputes",
+    "experts_as_mlp",
+    "told_axes",
+    "told_zero",
+}  # what the search keeps to, and legality does not
+
+
+def test_orders_beside_the_usual_one() -> None:
+    job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=Runs(orders=("tp-cp-pp-dp",))))
+    refuse(Layout.parse("dp2 pp2 order=tp-cp-pp-dp"), model=DENSE, job=job)
+    with pytest.raises(Mistake, match="take it without order= or order=tp-cp-pp-dp or another stack"):
+        refuse(Layout.parse("dp2 pp2 order=pp-tp-cp-dp"), model=DENSE, job=job)
+
+
+@pytest.mark.parametrize(
+    ("ac", "experts", "told"),
+    [
+        ("none", False, True), ("full", False, True), ("full/2", False, False), ("selective", False, True),
+        ("norm+act", False, False), ("norm+act", True, True), ("norm", False, True), ("qkv", True, False),
+    ],
+)  # fmt: skip
+def test_what_a_config_can_be_told_to_recompute(ac: str, experts: bool, told: bool) -> None:
+    assert Runs(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).told(ac, experts=experts) == told
+    assert Runs().told(ac, experts=experts)
 
 
 @pytest.mark.parametrize(("field", "value", "text", "reason"), LACKS)

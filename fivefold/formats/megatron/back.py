@@ -17,7 +17,13 @@ from fivefold.record import Mistake
 def values(plan: Plan) -> dict[str, Any]:
     """The values of the arguments that are no field by themselves."""
     model, layout, job = plan.model, plan.layout, plan.job
-    found = arguments(model) | parallel(plan) | recomputed(layout.ac) | precision(job.precision) | of_stack(plan)
+    found = (
+        arguments(model)
+        | parallel(plan)
+        | recomputed(layout.ac, experts=model.moe is not None)
+        | precision(job.precision)
+        | of_stack(plan)
+    )
     found |= {
         "global_batch_size": job.global_batch, "train_iters": job.steps,
         "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
@@ -79,7 +85,7 @@ def stages(layout: Layout, layers: int) -> dict[str, Any]:
     return {"pipeline_model_parallel_layout": f"E{text}L"}
 
 
-def recomputed(ac: str) -> dict[str, Any]:
+def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
     """What is run again in the backward."""
     if ac == "none":
         return {}
@@ -88,6 +94,8 @@ def recomputed(ac: str) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in MODULES.items()}
     groups = ["core"] if ac == "selective" else ac.replace("up+rope", "latent").split("+")
     modules = [names.get("up+rope" if group == "latent" else group) for group in groups]
+    if not experts and "moe_act" in modules:
+        raise Mistake(f"ac={ac}: Megatron recomputes the activation of experts alone; take mlp, norm, or selective")
     if None in modules or ac.startswith("full/"):
         known = ", ".join(ours for ours in MODULES.values() if ours != "core")
         raise Mistake(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; take one of these")

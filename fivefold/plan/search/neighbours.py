@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
-from fivefold.layout.legal import is_legal, refuse
+from fivefold.layout.legal import is_legal, refuse, told
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
 from fivefold.layout.search_result import By, Change, Walk
 from fivefold.layout.spec import Layout, divisors
@@ -54,7 +54,9 @@ def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
             made = layout.replace(**fields)
         except ValueError:
             continue
-        if made not in seen and is_legal(made, model=planner.model, job=planner.job, machine=planner.machine):
+        model, job = planner.model, planner.job
+        runs = told(made, model=model, job=job) and is_legal(made, model=model, job=job, machine=planner.machine)
+        if made not in seen and runs:
             yield made
         seen.add(made)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import log2
 from typing import NamedTuple
 
-from fivefold.layout.legal import is_legal
+from fivefold.layout.legal import is_legal, told
 from fivefold.layout.names import DEFAULT_ORDER, ScheduleName
 from fivefold.layout.search_result import Alternative, Why
 from fivefold.layout.spec import Layout, divisors
@@ -217,4 +217,5 @@ def _made(layout: Layout, **fields: object) -> Layout | None:
 
 
 def _legal(layout: Layout, planner: Planner) -> bool:
-    return is_legal(layout, model=planner.model, job=planner.job, machine=planner.machine)
+    model, job = planner.model, planner.job
+    return is_legal(layout, model=model, job=job, machine=planner.machine) and told(layout, model=model, job=job)

@@ -60,16 +60,18 @@ class Space:
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
-        self.axes = tuple(axis for axis in axes if axis in stack.axes)
+        words = stack.told_axes or stack.axes
+        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
         self.where = where
         swap = {"mlp": "moe"} if model.moe else {}
         tried = dict.fromkeys((*(swap.get(ac, ac) for ac in recomputations), *where.named("ac")))
-        self.recomputations = tuple(ac for ac in tried if where.admits("ac", ac))
+        told = [ac for ac in tried if stack.told(ac, experts=model.moe is not None)]
+        self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
-        self.placements = placements and stack.orders and where.admits("order", "other")
+        self.placements = placements and stack.orders is not False and where.admits("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
-        self.orders: list[tuple[MeshAxis, ...]] = list(orders)
+        self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.orders_like(order)]
         shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
         self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
         self.pairs = any(s.schedule in ("dualpipe", "dualpipev") for s in self.shapes)
@@ -106,6 +108,8 @@ class Space:
             cuts = divisors(moe.ffn) if self.stack.expert_tensor else [1]
             rows = cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
             rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
+        if moe and self.stack.experts_as_mlp:
+            rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
         rows = cross(rows, 7, (0, 1), self._context)
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
         rows = rows[self._admitted(rows, mbs=False)]
@@ -183,7 +187,7 @@ class Space:
             pairs = [(0, 1)]
         else:
             sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-            stages = [zero for zero in self.stack.zero_with(pp) if zero >= 2 or not self.reduces_often]
+            stages = [zero for zero in self.stack.zero_told(pp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 
