@@ -64,15 +64,14 @@ def search(
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
     total = sum(space.layouts for _, space in spaces)
-    alike, timed = within is not None and by != "memory", by != "memory" or levels > 0  # alike: then a proposal
+    proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
-    alike = alike or by == "robust"
-    known = Incumbents(machine, by=score, top=top, levels=levels, alike=alike, improved=improved)
+    known = Incumbents(machine, by=score, top=top, levels=levels, alike=by == "robust", improved=improved)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _until_stopped(solver, spaces, model=model, machine=machine)
     found = SearchResult(
         by=by,
-        proposal=_proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and alike else None,
+        proposal=_proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and proposes else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
         front=tuple(_front(known.fitting)),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
@@ -116,9 +115,7 @@ def _spaces(
 
 
 def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
-    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
-    beside the search joins the best.
-    """
+    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision."""
     best = known.best[0]
     alike = [each for each in known.fitting if each.planner is best.planner]
     world = [each for each in alike if each.estimate.layout.world == best.estimate.layout.world]
@@ -126,9 +123,6 @@ def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
     simplest = Simplest(best.planner, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
-    for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
-        known.evaluate(best.planner, each.layout)
-    known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
     return Proposal(
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),

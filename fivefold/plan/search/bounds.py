@@ -176,12 +176,17 @@ class Bounds:
                     _over(ahead, halves[:, at]) + _over(behind, halves[:, 3 + at]) for at in range(3)
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
-                both = np.maximum(compute, beside) + stays + CONTENTION * slowed
+                both = np.maximum(compute, beside) + stays
                 if self.planner.timeline.beside:
-                    units = np.maximum(front + halves[:, 0], sent[0]), np.maximum(back + halves[:, 3], sent[1])
-                    both = np.maximum(both, _over(ahead, units[0]) + _over(behind, units[1]))
+                    units = front + halves[:, 0], back + halves[:, 3]
+                    longer, shorter = (
+                        _over(ahead, each(units[0], sent[0])) + _over(behind, each(units[1], sent[1]))
+                        for each in (np.maximum, np.minimum)
+                    )
+                    both, slowed = np.maximum(both, longer), slowed + shorter
                 else:
                     both += _over(ahead, sent[0]) + _over(behind, sent[1])
+                both += CONTENTION * slowed
             alone = alone + _over(ahead, shown[0]) + _over(behind, shown[1])
             busy += pairs * both + (each - pairs) * alone
         return busy
@@ -200,10 +205,11 @@ class Bounds:
         return np.stack([gather, gather * twice + behind])
 
     def _exposed(self, sent: Floats, unit: Floats) -> Floats:
-        """Of ``_each_way`` those seconds that a unit's own compute does not hide."""
+        """Of ``_each_way`` those seconds that a unit's own compute does not hide, and by which the others slow it."""
         if not self.planner.timeline.beside:
             return sent
-        return np.maximum(0.0, sent - np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
+        hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
+        return np.asarray(sent - (1 - self.planner.timeline.parallel.contention) * hidden)
 
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
@@ -221,9 +227,11 @@ class Bounds:
         last = np.take_along_axis(reduce, pipe.start, axis=1)
         ahead, behind = _over(pipe.lead, unit[:, 0]), _over(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
-        if self.planner.job.stack.weights != "ahead":
-            return np.asarray(late + gathers)
-        return np.asarray(late + first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead))
+        early = gathers
+        if self.planner.job.stack.weights == "ahead":
+            early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
+        hidden = gathers + reduces - early - late
+        return np.asarray(early + late + self.planner.timeline.parallel.contention * np.maximum(0.0, hidden))
 
     def resting(self) -> Floats:
         """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.

@@ -244,11 +244,18 @@ class Estimates:
         return np.asarray(found * scale[:, None, None])
 
     def _multiples(self, mbs: Ints, *, most: int) -> Ints:
-        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it; or MANY."""
-        if most == MANY:
-            return np.full_like(mbs, MANY)
-        sizes = [size for size in divisors(self.planner.job.even_batch) if size <= most]
-        return mapped(mbs, lambda each: max([size for size in sizes if size % each == 0], default=each))
+        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
+        none of the next rung of the ladder; itself if ``most`` is 1.
+        """
+        if most == 1:
+            return mbs
+        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]
+
+        def multiple(each: int) -> int:
+            found = ([size for size in sizes if size <= rung and size % each == 0] for rung in rungs)
+            return next((max(some) for some in found if some), MANY)
+
+        return mapped(mbs, multiple)
 
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.alike]

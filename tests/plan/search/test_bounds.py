@@ -9,6 +9,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
+from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.predict import Planner
@@ -59,3 +60,18 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     assert parts.shape == (len(tight), len(PARTS))
     few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
+
+
+def test_what_hidden_messages_slow_is_in_the_bound() -> None:
+    """ZeRO-3 gathers beside all compute, which loses a share of that time."""
+    model, machine, job = named("llama3-70b"), resolve("h100:64", local=NOWHERE), Job(sequence=8192, global_batch=256)
+    only = Where.parse("tp=2 cp=1 pp=1 zero=3 mbs=1 ac=full shards>8 sp=yes order=default")
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=64, where=only)
+    candidates = space.shard(space.partials, space.expand(space.partials, np.arange(len(space.partials.dp))))
+    seconds, _ = Bounds(planner, space, space.partials).seconds(candidates)
+    for at, bound in enumerate(seconds):
+        assert bound <= planner.estimate(space.layout(space.partials, candidates, at)).step_time.seconds
+    planner.timeline.parallel.contention = 0.0
+    free, _ = Bounds(planner, space, space.partials).seconds(candidates)
+    assert (seconds > 1.01 * free).all()
+    assert len(seconds) > 1

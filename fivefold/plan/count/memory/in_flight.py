@@ -108,7 +108,7 @@ def _under_way(found: Iterable[LivePass], reduced: Reduced) -> Iterator[LivePass
     """Passes in time order, each with the one before it if that may have left a reduction under way."""
     before: Before | None = None
     for live_pass in found:
-        yield live_pass._replace(before=before)
+        yield live_pass if before is None else live_pass._replace(before=before)
         kind, stage, _, last, *_ = live_pass
         leaves = kind != "F" and (reduced == "each" or (reduced == "last" and last))
         before = Before(kind, stage, last) if leaves else None
