@@ -234,7 +234,7 @@ def markdown(rows: list[Beside]) -> str:
         changed = "".join(f" `{key}={value}`" for key, value in row.case.changed.items())
         peaks = [" / ".join(show_bytes(each.peak_bytes) for each in step.memory.stages)
                  for step in (row.predicted, row.measured)]  # fmt: skip
-        errors = " / ".join(f"{error:+.2%}" for error in row.errors)
+        errors = " / ".join(f"{error:+.2%}" for error in row.errors) + ", open" * (row.case.open > 0)
         mine, theirs = row.sent
         told = ", ".join(f"{count} {name}" for name, (count, _) in theirs.items())
         same = "equal" if mine == theirs else f"predicted {', '.join(f'{n} {k}' for k, (n, _) in mine.items())}"

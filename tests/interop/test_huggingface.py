@@ -102,14 +102,35 @@ def trained(folder: Path, command: list[str], script: str = "train.py", **enviro
     return done.stdout + done.stderr
 
 
+SHARDED_ON_A_CPU = """import runpy
+from accelerate import state
+from torch.distributed.tensor import DTensor
+
+begin = state.AcceleratorState.__init__
+
+def told(self, *given, fsdp_plugin=None, **words):
+    begin(self, *given, fsdp_plugin=fsdp_plugin, **words)
+    if fsdp_plugin is not None and self.distributed_type == state.DistributedType.MULTI_CPU:
+        self.fsdp_plugin, self.distributed_type = fsdp_plugin, state.DistributedType.FSDP
+        state.PartialState._shared_state["distributed_type"] = state.DistributedType.FSDP
+
+state.AcceleratorState.__init__ = told
+weights = list(runpy.run_path("train.py", run_name="__main__")["model"].parameters())
+whole, here = sum(each.numel() for each in weights), sum(each.to_local().numel() for each in weights)
+print(f"a rank holds 1/{whole // here} of the weights" if isinstance(weights[0], DTensor) else "whole weights")
+"""
+
+
 def test_what_is_written_trains_on_two_processes(tmp_path: Path) -> None:
-    """accelerate's FSDP2 over gloo."""
+    """accelerate's FSDP2 over gloo; it takes it on accelerators alone, and trains under DDP on a CPU unless told."""
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2)
     put(Plan(named("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
     config = tmp_path / "accelerate.yaml"
     config.write_text(config.read_text().replace("use_cpu: false", "use_cpu: true"))
-    launch = ["accelerate.commands.launch", "--config_file", "accelerate.yaml"]
-    assert "train_loss" in trained(tmp_path, launch)
+    (tmp_path / "first.py").write_text(SHARDED_ON_A_CPU)
+    said = trained(tmp_path, ["accelerate.commands.launch", "--config_file", "accelerate.yaml"], "first.py")
+    assert "train_loss" in said
+    assert "a rank holds 1/2 of the weights" in said
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
