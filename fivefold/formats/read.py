@@ -131,13 +131,17 @@ def _set(values: Any, variables: Mapping[str, str]) -> Any:
 
 def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
     """The commands of a script."""
-    read = script(read_text(path, kind="a script"), variables)
+    text = read_text(path, kind="a script")
+    read = script(text, variables)
+    more = {
+        name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", text)
+    }  # keys, not its own
     found = []
     for words in reversed(read.commands):
         run = launched(words)
         ranks = run.ranks(read.slurm.nodes, read.slurm.per_node)
         known = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
-        known = known._replace(options=run.options, given=variables)
+        known = known._replace(options=run.options, given=more)
         found.append(known._replace(remarks=read.remarks, values=read.variables))
     if not found:
         raise Mistake(f"{path}: holds no command; name a config, a script, or a launch line")
