@@ -56,6 +56,8 @@ OWN: Mapping[str, Model] = {
     "further": TINY.replace(
         mtp=MTP(), moe=MoE(experts=8, topk=2, ffn=96, dense_layers=1, score="sigmoid", balance="free")
     ),
+    "ahead": TINY.replace(vocab=6000, mtp=MTP()),  # a table that outweighs all else
+    "ahead, tied": TINY.replace(vocab=6000, mtp=MTP(depth=2), tied_embeddings=True),
     "odd": TINY.replace(width=52, heads=6, kv_heads=6, head_dim=10, ffn=84, vocab=251, tied_embeddings=True),
     "neox": TINY.replace(block="parallel", norm="layernorm", mlp="plain", activation="gelu", mlp_bias=True),
     "command": TINY.replace(block="parallel_shared", norm="layernorm", norm_bias=False, logit_scale=0.1),

@@ -36,6 +36,11 @@ CASES = (
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
     Case("further", 3, "dp2 tp2 cp2 ep2 zero3 mbs2 ac=full", 192, 8, loss="chunked"),
     Case("further", 4, "dp2 pp2 ep2 zb1p zero1 mbs1", 192, 8),
+    Case("ahead", 3, "dp2 zero3 mbs1", 192, 8),
+    Case("ahead", 3, "dp2 tp2 pp2 zero2 mbs1", 192, 8, loss="chunked"),
+    Case("ahead", 3, "dp2 pp2 zb1p zero3 mbs1", 192, 8),
+    Case("ahead", 3, "dp2 pp2 zb1p zero3 mbs1", 192, 8, reduce="step"),
+    Case("ahead, tied", 3, "dp2 zero3 mbs1", 192, 8),
     Case("clamped", 4, "dp2 tp2 ep2 etp2 zero3 mbs1 ac=moe", 192, 8, "fp32"),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
     Case("windows", 5, "dp2 tp2 zero1 mbs2", 192, 8),
@@ -117,7 +122,7 @@ CASES = (
 def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
-    assert abs(verdict.worst_stage) <= WORST, verdict.stages
+    assert abs(verdict.worst_stage) <= (0.002 if case.name.startswith("ahead") else WORST), verdict.stages
 
 
 def test_the_matrix_is_whole() -> None:

@@ -19,6 +19,8 @@ from fivefold.plan.count.operations.recompute import Unit
 class Sums(NamedTuple):
     """Bytes of gradient sums that a unit's backward allocates, with the first gradient of each family of weights.
 
+    ``table``: of the embedding in which a head looks up further tokens (multi-token prediction); ``tied``: to which the
+    output projection's gradient is added too.
     With the experts' last gradient ``reduced`` bytes, this rank's shard, are allocated; then ``gone`` bytes are freed.
     """
 
@@ -26,6 +28,8 @@ class Sums(NamedTuple):
     experts: int = 0
     reduced: int = 0
     gone: int = 0
+    table: int = 0
+    tied: bool = False
 
 
 class Profile(NamedTuple):
@@ -137,7 +141,8 @@ class _Backward:
     ) -> None:  # fmt: skip
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
         self.width, self.split = width, split
-        self.unborn = {False: sums.dense, True: sums.experts}
+        self.unborn = {"dense": sums.dense, "experts": sums.experts} | ({"table": sums.table} if sums.table else {})
+        self.into_table = ("embedding", *(("head.out", "loss") if sums.tied else ())) if sums.table else ()
         self.reduction = sums.reduced, sums.gone
         closing = (op.name for op in unit.ops if op.gradient_widths and (_is_expert(op) or op.kind == "loss"))
         self.closing = next(closing, "")
@@ -262,7 +267,8 @@ class _Backward:
 
     def _allocate_sums(self, op: Op) -> None:
         """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""
-        born = self.unborn.pop(_is_expert(op), 0)
+        table = op.kind in self.into_table or op.name in self.into_table
+        born = self.unborn.pop("table" if table else "experts" if _is_expert(op) else "dense", 0)
         self.live += born
         self.sums += born
 

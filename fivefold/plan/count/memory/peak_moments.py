@@ -168,12 +168,12 @@ class PeakFinder:
         for place, unit in reversed([*enumerate(units)]):
             run, state = unit.run, unit.state
             off = self._split(unit).late_bytes if split else 0  # kept for W
-            born = NO_SUMS if off and sums.each else sums.born(unit, first=first)  # else W allocates them
+            born = sums.born(unit, first=first, deferred=off > 0)
             block = gathers and run.name not in ("embed", "head")
             stays, regathered = block and held, state.whole if block and not held else 0
             let_go, reduces = self._let_go(unit, stays=stays), sums.reduces(unit, last=last) and not off
             change, lag = self._change(unit, first=first, reduces=reduces, off=off), sums.lag_bytes(unit) * reduces
-            profile, table = self._with_table(unit, born, first=first, reduces=reduces, split=split)
+            profile, table = self._with_table(unit, born, first=first, last=last, reduces=reduces, split=split)
             for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
                 still, at, gone = lag if done and reduces else lagging, run.times - done - 1, 0
@@ -218,10 +218,12 @@ class PeakFinder:
         return unit.state.sums * narrow // wide if unit.run.name == "embed" else self.stream
 
     def _with_table(
-        self, unit: RunMemory, born: Sums, *, first: bool, reduces: bool, split: bool
+        self, unit: RunMemory, born: Sums, *, first: bool, last: bool, reduces: bool, split: bool
     ) -> tuple[Profile | SplitProfile, int]:  # fmt: skip
-        """Profile of a unit, and bytes of the reduced gradients of a head's tied table, which live beside it."""
-        table = sum(map(cut, _table(unit))) if reduces and unit.run.name == "head" else 0
+        """Profile of a unit, and bytes of the reduced gradients of a head's own table, which live beside it."""
+        copies = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
+        reduces = unit.run.name == "head" and (reduces or self.reductions.ends_in_b(unit, last=last))
+        table = sum(map(cut, copies)) if reduces else 0
         table = min(table, self.reductions.shards(unit, first=first))
         if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
             return self._played(unit, born._replace(reduced=table), split=split), 0
@@ -270,12 +272,13 @@ class PeakFinder:
             # those of experts are allocated with their first gradient; all are, if they are reduced every time
             born = sums.born(unit, first=first)
             born = born if sums.each and not sums.bucketed else born._replace(dense=0)
+            allocated = born.dense + born.experts + (born.table if born.tied and sums.each else 0)
             lag = sums.lag_bytes(unit) if reduces else 0
             for done in _ends(unit, second=bool(lag)):
                 still, at = lag if done and reduces else lagging, unit.run.times - done - 1
                 here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield LiveBytes((place, at, "weights"), gradients + sum(born), here, 0, rest)
+                yield LiveBytes((place, at, "weights"), gradients + allocated, here, 0, rest)
                 if reduces:
                     here -= profile.late_bytes
                     if unit.born.experts:
@@ -314,11 +317,6 @@ class PeakFinder:
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
         return run.name == "head" or (run.name == "embed" and (self.root or self.reductions.tied))
-
-
-def _table(head: RunMemory) -> tuple[UnitStates, ...]:
-    """The states of the head's copy of the embedding's table, which lies between its other weights and experts."""
-    return head.parts[1:-1] if head.born.experts else head.parts[1:]
 
 
 def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:

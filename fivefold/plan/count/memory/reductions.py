@@ -69,16 +69,28 @@ class Reductions:
         """Whether the gradients of ``unit`` are reduced in a pass in which all of them have come."""
         return not self.stays and (last or self.bucketed or self._each(unit))
 
-    def born(self, unit: RunMemory, *, first: bool) -> Sums:
-        """Sums that a backward of ``unit`` allocates."""
+    def born(self, unit: RunMemory, *, first: bool, deferred: bool = False) -> Sums:
+        """Sums that a backward of ``unit`` allocates; ``deferred``: its B, whose W allocates those of all it puts off,
+        if these are reduced with every micro-batch, so that B allocates only those of a table that it looks up.
+        """
+        if deferred and self.each:
+            born = self.born(unit, first=first)
+            return Sums(table=born.table, tied=born.tied)
         bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.bucketed:
             return NO_SUMS._replace(dense=bucket)
         if first or not self.each:
             return unit.born._replace(dense=unit.born.dense + bucket) if first else NO_SUMS._replace(dense=bucket)
         kept = self.table.sums if self.table_waits and self.is_tied and unit.run.name == "head" else 0
+        kept -= unit.born.table if kept else 0
         dense = unit.born.dense - kept if self._each(unit) else 0
-        return Sums(dense, unit.born.experts if cut(unit.parts[-1]) else 0)
+        table = 0 if self.table_waits else unit.born.table
+        experts = unit.born.experts if cut(unit.parts[-1]) else 0
+        return Sums(dense, experts, table=table, tied=unit.born.tied and table > 0)
+
+    def ends_in_b(self, unit: RunMemory, *, last: bool) -> bool:
+        """Whether a table of ``unit`` is reduced before W: it looks up in it and does not multiply by it."""
+        return unit.born.table > 0 and not unit.born.tied and not self.adds and self.reduces(unit, last=last)
 
     def shards(self, unit: RunMemory, *, first: bool) -> int:
         """Bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""

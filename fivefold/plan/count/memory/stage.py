@@ -110,6 +110,16 @@ def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
 
+def _looked_up(counts: Counts, layout: Layout, run: Run, parts: tuple[UnitStates, ...]) -> int:
+    """Bytes of the sums of a table of which a head that predicts further makes the first gradient."""
+    if run.name != "head" or not counts.model.predicted:
+        return 0
+    if counts.adds(layout):
+        return counts.states(layout, "embed").sums
+    copies = parts[1:-1] if counts.routed(run.name) else parts[1:]
+    return sum(part.sums for part in copies)
+
+
 def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
     """Live bytes and states of one unit of a run."""
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
@@ -121,7 +131,11 @@ def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
             counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
         dense += {"head": table, "embed": -dense}.get(str(run.name), 0)
-    born = Sums(dense - experts, experts)
+    ahead = _looked_up(counts, layout, run, parts)
+    tied = counts.model.tied_embeddings
+    if tied or not counts.adds(layout):
+        dense -= ahead
+    born = Sums(dense - experts, experts, table=ahead, tied=tied and ahead > 0)
     profiles = counts.profile(part, run.name, born), counts.profile(part, run.name)
     logits = counts.logits(part) if run.name == "head" else 0
     return RunMemory(run, part, *profiles, state, parts, born, logits)
