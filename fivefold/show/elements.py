@@ -47,7 +47,7 @@ body[data-jp-theme-light=false] .fivefold{color-scheme:dark}
 .fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
  vertical-align:top;font-variant-numeric:tabular-nums;background:none}
 .fivefold th{font-weight:600;color:var(--soft)}.fivefold .w{text-align:left}
-.fivefold td:not(.w){white-space:nowrap}
+.fivefold td:not(.w){white-space:nowrap}.fivefold td.w{min-width:5.5rem}
 .fivefold .good{color:light-dark(#1a7f37,#4ac26b)}.fivefold .bad{color:light-dark(#c62828,#ff7b72);font-weight:600}
 .fivefold summary{cursor:pointer;color:var(--soft)}
 """

@@ -325,5 +325,5 @@ def _cell(name: str, value: Any) -> str:
             return show_bytes(value)
         if name.endswith("_seconds"):
             return show_seconds(value)
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
     return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)
