@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, ScheduleName
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisor_below, divisors
+from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -234,7 +234,7 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         micro = layout.micro_batches(job)
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to play; raise dp or mbs, or lower pp or gbs"
     if layout.stages and sum(layout.stages) != layers:
-        yield f"stages={'-'.join(map(str, layout.stages))} hold {sum(layout.stages)} layers, not layers={layers}"
+        yield f"{stages_word(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
     micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * pp
     even = 2 if layout.schedule == "dualpipe" else 1
     chunk = layout.dp * layout.mbs

@@ -9,8 +9,9 @@ World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from math import isqrt
 from typing import Self
 
@@ -24,7 +25,7 @@ from fivefold.sizes import RANKS, Degree, Layers, Sequences
 # Groups of operations that can be recomputed in the backward, by name: the part before the dot, or the whole name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # outputs that are recomputed even if another operation saves them
-
+STAGES = 2**12  # more than any model has layers
 
 FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv": 1, "dualpipe": 2, "dualpipev": 2}
 
@@ -98,7 +99,7 @@ class Layout(Record):
     def _check_stages(self) -> None:
         chunks = self.pp * self.v
         if self.stages and len(self.stages) != chunks:
-            raise ValueError(f"stages={'-'.join(map(str, self.stages))} names {len(self.stages)}, not pp·v={chunks}")
+            raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={chunks}")
         if not _AC.fullmatch(self.ac):
             wrong = next((word for word in self.ac.split("+") if word not in RECOMPUTABLE), self.ac)
             known = [f"ac={word}" for word in ("none", "selective", "full", *RECOMPUTABLE)]
@@ -147,7 +148,7 @@ class Layout(Record):
         if self.ac != "none":
             tokens.append(f"ac={self.ac}")
         if self.stages:
-            tokens.append(f"stages={'-'.join(map(str, self.stages))}")
+            tokens.append(stages_word(self.stages))
         if self.order != DEFAULT_ORDER:
             tokens.append(f"order={'-'.join(self.order)}")
         if self.cp_kind != "ring":
@@ -211,7 +212,7 @@ def read_token(token: str) -> Mapping[str, object]:
         groups = token[3:].split("+")
         return {"ac": token[3:] if len(groups) == 1 else "+".join(sorted(set(groups), key=groups.index))}
     if token.startswith("stages="):
-        return {"stages": tuple(_degree(token, part) if part.isdecimal() else 0 for part in token[7:].split("-"))}
+        return {"stages": tuple(size for part in token[7:].split("-") for size in _sizes(token, part))}
     if token.startswith("order="):
         return {"order": tuple(token[6:].split("-"))}
     if token in ("cp=ring", "cp=ulysses"):
@@ -223,6 +224,26 @@ def _degree(token: str, digits: str) -> int:
     if len(digits) > len(str(RANKS)) or int(digits) < 1:
         raise Mistake(f"layout token {token!r}: a degree is 1 to {RANKS}")
     return int(digits)
+
+
+def _sizes(token: str, part: str) -> list[int]:
+    """The layers of one stage (``8``), or of several in a row (``8x14``); 0 is refused with its place."""
+    size, repeated, times = part.partition("x")
+    if not size.isdecimal() or (repeated and not times.isdecimal()):
+        return [0]
+    many = _degree(token, times) if times else 1
+    if many > STAGES:
+        raise Mistake(f"layout token {token!r}: no model has {many} stages; a layer is the least of one")
+    return [_degree(token, size)] * many
+
+
+def stages_word(stages: Sequence[int]) -> str:
+    """``stages=7-8x14-7``: the layers of each stage, of three or more equal ones in a row as ``LAYERSxSTAGES``."""
+    parts = []
+    for size, same in groupby(stages):
+        many = len(list(same))
+        parts += [f"{size}x{many}"] if many > 2 else [str(size)] * many
+    return f"stages={'-'.join(parts)}"
 
 
 def divisor_below(number: int, limit: int) -> int:

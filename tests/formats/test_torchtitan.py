@@ -107,7 +107,7 @@ def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml")
         ),
         (
             DEEPSEEK_671B, 256, 671e9,
-            "dp64 pp4 ep32 v2 zero2 interleaved mbs1 ac=norm+rope+act stages=7-8-8-8-8-8-8-6", (4096, 256, "bf16"),
+            "dp64 pp4 ep32 v2 zero2 interleaved mbs1 ac=norm+rope+act stages=7-8x6-6", (4096, 256, "bf16"),
             ["activation_checkpoint.selective_ac_option"],
         ),
         (QWEN3_06B, 8, 0.596e9, "dp8 zero3 mbs4 ac=full/2", (4096, 32, "bf16"), []),

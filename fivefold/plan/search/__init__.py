@@ -1,7 +1,7 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
-bounds · estimates · nearest   lower bounds; their cached parts
+bounds · estimates · nearest · balance   lower bounds; their cached parts; stages of even work
 branch_and_bound · incumbents   what they let pass is estimated, best first; the best so far
 simplest · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least otherwise
 rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
@@ -22,6 +22,7 @@ from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Planner
+from fivefold.plan.search.balance import even_out
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, Report
 from fivefold.plan.search.columns import joined
@@ -69,14 +70,16 @@ def search(
     known = Incumbents(machine, by=score, top=top, levels=levels, alike=by == "robust", improved=improved)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _until_stopped(solver, spaces, model=model, machine=machine)
+    where = narrowed.get("where", ANY)
+    total += even_out(known, where=where) if planners and proposes else 0
     found = SearchResult(
         by=by,
-        proposal=_proposal(known, within or 0.0, where=narrowed.get("where", ANY)) if known.best and proposes else None,
+        proposal=_proposal(known, within or 0.0, where=where) if known.best and proposes else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
         front=tuple(_front(known.fitting)),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
         misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine)),
-        tightest="" if known.best else _tightest(model, machine, job, where=narrowed.get("where", ANY)),
+        tightest="" if known.best else _tightest(model, machine, job, where=where),
         tried=total if planners else solver.done,
         stopped=not planners,
         evaluated=known.evaluated,

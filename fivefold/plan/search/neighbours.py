@@ -17,6 +17,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
+from fivefold.plan.search.balance import balanced
 from fivefold.plan.search.space import RECOMPUTATIONS
 
 Fields = dict[str, Any]
@@ -77,6 +78,8 @@ def _choices(layout: Layout, planner: Planner) -> Iterator[Fields]:
         yield from ({"shard_group": size if size < replicas else None} for size in divisors(replicas)[1:])
     if layout.pp > 1:
         yield from _schedules(layout, layers=model.layers)
+        split = balanced(layout.replace(stages=()), planner)
+        yield from ({"stages": stages} for stages in ((), split.stages if split else ()))
     groups = {"mlp": "moe"} if model.moe else {}
     yield from ({"ac": groups.get(ac, ac)} for ac in RECOMPUTATIONS)
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}

@@ -23,7 +23,7 @@ from fivefold.units import show_bytes
 
 # How much harder a choice makes a layout to run and to understand. Only their order matters much: an axis more than
 # its degree, what few engines have more than what all have.
-AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR = 4.0, 4.0, 3.0, 2.0, 1.0, 2.0
+AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR, UNEVEN = 4.0, 4.0, 3.0, 2.0, 1.0, 2.0, 1.0
 ZERO = (0.0, 1.0, 2.5, 3.0)
 SCHEDULE: dict[ScheduleName, float] = {
     "1f1b": 0.0, "gpipe": 1.0, "interleaved": 1.0, "zb1p": 4.0, "zb2p": 5.0, "zbv": 5.0, "dualpipe": 6.0,
@@ -48,6 +48,7 @@ def complexity(layout: Layout, *, ranks_per_node: int) -> float:
     found += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
     found += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0)
     found += SCHEDULE[layout.schedule] + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
+    found += UNEVEN * bool(layout.stages)
     found += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
     return found
 
@@ -157,7 +158,7 @@ def _structures(layout: Layout) -> Iterator[Layout]:
                 yield made
     simple: list[dict[str, object]] = [
         {"order": DEFAULT_ORDER}, {"shard_group": None}, {"sp": True}, {"cp_kind": "ring"},
-        {"schedule": "1f1b", "v": 1, "stages": ()},
+        {"stages": ()}, {"schedule": "1f1b", "v": 1, "stages": ()},
     ]  # fmt: skip
     simple += [{"schedule": "interleaved", "v": v, "stages": ()} for v in divisors(layout.v) if 1 < v < layout.v]
     for fields in simple:

@@ -1,0 +1,76 @@
+"""Stages of even work, against every way to cut the layers."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.plan.predict import Planner
+from fivefold.plan.search import search
+from fivefold.plan.search.balance import balanced, gain
+from fivefold.plan.search.neighbours import walk
+from fivefold.stack.spec import Runs, Stack
+from tests.plan.search.test_search import FEW, NODE, SMALL, tight
+
+LAYERS = 8
+HEAVY = SMALL.replace(layers=LAYERS, vocab=128_000)  # a head as large as several layers
+MACHINE = tight(4, gib=64)
+
+
+def every_split(layout: Layout) -> list[Layout]:
+    """The layout with every number of layers on every stage."""
+    stages = layout.pp * layout.v
+    cuts = [(0, *each, LAYERS) for each in combinations(range(1, LAYERS), stages - 1)]
+    return [layout.replace(stages=tuple(b - a for a, b in pairwise(cut))) for cut in cuts]
+
+
+def seconds(planner: Planner, layout: Layout) -> float:
+    return planner.estimate(layout).step_time.seconds
+
+
+@pytest.mark.parametrize("words", ["pp4", "pp4 gpipe", "pp4 zb1p", "dp2 pp2 zero1", "dp2 pp2 v2", "dp2 pp2 zbv"])
+def test_it_is_about_as_fast_as_the_best_of_all_splits(words: str) -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    even = Layout.parse(f"{words} mbs1")
+    found = balanced(even, planner)
+    assert found is not None
+    assert sum(found.stages) == LAYERS
+    best = min(seconds(planner, each) for each in every_split(even))
+    assert best <= seconds(planner, found) <= best * 1.02, str(found)
+    assert seconds(planner, found) < seconds(planner, even)
+    assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
+    assert balanced(found, planner) is None  # no further
+
+
+def test_what_cannot_be_evened_out_is_left_alone() -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
+        assert balanced(Layout.parse(words), planner) is None
+    job = FEW.replace(stack=Stack(name="mine", runs=Runs(uneven_stages=False)))
+    assert balanced(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
+
+
+def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
+    where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")
+    found = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
+    assert found.proposal is not None
+    chosen = Layout.parse(found.proposal.layout)
+    assert chosen.stages[-1] == min(chosen.stages) < max(chosen.stages)
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    best = min(seconds(planner, each) for each in every_split(chosen))
+    assert found.proposal.choice.step.time.step_seconds <= best * 1.02
+    exact = search(model=HEAVY, machine=MACHINE, job=FEW, where=where)
+    assert not any("stages" in each.step.layout for each in exact.best)
+
+
+def test_from_where_one_is_it_is_one_change() -> None:
+    planner = Planner(model=HEAVY, machine=NODE, job=FEW)
+    start = Layout.parse("dp2 pp4 zero1 mbs1")
+    split = balanced(start, planner)
+    assert split is not None
+    words = {each.change for each in walk(planner, start).changes}
+    assert str(split).split()[-1] in words
+    assert f"without {str(split).split()[-1]}" in {each.change for each in walk(planner, split).changes}
