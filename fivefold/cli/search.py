@@ -108,6 +108,13 @@ def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
     return max(top, WRITABLE)
 
 
+def say_if_unpriced(machine: Machine, by: str) -> None:
+    """Name a machine that has no price where layouts are ranked by cost, and say how to give it."""
+    if by == "cost" and machine.dollars_per_rank_hour is None:
+        name = machine.name.split()[0]
+        say(f"{machine.name} has no price: ranked by GPU-hours; for dollars give --price {name}=2.2/h")
+
+
 def say_if_stopped(found: SearchResult) -> None:
     """End with the exit code of what Ctrl-C ended, if it ended the search."""
     if found.stopped:
@@ -127,6 +134,7 @@ def found_layouts(
     from fivefold.show.progress import bar
 
     best = ""
+    say_if_unpriced(machine, options.get("by", "time"))
 
     def improved(layout: str, score: float) -> None:
         nonlocal best

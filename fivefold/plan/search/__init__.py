@@ -69,8 +69,7 @@ def search(
     score: By = "time" if by == "robust" else by
     known = Incumbents(machine, by=score, top=top, levels=levels, alike=by == "robust", improved=improved)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
-    planners = _until_stopped(solver, spaces, model=model, machine=machine)
-    where = narrowed.get("where", ANY)
+    planners, where = _until_stopped(solver, spaces, model=model, machine=machine), narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0
     found = SearchResult(
         by=by,

@@ -6,17 +6,25 @@ constraints is passed in: that layouts are legal, or that one fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import combinations
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, combinations, product
 from math import log2
 from typing import NamedTuple
 
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.where import NUMBERS, Term, Where
+from fivefold.layout.where import ANY, NUMBERS, Term, Where
 from fivefold.model.spec import Model
 
 Passing = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
 NAME = 1.0  # octaves by which a name gives way
+TRIED = 40  # ways for as many terms, the nearest first
+
+
+class Way(NamedTuple):
+    """A term, and what it gives way to; None: to anything."""
+
+    term: Term
+    instead: Term | None
 
 
 class Tightest(NamedTuple):
@@ -32,28 +40,39 @@ class Tightest(NamedTuple):
 
 
 def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> Tightest | None:
-    """The term of ``where`` that has to give way the least; two of them if one is not enough; None if that is not."""
-    options = [
-        (distance, number, term, other)
-        for number, term in enumerate(where.terms)
-        for distance, other in _gives_way(term, model=model, world=world)
-    ]
-    for _, number, term, other in sorted(options, key=lambda option: option[:2]):
-        others = tuple(each for place, each in enumerate(where.terms) if place != number)
-        layout = passing(Where((*others, *((other,) if other else ()))))
-        if layout is not None:
-            return Tightest((term,), str(other) if other else f"another {term.field}", layout)
-    for two in combinations(where.terms, 2):
-        layout = passing(Where(tuple(each for each in where.terms if each not in two)))
-        if layout is not None:
-            return Tightest(two, "neither", layout)
+    """The fewest terms of ``where`` that have to give way, and of these the nearest; None if nothing passes at all."""
+    if passing(ANY) is None:
+        return None
+    for count in range(1, len(where.terms) + 1):
+        without = [(some, _without(where, some, passing)) for some in combinations(where.terms, count)]
+        enough = [(some, layout) for some, layout in without if layout is not None]
+        options = ([list(_gives_way(term, model=model, world=world)) for term in some] for some, _ in enough)
+        ways = sorted(chain(*(product(*each) for each in options)), key=lambda way: sum(each[0] for each in way))
+        for way in ways[:TRIED]:
+            if (found := _instead(where, [each[1] for each in way], passing)) is not None:
+                return found
+        for some, layout in enough:
+            return Tightest(some, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout)
     return None
 
 
-def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Term | None]]:
-    """What a term may give way to, and by how many octaves; None: to anything."""
+def _without(where: Where, some: Sequence[Term], passing: Passing) -> Layout | None:
+    return passing(Where(tuple(each for each in where.terms if each not in some)))
+
+
+def _instead(where: Where, ways: Sequence[Way], passing: Passing) -> Tightest | None:
+    """Some terms given way; None if that is not enough."""
+    changed = {each.term: each.instead for each in ways}
+    kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
+    layout = passing(Where(kept))
+    said = " ".join(str(other) if other else f"another {term.field}" for term, other in changed.items())
+    return None if layout is None else Tightest(tuple(changed), said, layout)
+
+
+def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Way]]:
+    """By how many octaves a term may give way, and to what."""
     if term.field not in NUMBERS:
-        yield NAME, None
+        yield NAME, Way(term, None)
         return
     values = {
         "zero": [0, 1, 2, 3], "v": divisors(model.layers), "ep": divisors(model.moe.experts if model.moe else 1),
@@ -62,4 +81,4 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
     for value in values:
         if not term.admits(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]
-            yield min(ratios), Term(term.field, "=", (str(value),))
+            yield min(ratios), Way(term, Term(term.field, "=", (str(value),)))

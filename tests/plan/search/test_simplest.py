@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
@@ -120,3 +121,18 @@ def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> No
 def test_the_constraint_that_leaves_nothing_is_named() -> None:
     with pytest.raises(Mistake, match="meets 'pp=1 tp=3'; the tightest is tp=3: with tp=4 there is"):
         search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
+
+
+def test_where_several_constraints_leave_nothing_the_fewest_are_named_with_the_nearest_that_passes() -> None:
+    """Also where each alone, and any two, leave nothing."""
+    for text, line in (
+        ("tp=3 pp=5", r"the tightest is tp=3 and pp=5: with tp=2 pp=4 there is '"),
+        ("tp=3 pp=5 cp=7", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '"),
+        ("tp=3 pp=5 cp=7 zero=0", r"the tightest is tp=3 and pp=5 and cp=7: with .* there is '.*zero0"),
+    ):
+        with pytest.raises(Mistake, match=line) as told:
+            search(model=SMALL, machine=NODE, job=FEW, where=Where.parse(text))
+        layout = Layout.parse(str(told.value).rpartition("there is '")[2].rstrip("'"))
+        assert is_legal(layout, model=SMALL, job=FEW, machine=NODE)
+        said = Where.parse(str(told.value).rpartition(": with ")[2].partition(" there is")[0])
+        assert said.holds(layout)
