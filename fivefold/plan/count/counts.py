@@ -22,7 +22,7 @@ from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, pla
 from fivefold.plan.count.memory.states import UnitStates, unit_states
 from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.kernels import in_one_kernel
-from fivefold.plan.count.operations.layer import Kind, block_unit, embedding, kind_of
+from fivefold.plan.count.operations.layer import Kind, block, block_unit, embedding, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Local, Part
@@ -32,7 +32,7 @@ from fivefold.plan.count.operations.recompute import Unit
 Played = TypeVar("Played")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-REMEMBERED = 3_000  # values of a cache; a search asks for many more parts than it returns to
+REMEMBERED = 1_500  # values of a cache; a search asks for many more parts than it returns to
 Name = Kind | str  # a kind of block, or "embed" or "head"
 
 
@@ -58,10 +58,14 @@ class Run(NamedTuple):
 
 
 class Cache(dict[Key, Value]):
-    """A dict that forgets all when it has grown to ``REMEMBERED`` values."""
+    """A dict that forgets all when it has grown to ``most`` values."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        super().__init__()
+        self.most = most
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        if len(self) >= REMEMBERED:
+        if len(self) >= self.most:
             self.clear()
         super().__setitem__(key, value)
 
@@ -73,6 +77,7 @@ class Counts:
         self.model, self.job = model, job
         self._locals: Cache[Part, Local] = Cache()
         self._units: Cache[tuple[Part, Name], Unit] = Cache()
+        self._blocks: Cache[tuple[Part, Name], list[Op]] = Cache(100)  # to mark what is recomputed of each
         self._shapes: Cache[tuple[Part, Name], frozenset[tuple[int, int]]] = Cache()
         self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
         self._logits: Cache[Part, int] = Cache()
@@ -101,12 +106,19 @@ class Counts:
             if isinstance(name, str):
                 unit = Unit(tuple(embedding(local))) if name == "embed" else head_unit(local)
             else:
-                unit = block_unit(local, layer=self.example[name])
+                unit = block_unit(self._block(part, name), local)
             ops = [in_one_kernel(op, local) for op in unit.ops]
             if self.job.precision.gradients_bytes == 1:
                 ops = [_with_wide_gradients(op) for op in ops]
             self._units[key] = unit._replace(ops=tuple(ops))
         return self._units[key]
+
+    def _block(self, part: Part, kind: Kind) -> list[Op]:
+        """The operations of a block with none marked, which what is recomputed changes only if it is the layer."""
+        plain = part._replace(recomputed=part.recomputed & {"layer"})
+        if (plain, kind) not in self._blocks:
+            self._blocks[plain, kind] = block(self.local(plain), layer=self.example[kind])
+        return self._blocks[plain, kind]
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
         """Live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""

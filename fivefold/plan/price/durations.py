@@ -63,25 +63,38 @@ class Durations:
         """``slow``: stages of the rank that straggles."""
         self.timeline, self.layout, self.job = timeline, layout, timeline.job
         self.work = timeline.counts.stage_work(layout)
-        alike = {work: timeline.stage(layout, work) for work in dict.fromkeys(self.work)}
-        self.stages = [alike[work] for work in self.work]
-        self.lines = [timeline] * len(self.stages)
-        if timeline.straggler is not None:
-            for stage in slow:
-                self.lines[stage] = timeline.straggler
-                self.stages[stage] = timeline.straggler.stage(layout, self.work[stage])
+        straggler = timeline.straggler or timeline
+        self.lines = [straggler if stage in slow else timeline for stage in range(len(self.work))]
+        first: dict[tuple[Work, bool], int] = {}  # stage of those with equal units, as fast
+        self.alike = [first.setdefault((work, stage in slow), stage) for stage, work in enumerate(self.work)]
+        times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in first.values()}
+        self.stages = [times[stage] for stage in self.alike]
         hop = timeline.hop(layout) if layout.pp > 1 else MessageTime(0.0, 0.0)
         gloo = timeline.machine.backend == "gloo"  # whose sends end when the socket has taken them
         hides = gloo or (self.job.stack.hides_p2p(layout.schedule) and timeline.machine.overlaps)
         self.hop, self.sending = (hop.travelling, hop.busy) if hides else (hop.seconds, hop.seconds)  # a blocking send
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
+        self._costs: dict[tuple[str, int, int], tuple[Cost, float]] = {}
 
     def seconds(self, task: Task) -> float:
         """Seconds of one action."""
-        return self.cost(task).seconds
+        return self._cost_and_seconds(task)[1]
 
     def cost(self, task: Task) -> Cost:
         """Seconds of one action, split into compute and exposed messages."""
+        return self._cost_and_seconds(task)[0]
+
+    def _cost_and_seconds(self, task: Task) -> tuple[Cost, float]:
+        """Both, computed once for stages with equal units."""
+        kind, stage, other = task
+        key = kind, self.alike[stage], self.alike[other] if other >= 0 else -1
+        found = self._costs.get(key)
+        if found is None:
+            cost = self._cost(task)
+            found = self._costs[key] = cost, cost.seconds
+        return found
+
+    def _cost(self, task: Task) -> Cost:
         stage = self.stages[task.stage]
         passes = {"F": stage.forward, "B": stage.backward, "BW": stage.whole}
         if task.kind in passes:

@@ -30,38 +30,66 @@ class Extrapolated(NamedTuple):
     held: tuple[tuple[int, ...], ...]
 
 
+class Rounds(NamedTuple):
+    """What of ``extrapolate`` follows from the schedule alone.
+
+    ``tables``: those to play, with how often each rank runs each task in them; ``rounds``: of pp micro-batches that
+    follow the first; ``tasks``: all distinct ones; ``whole``: how often each rank runs each task in a step.
+    """
+
+    tables: list[tuple[Table, tuple[Mapping[Task, int], ...]]]
+    rounds: int
+    tasks: tuple[Task, ...]
+    whole: list[Mapping[Task, int]]
+
+
 def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Extrapolated:
     """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message."""
-    known: dict[Task, float] = {}
+    asked = layout.schedule, layout.pp, layout.v, micro_batches
+    found = _rounds(*asked)
+    ends, busy = _played(*asked, tuple(map(seconds, found.tasks)), hop)
+    return Extrapolated(ends, busy, found.whole, found.tables[0][0].rank_stages)
 
-    def once(task: Task) -> float:
-        if task not in known:
-            known[task] = seconds(task)
-        return known[task]
 
-    def played(count: int) -> tuple[Table, list[float], tuple[Mapping[Task, int], ...]]:
-        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
-        ends = list(play_table.play(table, seconds=once, hop_seconds=lambda *_: hop, queues=True).rank_ends)
-        return table, ends, _tasks(layout.schedule, layout.pp, layout.v, count)
+@lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule sees
+def _played(
+    name: ScheduleName, pp: int, v: int, micro_batches: int, durations: tuple[float, ...], hop: float
+) -> tuple[list[float], list[float]]:  # fmt: skip
+    """Seconds at the end of each rank and seconds busy; ``durations`` of the tasks of ``_rounds``."""
+    tables, rounds, tasks, whole = _rounds(name, pp, v, micro_batches)
+    known = dict(zip(tasks, durations, strict=True))
 
     def busy(tasks: Mapping[Task, int]) -> float:
         return sum(times * known[task] for task, times in tasks.items())
 
-    pp = layout.pp
-    base = 3 * pp + micro_batches % pp
-    if micro_batches <= base + pp:
-        table, ends, tasks = played(micro_batches)
-        return Extrapolated(ends, [busy(each) for each in tasks], list(tasks), table.rank_stages)
-    (table, early, few), (_, late, many) = played(base), played(base + pp)
-    rounds = (micro_batches - base) // pp
+    ends = [
+        list(play_table.play(table, seconds=known.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
+        for table, _ in tables
+    ]
+    works = [busy(each) for each in whole]
+    if not rounds:
+        return ends[0], works
+    (early, late), ((_, few), (_, many)) = ends, tables
     # The busiest rank sets the pace; with uneven stages the two short schedules may be too short to show it.
     pace = max(busy(more) - busy(less) for less, more in zip(few, many, strict=True))
-    ends = [first + rounds * max(second - first, pace) for first, second in zip(early, late, strict=True)]
-    whole = [
+    return [first + rounds * max(second - first, pace) for first, second in zip(early, late, strict=True)], works
+
+
+@lru_cache(maxsize=1024)
+def _rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
+    base = 3 * pp + micro_batches % pp
+    short = micro_batches <= base + pp
+    counts = (micro_batches,) if short else (base, base + pp)
+    tables = [(schedule(name, pp=pp, v=v, micro_batches=count), _tasks(name, pp, v, count)) for count in counts]
+    tasks = tuple(dict.fromkeys(task for table, _ in tables for task in table.order.tasks))
+    if short:
+        return Rounds(tables, 0, tasks, list(tables[0][1]))
+    rounds = (micro_batches - base) // pp
+    whole: list[Mapping[Task, int]] = [
         {task: less[task] + rounds * (times - less[task]) for task, times in more.items()}
-        for less, more in zip(few, many, strict=True)
+        for less, more in zip(tables[0][1], tables[1][1], strict=True)
     ]
-    return Extrapolated(ends, [busy(each) for each in whole], list(whole), table.rank_stages)
+    return Rounds(tables, rounds, tasks, whole)
 
 
 @lru_cache(maxsize=1024)

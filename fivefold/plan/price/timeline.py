@@ -82,7 +82,7 @@ class Timeline:
             for at, (rank, held) in enumerate(zip(memory, stages_held(layout), strict=True))
         ]
         line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
-        work = [tuple(durations.work[stage] for stage in held) for held in line.held]
+        work = [tuple(durations.alike[stage] for stage in held) for held in line.held]
         alike = dict(zip(work, line.held, strict=True))  # ranks with equal stages have equal ends
         ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
         tails = [ends_of[same] for same in work]

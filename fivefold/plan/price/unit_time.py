@@ -74,18 +74,7 @@ class UnitTimer:
         place = self.place(message.axis)
         if place.ranks == 1:
             return
-        moe = self.model.moe
-        copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
-        back_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
-        again = self._sent(message, message.regather, message.uncast.payload, place=place, copies=copies)
-        parts = message.backward_parts
-        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
-        if op.recomputed:
-            again = forward
-        for collective, payload in message.scales:
-            scales = self._sent(message, collective, payload, place=place, copies=copies)
-            forward = forward._replace(seconds=forward.seconds + scales.seconds)
+        forward, backward, again = self._passes(message, place, recomputed=op.recomputed)
         self.sent[index] = bool(forward.seconds), bool(backward.seconds) + bool(again.seconds)
         self.spans[f"{message.axis} {op.name}"] = forward.seconds + backward.seconds + again.seconds
         ahead = self._compute_beside(index)
@@ -102,6 +91,36 @@ class UnitTimer:
             self.awaited[index] = exposed
         self.forward_exposed[axis] += exposed
         self.backward_exposed[axis] += back
+
+    def sent_by_axis(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds of all messages in the order of ``AXES``, forward and backward, hidden or not."""
+        ahead, back = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        for op in self.ops:
+            if op.message is None or (place := self.place(op.message.axis)).ranks == 1:
+                continue
+            message, axis = op.message.uncast if op.recomputed else op.message, op.message.axis.partition("_")[0]
+            forward, backward, again = self._passes(message, place, recomputed=op.recomputed)
+            ahead[axis] += forward.seconds
+            back[axis] += backward.seconds + again.seconds
+        return tuple(ahead.values()), tuple(back.values())
+
+    def _passes(
+        self, message: Message, place: Group, *, recomputed: bool
+    ) -> tuple[MessageTime, MessageTime, MessageTime]:  # fmt: skip
+        """Seconds of an operation's messages in the forward, of its gradients', and of those sent again for them."""
+        moe = self.model.moe
+        copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
+        back_payload = message.payload if message.backward_payload is None else message.backward_payload
+        forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
+        again = self._sent(message, message.regather, message.uncast.payload, place=place, copies=copies)
+        parts = message.backward_parts
+        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
+        if recomputed:
+            again = forward
+        for collective, payload in message.scales:
+            scales = self._sent(message, collective, payload, place=place, copies=copies)
+            forward = forward._replace(seconds=forward.seconds + scales.seconds)
+        return forward, backward, again
 
     def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
         """Hidden seconds of the gather of a column-parallel layer's input for dW, and of the sum of its dx over ranks.

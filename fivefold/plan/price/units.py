@@ -19,6 +19,8 @@ from fivefold.plan.price.network import Network
 from fivefold.plan.price.profiled import Profiled
 from fivefold.plan.price.unit_time import AXES, UnitTime, UnitTimer
 
+SMALL = 40_000  # values of a cache of a few numbers each
+
 
 class Units:
     """Seconds of the units of one model, job and machine by layout, computed once each."""
@@ -31,7 +33,8 @@ class Units:
         self.profiled = Profiled(counts, machine) if known else None
         self._prices: dict[int, Prices] = like._prices if like else {}
         self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = like._kernels if like else Cache()
-        self._units: Cache[tuple[object, ...], UnitTime] = Cache()
+        self._units: Cache[tuple[object, ...], UnitTime] = Cache(SMALL)
+        self._messages: Cache[tuple[Part, Name], tuple[tuple[float, ...], tuple[float, ...]]] = Cache(SMALL)
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
         self._ranks = 1
@@ -71,20 +74,23 @@ class Units:
     def nearest(self, part: Part, run: Run) -> UnitTime:
         """``unit``, were the ranks of each group next to one another: no order of the mesh makes it faster."""
         part = run_part(part, run)
-        sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
-
-        def place(axis: str) -> Group:
-            return Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
-
         key = part, run.name, "nearest"
         found = self._units.get(key)
         if found is None:
-            found = self._units[key] = self._time(part, run, place, ranks=1)
+            found = self._units[key] = self._time(part, run, _nearest(part), ranks=1)
+        return found
+
+    def nearest_messages(self, part: Part, run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds of messages by axis of ``AXES``, forward and backward, hidden or not; placed as in ``nearest``."""
+        part = run_part(part, run)
+        found = self._messages.get((part, run.name))
+        if found is None:
+            found = self._messages[part, run.name] = self._timer(part, run, _nearest(part), ranks=1).sent_by_axis()
         return found
 
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
-        """Seconds of each operation of a unit; ``ranks`` share a calibrated machine."""
-        part = run_part(part, run)
+        """Seconds of each operation of a unit, whatever is recomputed of it; ``ranks`` share a calibrated machine."""
+        part = run_part(part, run)._replace(recomputed=frozenset())
         key = part, run.name, ranks
         found = self._kernels.get(key)
         if found is None:
@@ -94,13 +100,15 @@ class Units:
         return found
 
     def _time(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTime:
-        ops = self.counts.unit(part, run.name).ops
-        timer = UnitTimer(
-            self.counts.model, self.machine, self.network, self.job, place, ops, self.kernels(part, run, ranks=ranks)
-        )
-        for index in range(len(ops)):
+        timer = self._timer(part, run, place, ranks=ranks)
+        for index in range(len(timer.ops)):
             timer.add(index)
         return timer.read() if self.job is self.counts.job else timer.messages()
+
+    def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
+        times = self.kernels(part, run, ranks=ranks)
+        ops = self.counts.unit(part, run.name).ops
+        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, ops, times)
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
@@ -113,6 +121,12 @@ class Units:
             share = time.weight / (time.backward + time.weight) if time.weight else 0.0
             backward, weight = (1 - share) * backward, share * backward
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
+
+
+def _nearest(part: Part) -> Callable[[str], Group]:
+    """The group of each axis, were its ranks next to one another."""
+    sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
+    return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
 
 
 def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.plan.count.counts import Run, run_part
+from fivefold.plan.count.counts import Name, Run, run_part
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.price.unit_time import AXES, UnitTime
 from fivefold.plan.price.units import Units
@@ -28,19 +28,28 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
 
 def nearest(units: Units, part: Part, runs: Sequence[Run], *, pairs: bool) -> Floats:
     """All figures [11, units], were the ranks of each group next to one another; without ``pairs`` the last are 0."""
-    rows, overlap = [], units.job.stack.overlap
-    hides = np.array([axis in overlap for axis in AXES])
-    beside = hides & np.array([axis != "tp" for axis in AXES])
+    known: dict[tuple[Part, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        unit = units.nearest(part, run)
-        row: list[float] = [*figures(unit), 0.0, 0.0, 0.0, 0.0]
-        if pairs:
-            apart, alone = units.apart.nearest(part, run), _seconds(units, part, run, ranks=1)
-            for back in (0, 1):
-                row[7 + back] = sum(alone[1:] if back else alone[:1]) + np.array(unit[3 + back])[~hides].sum()
-                row[9 + back] = np.array(apart[3 + back])[beside].sum()
-        rows.append(row)
-    return np.array(rows).T
+        key = run_part(part, run), run.name
+        if key not in known:
+            known[key] = [*figures(units.nearest(part, run)), *(_halves(units, part, run) if pairs else [0.0] * 4)]
+    return np.array([known[run_part(part, run), run.name] for run in runs]).T
+
+
+def _halves(units: Units, part: Part, run: Run) -> list[float]:
+    """The last four figures; where messages are not NCCL's, no pass is beside another."""
+    overlap, unit, alone = units.job.stack.overlap, units.nearest(part, run), _seconds(units, part, run, ranks=1)
+    both = [
+        kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
+        for kernels, exposed in ((alone[0], unit.forward_exposed), (alone[1] + alone[2], unit.backward_exposed))
+    ]
+    if units.machine.backend != "nccl":
+        return [*both, 0.0, 0.0]
+    beside = [
+        sum(every for axis, every in zip(AXES, sent, strict=True) if axis in overlap and axis != "tp")
+        for sent in units.nearest_messages(part, run)
+    ]
+    return [*both, *beside]
 
 
 def kernels(units: Units, part: Part, runs: Sequence[Run], *, ranks: int) -> Floats:

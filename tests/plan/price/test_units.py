@@ -8,6 +8,9 @@ from fivefold.check.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named as of_catalog
+from fivefold.plan.count.counts import Run
+from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import Planner
 from fivefold.stack.catalog import named
 
@@ -54,3 +57,15 @@ def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
     for text in ("tp8 mbs4 nosp ac=full", "tp8 mbs1 nosp ac=full"):
         apart = sum(layer(text, JOB.replace(blocking=True))) - sum(layer(text))
         assert 3.0 < apart < 5.0, text  # some 55 launches of 67 us, however large the micro-batch
+
+
+def test_messages_beside_nothing_take_what_a_timer_says_under_which_no_axis_overlaps():
+    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64)
+    planner = Planner(model=of_catalog("deepseek-v3"), machine=machine, job=job)
+    for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
+        part = part_of(Layout.parse(text))
+        for run in (Run("head", 0, 1, True), *(Run(kind, at, 1, True) for kind, at in planner.counts.example.items())):
+            apart, sent = planner.units.apart.nearest(part, run), planner.units.nearest_messages(part, run)
+            for shown, every in zip((apart.forward_exposed, apart.backward_exposed), sent, strict=True):
+                assert shown[1:] == pytest.approx(every[1:])  # all but tp, which hides behind matmuls
+        assert sum(map(sum, sent)) > 0

@@ -7,6 +7,7 @@ Letters: B sequences of T tokens in the micro-batch, D width, N and K heads of H
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
@@ -210,9 +211,7 @@ def _in_16_bits(local: Local) -> Local:
     return Local(local.model, local.job.replace(precision=wide), local.part)
 
 
-def block_unit(local: Local, *, layer: int) -> Unit:
-    """The operations of one block, with those marked that are recomputed."""
+def block_unit(ops: Sequence[Op], local: Local) -> Unit:
+    """The operations of one ``block``, with those marked that are recomputed."""
     stack = local.job.stack
-    return recompute(
-        block(local, layer=layer), local.part.recomputed, early_stop=stack.early_stop, fused=stack.linears == "fanned"
-    )
+    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=stack.linears == "fanned")
