@@ -13,7 +13,7 @@ from fivefold.layout.search_result import Change
 from fivefold.record import Record
 from fivefold.step import Step
 
-Kind = Literal["out of memory", "memory snapshot", "flight recorder", "stacks", "losses"]
+Kind = Literal["out of memory", "memory snapshot", "flight recorder", "stacks", "losses", "timeout"]
 
 
 class HeldLine(Record):

@@ -3,6 +3,7 @@
 explain(files) → by what each holds, an Explanation of
 out_of_memory · snapshot · category   a log's message; a memory snapshot, and what its blocks were
 flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
+timeout                               lines of NCCL's watchdog in a log
 against                               what the planner predicts beside it; the least change that fits
 frames · plain_pickle                 lines of code in stacks; pickles that hold data alone
 """
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.check.explain import flight_recorder, losses, out_of_memory, plain_pickle, snapshot, stacks
+from fivefold.check.explain import flight_recorder, losses, out_of_memory, plain_pickle, snapshot, stacks, timeout
 from fivefold.layout.explanation import Explanation
 from fivefold.record import Mistake
 
@@ -130,7 +131,8 @@ def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
         rank = _rank_of(path, None)
         ranks.stacks[path.name if rank is None else str(rank)] = text
         ranks.stack_files.append(str(path))
-    for each in (out_of_memory.explain(text, files=files), losses.explain(losses.read(text), files=files)):
+    said = (out_of_memory.explain(text, files=files), timeout.explain(text, files=files))
+    for each in (*said, losses.explain(losses.read(text), files=files)):
         found += [each] if each is not None else []
     if not found and str(path) not in ranks.stack_files:
         raise Mistake(f"{path}: {KNOWN}")

@@ -52,7 +52,9 @@ def read(text: str) -> list[Point]:
 
 def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation | None:
     """What happened to the losses; None if they are too few."""
-    if len(points) < LEAST and all(math.isfinite(point.loss) for point in points):
+    steep = [point.step for point in points if not math.isfinite(point.norm)]
+    ends_steep = bool(steep) and steep[-1] == points[-1].step
+    if len(points) < LEAST and not ends_steep and all(math.isfinite(point.loss) for point in points):
         return None
     events = sorted(_events(points), key=lambda event: event.step)
     good = [point for point in points if math.isfinite(point.loss)]
@@ -64,12 +66,16 @@ def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation |
     back = [(a.step, b.step) for a, b in pairwise(points) if b.step <= a.step]
     if back:
         findings.append(f"the log goes back {len(back)} times, first from step {back[0][0]} to {back[0][1]}: restarts")
+    if steep:
+        findings.append(f"the gradient's norm is no number at step {steep[0]}, {len(steep)} of {len(points)} in all")
     worst = next(
         (e for kind in ("not a number", "divergence", "spike", "plateau") for e in events if e.kind == kind), None
     )
     verdict = (
         worst.line
         if worst
+        else findings.pop()
+        if ends_steep
         else f"{len(points)} losses fall as they should, from {points[0].loss:.4g} to {last.loss:.4g}"
     )
     return Explanation(kind="losses", files=files, verdict=verdict, findings=tuple(findings), losses=tuple(events))

@@ -21,7 +21,8 @@ UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40, "
 SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(bytes|B|[KMGT]iB|[KMG]B)\b"
 FOUND = re.compile(
     r"out of memory\b.*tried to allocate|out of memory on device|CUDA(?: driver)? error: out of memory"
-    r"|DefaultCPUAllocator: |Cuda failure.*out of memory|Failed to CUDA calloc", re.IGNORECASE
+    r"|DefaultCPUAllocator: |Cuda failure.*out of memory|Failed to CUDA calloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|oom[_-]kill event|Out of memory: Kill(?:ed)? process", re.IGNORECASE
 )  # fmt: skip
 PREFIX = re.compile(r"^\s*(?:\[(?:default|rank)?\s?(\d{1,6})\]:?|(\d{1,6}):)\s?(?=.)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -40,6 +41,7 @@ COLUMNS = {  # what a message says, each as a pattern with one size
 COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in COLUMNS.items()}
 NEIGHBOUR = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
 CPU = re.compile(r"allocate (\d{1,18}) bytes")
+HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
 SLACK = 64 * MIB  # what a context takes beside a process's own pools, at least
 PHASES = {"update": "the optimizer's step", "backward": "the backward", "forward": "the forward",
@@ -104,7 +106,7 @@ def _message(line: str, rank: str, above: Sequence[str]) -> Message:
     if taken:
         sizes["others"] = round(sum(size for _, size in taken))
     where = DEVICE.search(line)
-    device = "the CPU" if CPU.search(line) else f"{where[1]} {where[2]}" if where else "the GPU"
+    device = "the CPU" if CPU.search(line) or HOST.search(line) else f"{where[1]} {where[2]}" if where else "the GPU"
     return Message(sizes, device, rank, from_traceback(above))
 
 

@@ -117,3 +117,17 @@ def test_a_run_of_our_own(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = explain_files([path])
     assert any("goes back 1 times, first from step 40 to 30" in line for line in found.findings)
+
+
+def test_a_gradient_that_ends_as_no_number() -> None:
+    """A short log of Hugging Face's whose loss is 0 then; one that was so once, as fp16's scale finds itself, falls."""
+    line = "{{'loss': {}, 'grad_norm': {}, 'learning_rate': 2e-05, 'epoch': 0.01}}\n"
+    short = "".join(line.format(*each) for each in ((2.1, 1.2), (2.0, 1.1), (1.9, 1.0), (0.0, "nan")))
+    found = explain(read(short), files=("log",))
+    assert found is not None
+    assert found.verdict == "the gradient's norm is no number at step 4, 1 of 4 in all"
+    long = line.format(9.0, "inf") + "".join(line.format(8.5 - 0.1 * n, 1.0) for n in range(30))
+    found = explain(read(long), files=("log",))
+    assert found is not None
+    assert found.verdict.startswith("31 losses fall")
+    assert any("1 of 31" in each for each in found.findings)

@@ -126,6 +126,10 @@ def test_each_rank_has_its_own_traceback() -> None:
          "18.13 GB). Tried to allocate 256.00 MB on private pool.", "the GPU", "asked for"),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to "
          "allocate 4294967296 bytes.", "the CPU", "4.00 GiB were asked for"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "the GPU", "no"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1234.0. Some of the step tasks have been OOM Killed.",
+         "the CPU", "no figures"),
+        ("[9137.1] Out of memory: Killed process 4711 (python) total-vm:99kB", "the CPU", "no figures"),
         ("RuntimeError: CUDA error: out of memory", "the GPU", "no figures"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.50 GiB. GPU 5 has a total "
         "capacity of 191.98 GiB"
