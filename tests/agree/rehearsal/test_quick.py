@@ -36,6 +36,7 @@ CASES = (
     Case("qwen3-30b-a3b", 3, "dp2 tp2 ep4 zero2 mbs1 ac=full", 768, 4),
     Case("further", 3, "dp2 tp2 cp2 ep2 zero3 mbs2 ac=full", 192, 8, loss="chunked"),
     Case("further", 4, "dp2 pp2 ep2 zb1p zero1 mbs1", 192, 8),
+    Case("odd", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),  # between the head's F and B runs another stage's backward
     Case("ahead", 3, "dp2 zero3 mbs1", 192, 8),
     Case("ahead", 3, "dp2 tp2 pp2 zero2 mbs1", 192, 8, loss="chunked"),
     Case("ahead", 3, "dp2 pp2 zb1p zero3 mbs1", 192, 8),
@@ -118,11 +119,15 @@ CASES = (
 )
 
 
+# A table that is gathered, or whose gradients come, at another time than all else.
+TABLES = [case for case in CASES if case.name.startswith("ahead") or case.layout_text == "dp2 pp2 dualpipev zero3 mbs1"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
-    assert abs(verdict.worst_stage) <= (0.002 if case.name.startswith("ahead") else WORST), verdict.stages
+    assert abs(verdict.worst_stage) <= (0.002 if case in TABLES else WORST), verdict.stages
 
 
 def test_the_matrix_is_whole() -> None:

@@ -27,6 +27,8 @@ Kind = Literal["F", "B", "BW", "W"]
 Pass = tuple[Kind, int, int]  # stage, micro-batch
 # Which passes may leave a reduction of gradients under way: none, the last backward of a stage, every backward.
 Reduced = Literal["never", "last", "each"]
+# Whether the head's weights stay gathered from F to B of the last stage: no; they do; and so does a table it shares.
+Heads = Literal["", "own", "tied"]
 
 
 class Before(NamedTuple):
@@ -40,9 +42,9 @@ class Before(NamedTuple):
 class LivePass(NamedTuple):
     """A pass and what lives beside it. ``counts`` has for each stage of the rank: other micro-batches between F and B;
     between B and W; whether gradient sums live; whether those live that only W makes; whether they are reduced; whether
-    weights stay gathered from an F to a B. Then streams between stages of this rank after the pass, and all streams
-    sent or received during it; with ``buffers`` of every micro-batch, gradients of inputs made so far, less those
-    of this pass.
+    weights, or the head's, stay gathered from an F to a B. Then streams between stages of this rank after the pass, and
+    all streams sent or received during it; with ``buffers`` of every micro-batch, gradients of inputs made so far, less
+    those of this pass.
 
     ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
     more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing under way.
@@ -71,26 +73,26 @@ class LivePasses(NamedTuple):
 
 
 def in_order(
-    table: Table, rank: int, reduced: Reduced, *, keeps: bool = False, buffers: bool = False
+    table: Table, rank: int, reduced: Reduced, *, keeps: bool = False, buffers: bool = False, heads: Heads = ""
 ) -> Iterator[LivePass]:
     """Every pass of one pipeline rank, in time order; ``keeps``: weights stay gathered from an F to a B; ``buffers``:
     what is received lives throughout, in others' account.
     """
-    found = _row(table, rank, list(_sent_and_live(table))[rank], keeps)
+    found = _row(table, rank, list(_sent_and_live(table))[rank], keeps, heads)
     return _under_way(_inputs_kept(found, table, rank) if buffers else found, reduced)
 
 
 @lru_cache(maxsize=1024)
 def live_passes(
     name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never", *, keeps: bool = False,
-    buffers: bool = False,
+    buffers: bool = False, heads: Heads = "",
 ) -> LivePasses:  # fmt: skip
     """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
         rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches, keeps), reduced)),)
     else:
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        found = (_row(table, rank, sent, keeps) for rank, sent in enumerate(_sent_and_live(table)))
+        found = (_row(table, rank, sent, keeps, heads) for rank, sent in enumerate(_sent_and_live(table)))
         rows = tuple(
             _highest(_under_way(_inputs_kept(each, table, rank) if buffers else each, reduced))
             for rank, each in enumerate(found)
@@ -122,7 +124,7 @@ def _without_pipeline(micro_batches: int, keeps: bool) -> Iterator[LivePass]:
         yield LivePass("BW", 0, index == 0, index == micro_batches - 1, None, keeps, counts)
 
 
-def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool) -> Iterator[LivePass]:
+def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool, heads: Heads) -> Iterator[LivePass]:
     """Every pass of a rank in time order; ``sent``: its sent messages that still live at each action."""
     held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
@@ -143,10 +145,13 @@ def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool) -> Iterator[
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left[kind == "B", stage]
             others = whole if kind == "W" else [int(each != mine and some) for each, some in enumerate(whole)]
+            if heads == "tied" and (kind, stage) == ("F", 0) and not keeps:
+                others = [0] * len(held)  # the table, which it gathers itself
             counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
-            yield LivePass(kind, stage, first, last, None, bool(whole[mine]) and kind != "W", counts)
+            yield LivePass(kind, stage, first, last, None, keeps and bool(whole[mine]) and kind != "W", counts)
             begun[mine] = 1
-            whole[mine] = int(keeps and kind == "F") if kind != "W" else whole[mine]
+            stays_whole = keeps or (heads != "" and stage == table.stages - 1)
+            whole[mine] = int(stays_whole and kind == "F") if kind != "W" else whole[mine]
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
             born[mine] |= kind != "F"

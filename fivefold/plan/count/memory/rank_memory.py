@@ -21,9 +21,9 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.buffers import inputs_bytes, spare_gradients_bytes
-from fivefold.plan.count.memory.in_flight import LivePass, in_order, live_passes
+from fivefold.plan.count.memory.in_flight import Heads, LivePass, in_order, live_passes
 from fivefold.plan.count.memory.peak_moments import PeakFinder
-from fivefold.plan.count.memory.stage import Chunk, describe, held_bytes, stages_of
+from fivefold.plan.count.memory.stage import Chunk, describe, head_bytes, held_bytes, stages_of
 from fivefold.plan.count.memory.states import UnitStates, updates_one
 from fivefold.plan.count.update import scratch_bytes
 from fivefold.record import Mistake
@@ -88,7 +88,8 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
     row: Iterable[LivePass] = ranks.live_passes.rows[0]
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        row = in_order(table, rank, ranks.reductions.when, keeps=ranks.finder.keeps, buffers=ranks.buffers)
+        when, keeps = ranks.reductions.when, ranks.finder.keeps
+        row = in_order(table, rank, when, keeps=keeps, buffers=ranks.buffers, heads=ranks.heads)
     return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
@@ -120,10 +121,12 @@ class _Ranks:
         self.policy, self.stream = self.finder.policy, self.finder.stream
         self.reductions = self.finder.reductions
         when = self.reductions.when
+        tied = self.reductions.adds and self.reductions.is_tied
+        self.heads: Heads = "" if self.policy.weights_stay else "tied" if tied else "own"
         self.buffers = layout.pp > 1 and self.job.stack.received == "held"
         self.live_passes = live_passes(
             layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps,
-            buffers=self.buffers,
+            buffers=self.buffers, heads=self.heads,
         )  # fmt: skip
         self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
         self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
@@ -239,9 +242,13 @@ class _Ranks:
             reductions.adds and {0, len(self.stages.chunks) - 1} <= {*held} and len(held) > 1
         ):  # the head allocates the table's
             table, whole = reductions.table, 0 if reductions.lasting else reductions.table.sums
-            sums[0], sums[-1] = sums[0] - (self._during(table) if whole else 0), sums[-1] + whole
+            sums[0] -= self._during(table) if whole else 0
+            by_w = split and reductions.each and self.job.stack.loss != "chunked" and not self.model.predicted
+            (made if by_w else sums)[-1] += whole  # with its first gradient
             gone[0] += self._during(table) - whole if whole else 0
-        gathered = [held_bytes(chunk.runs) if finder.keeps else 0 for chunk in chunks]
+        shared = reductions.table.whole if reductions.tied else 0
+        heads = [head_bytes(chunk.runs, table=shared) if self.heads else 0 for chunk in chunks]
+        gathered = [held_bytes(chunk.runs) for chunk in chunks] if finder.keeps else heads
         return [*kept, *late, *sums, *made, *gone, *gathered, 0, self.stream]
 
     def _own(self, kind: str, stage: int) -> int:

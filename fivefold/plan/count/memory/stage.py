@@ -5,7 +5,7 @@ Computed once; ranks, schedules and mesh orders share them. ``peak_moments.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from fivefold.layout.spec import Layout
@@ -57,6 +57,11 @@ class Stages(NamedTuple):
 def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
     """Bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and ``but``."""
     return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
+
+
+def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
+    """Bytes of the head's gathered weights and of a ``table`` that it shares; 0 in a stage without the head."""
+    return units[-1].state.whole + table if units[-1].run.name == "head" else 0
 
 
 def stages_of(counts: Counts, layout: Layout) -> Stages:
