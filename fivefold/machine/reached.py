@@ -21,6 +21,7 @@ TORCH = "best matmul: zzc0721/torch-performence-test-data:database.md"  # (its s
 RECALLED = "multiprocessors from memory"
 FLASH3 = "attention: cuDNN, FlashAttention-3 and -2 in figures 5 and 6 of arXiv:2407.08608"
 SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
+FLASH2_ON_B200 = "FlashAttention-2: meta-pytorch/tritonbench pull request 171, Dao-AILab/flash-attention issue 1589"
 UNKNOWN = "what its kernels reach is our assumption"
 
 
@@ -68,9 +69,10 @@ H100 = Reached(
 B200 = Reached(
     148,
     {"bf16": 1745, "fp8": 3432.5},
-    f"{MAMF}; {SIMUMAX}",
+    f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}",
     attention_share=0.85,
     attention_backward_share=0.75,
+    flash2_share=0.38,  # of 935 TFLOP/s; it holds 315 to 362 forward, 334 backward
     flops_per_joule=BLACKWELL_JOULE,
 )
 GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")

@@ -169,6 +169,8 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("B200.attention_backward_share", B200.attention_backward_share, (0.6, 0.85),
              _chip("attention_backward_share", chips=BLACKWELL), set_on=SIMUMAX),
     Constant("H100.flash2_share", H100.flash2_share, (0.5, 0.75), _chip("flash2_share", chips=HOPPER)),
+    Constant("B200.flash2_share", B200.flash2_share, (0.34, 0.42), _chip("flash2_share", chips=BLACKWELL)),
+    Constant("UNALIGNED", roofline.UNALIGNED, (0.7, 1.4)),
     Constant("KERNEL_SECONDS", roofline.KERNEL_SECONDS, (2e-6, 5e-6)),
     Constant("FILL_SECONDS", roofline.FILL_SECONDS, (0.5e-6, 2e-6)),
     Constant("UNEVEN", roofline.UNEVEN, (0.05, 1.0)),

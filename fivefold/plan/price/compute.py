@@ -79,7 +79,7 @@ class Prices:
 
     def __init__(self, machine: Machine, *, ranks: int, job: Job) -> None:
         self.machine, self.job, self.chip = machine, job, machine.chip
-        self._matmuls: dict[tuple[int, int, int, Dtype, int], float] = {}
+        self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
@@ -171,7 +171,7 @@ class Prices:
         rows, vocab, width = op.shape
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
-        products = sum(self.matmul(*shape, dtype=self.wide) for shape in shapes)
+        products = sum(self.matmul(*shape, dtype=self.wide, aligned=self._aligned(vocab, width)) for shape in shapes)
         seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
         if self.measured is None:
             seconds = max(seconds, op.moved_backward_bytes / (LOSS_RATE * self.chip.multiprocessors))
@@ -192,10 +192,11 @@ class Prices:
         m, n, k = op.shape
         narrow = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
         dtype = self.dtype if narrow else self.wide
-        forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch)
-        into = self.matmul(m, k, n, dtype=dtype, batch=op.batch)
+        aligned = self._aligned(n, k)  # tokens are nobody's row
+        forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
+        into = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
         wide = self.job.precision.wide_gradients
-        weight = self.matmul(n, k, m, dtype=self.wide if wide else dtype, batch=op.batch)
+        weight = self.matmul(n, k, m, dtype=self.wide if wide else dtype, batch=op.batch, aligned=aligned)
         recipe, numel = self.job.precision, n * k * op.batch
         each = EXPERT_KERNELS[narrow]
         if self.measured is None:
@@ -223,13 +224,18 @@ class Prices:
         sums = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if apart else 0)))
         return sums if apart else (1 - HIDDEN_SUMS) * sums
 
-    def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1) -> float:
-        """Seconds of ``batch`` products ``(m, k) @ (k, n)``."""
+    def _aligned(self, *rows: int) -> int:
+        """By how many elements rows of these widths are aligned; torch.compile pads them (``shape_padding``)."""
+        return roofline.ALIGNED if self.job.stack.compiles else roofline.alignment(*rows)
+
+    def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1, aligned: int = roofline.ALIGNED) -> float:
+        """Seconds of ``batch`` products ``(m, k) @ (k, n)`` on rows that are ``aligned`` so."""
         if self.measured is not None and self.measured.matmuls:
             return batch * self.measured.matmul(m, n, k)
-        key = m, n, k, dtype, batch
+        key = m, n, k, dtype, batch, aligned
         if key not in self._matmuls:
-            self._matmuls[key] = roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch)
+            found = roofline.matmul(self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned)
+            self._matmuls[key] = found
         return self._matmuls[key]
 
     def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
@@ -254,9 +260,12 @@ class Prices:
         batch, m = sequences * heads, max(1, op.flops // (2 * sequences * heads * tokens * dim))
         first = op.name.endswith("scores")
         n, k = (tokens, dim) if first else (dim, tokens)
-        forward = self.matmul(m, n, k, dtype=self.wide, batch=batch)
-        back = self.matmul(m, k, n, dtype=self.wide, batch=batch) + self.matmul(n, k, m, dtype=self.wide, batch=batch)
-        return forward, back
+        aligned = self._aligned(tokens, dim)
+        forward, *back = (
+            self.matmul(*shape, dtype=self.wide, batch=batch, aligned=aligned)
+            for shape in ((m, n, k), (m, k, n), (n, k, m))
+        )
+        return forward, sum(back)
 
     def moving(self, moved: int, *, kernel: str = "copy") -> float:
         """Seconds of a memory-bound kernel that reads and writes ``moved`` bytes."""

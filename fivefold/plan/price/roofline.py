@@ -4,12 +4,14 @@
     attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle
     moving      bytes ÷ bandwidth
 
-each plus the time of the smallest kernel. Method: roofline with tile and wave quantisation as in NVIDIA's "Matrix
-Multiplication Background". The constants are the same for every chip; the tests compare with measured kernels.
+each plus the time of the smallest kernel; matmuls on rows of no multiple of 16 bytes are slower (``UNALIGNED``).
+Method: roofline with tile and wave quantisation as in NVIDIA's "Matrix Multiplication Background". The constants are
+the same for every chip; the tests compare with measured kernels.
 """
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Literal
 
 from fivefold.machine.spec import Chip
@@ -24,6 +26,12 @@ TILES = (  # rows, columns, split-k parts, relative speed (small tiles read oper
     (64, 128, 1, 0.6),
     (128, 128, 4, 0.9),
 )
+# Tensor memory and asynchronous copies want rows of 16 bytes. For others cuBLAS has kernels with Ampere's instruction
+# alone, which reach on a newer chip what FlashAttention-2 does there (``flash2_share``), and less, as they copy words
+# of 2 or 4 bytes: odd rows of 16 bits run at 71 to 115 TFLOP/s on H100 (meta-pytorch/float8_experimental pull request
+# 145), rows of 588 elements at 96 at 1200 MHz, those of 592 at 340 (m87-labs/kestrel pull request 143: "align2").
+UNALIGNED = {1: 0.22, 2: 0.36}  # by elements of 16 bits at whose multiples rows start
+ALIGNED = 8
 UNEVEN = 0.3  # share of a partly filled last wave that is lost; the choice of tile recovers the rest
 WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
 ROWS = 64.0  # query rows still running when the other multiprocessors have finished
@@ -32,13 +40,23 @@ FLASH1_SHARE = 0.65  # of FlashAttention-2's rate; its paper says half to 0.77 (
 SOFTMAX_DIM = 40.0  # the softmax of one score takes as long as this many elements of head_dim
 
 
-def matmul(chip: Chip, *, m: int, n: int, k: int, dtype: Dtype, batch: int = 1) -> float:
-    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included."""
+def alignment(*widths: int) -> int:
+    """The largest power of two, up to ``ALIGNED``, that divides the widths of all rows, in elements."""
+    return gcd(ALIGNED, *widths)
+
+
+def matmul(chip: Chip, *, m: int, n: int, k: int, dtype: Dtype, batch: int = 1, aligned: int = ALIGNED) -> float:
+    """Seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included.
+
+    ``aligned``: of rows in memory, in elements (``alignment``); which of the sizes those are depends on the layout.
+    """
     if m < 1 or n < 1 or k < 1 or batch < 1:
         return 0.0
     bandwidth = chip.memory_bandwidth * chip.bandwidth_share
     multiprocessors = chip.multiprocessors
     rate = chip.sustained(dtype) / multiprocessors
+    if aligned < ALIGNED and WIDTH.get(dtype, 2) == 2:
+        rate *= chip.flash2_share * UNALIGNED[min(aligned, 2)]
     best = float("inf")
     for rows, columns, parts, speed in TILES:
         waves = parts * batch * -(-m // rows) * -(-n // columns) / multiprocessors

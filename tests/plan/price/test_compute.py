@@ -111,6 +111,36 @@ def test_pairs_hide_the_tokens_way():
     assert paired.forward > alone.forward  # they share the chip
 
 
+def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
+    """GPT-2's 50257 against 50304; torch.compile pads it, and no other layer has rows of its width."""
+    job: dict[str, object] = {"sequence": 4096, "global_batch": 8, "loss": "narrow", "linears": "apart"}
+    seconds: dict[object, dict[str, float]] = {}
+    for vocab, compiled in ((50_304, False), (50_257, False), (50_257, True)):
+        shape = model("llama3-8b").replace(vocab=vocab)
+        counts, layout = Counts(shape, Job(**job, compile=compiled)), Layout(dp=8)
+        units = Units(counts, machine("h100:8"))
+        found = {run.name if isinstance(run.name, str) else "block": sum(units.unit(layout, run)[:3])
+                 for run, _ in counts.stage_work(layout)[0]}  # fmt: skip
+        seconds[vocab, compiled] = found
+    even, odd, padded = (seconds[key] for key in ((50_304, False), (50_257, False), (50_257, True)))
+    assert odd["block"] == even["block"]
+    assert 4 < odd["head"] / even["head"] < 7
+    assert padded["head"] < 1.02 * even["head"]
+
+
+def test_odd_heads_make_odd_products() -> None:
+    """Rows of scores are tokens wide, those of queries, keys and values a head: 450 is even, 451 odd."""
+    costs = [
+        prices(attention="unfused").operation(
+            Op("attention.scores", "attention", ("q", "k"), {}, flops=2 * 8 * 2048 * 2048 * dim, shape=(1, 2048, dim)),
+            heads=8,
+        )
+        for dim in (448, 450, 451)
+    ]
+    assert costs[0].forward < 0.6 * costs[1].forward < 0.6 * costs[2].forward
+    assert costs[0].backward < 0.6 * costs[1].backward < 0.6 * costs[2].backward
+
+
 def test_a_loss_in_chunks_is_all_backward() -> None:
     """No product more than with whole logits; each chunk reads and writes dW besides. Llama-3 8B, 8192 rows."""
     times: dict[str, UnitTime] = {}

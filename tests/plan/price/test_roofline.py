@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fivefold.machine.catalog import names, resolve
 from fivefold.machine.reached import REACHED
 from fivefold.machine.spec import Chip
-from fivefold.plan.price.roofline import attention, matmul, moving
+from fivefold.plan.price.roofline import alignment, attention, matmul, moving
 
 
 def chip(name: str) -> Chip:
@@ -118,6 +118,40 @@ def test_measured_matmuls(found, dtype, measured, mean, worst):
     assert max(errors) < worst
 
 
+# m, k, n, TFLOP/s of 16 bits whose rows of k are odd, on H100 (meta-pytorch/float8_experimental pull request 145).
+ODD_H100 = [
+    (1023, 1029, 2512, 71.2),
+    (4095, 511, 10000, 94.8),
+    (2047, 3073, 8192, 115.0),
+    (511, 769, 7504, 83.8),
+    (127, 4097, 12288, 86.8),
+]
+
+
+def test_measured_matmuls_on_odd_rows():
+    errors = [
+        2e-12 * m * n * k / matmul(cool("h100"), m=m, n=n, k=k, dtype="bf16", aligned=alignment(n, k)) / tflops - 1
+        for m, k, n, tflops in ODD_H100
+    ]
+    assert abs(sum(errors)) / len(errors) < 0.03
+    assert max(map(abs, errors)) < 0.12
+
+
+def test_rows_of_half_the_alignment():
+    """9477 x 1152 on H100 at 1200 MHz: 588 elements in 130.6 us, 592 in 37.0 (m87-labs/kestrel pull request 143)."""
+    slow = cool("h100").replace(peak_flops={name: peak * 1200 / 1755 for name, peak in chip("h100").peak_flops.items()})
+    found = [1e6 * matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=alignment(1152, k)) for k in (588, 592)]
+    assert found == pytest.approx([130.6, 37.0], rel=0.04)
+
+
+def test_what_alignment_is():
+    assert [alignment(50257), alignment(12565, 2048), alignment(450, 2048), alignment(588, 1152)] == [1, 1, 2, 4]
+    assert alignment(2048, 50304) == alignment(8, 1800) == alignment(0, 64) == 8
+    for dtype in ("fp8", "fp32"):  # whose kernels pad, or have words of 4 bytes
+        sizes = {"m": 512, "n": 511, "k": 512, "dtype": dtype}
+        assert matmul(chip("h100"), **sizes, aligned=1) == matmul(chip("h100"), **sizes)
+
+
 # heads x sequences, tokens, head_dim, TFLOP/s, causal. H100: labels of the charts of arXiv:2407.08608, figure 5, as a
 # third party transcribed them (16 k tokens, width 2048).
 # A100: SimuMax as above, its share of 312 times 156; B200: MooreThreads/SimuMax@e691807, its share of 2250 times 1125,
@@ -132,6 +166,8 @@ def test_measured_matmuls(found, dtype, measured, mean, worst):
         ("a100", "flash", False, [(64, 4096, 128, 185.2), (32, 4096, 128, 176.6), (8, 4096, 128, 121.2)], 0.1, 0.15),
         ("a100", "flash", True, [(64, 4096, 128, 156.8), (32, 4096, 128, 152.3), (8, 4096, 128, 119.0)], 0.06, 0.1),
         ("b200", "flash", False, [(128, 4096, 128, 1121), (64, 4096, 128, 980), (16, 32768, 128, 1311)], 0.28, 0.34),
+        # whole squares, so of long sequences, of which the diagonal is little: tritonbench pull request 171
+        ("b200", "flash2", False, [(128, 8192, 128, 362), (128, 16384, 128, 331)], 0.07, 0.1),
         ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.22, 0.26),
     ],
 )
