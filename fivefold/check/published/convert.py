@@ -52,7 +52,7 @@ def read(
             for each in [found] if isinstance(found, Case) else found:
                 seconds, size = each.step_seconds or None, each.memory_bytes or None
                 kept_out = halved and held_out(row["row_id"])
-                measured = each._replace(step_seconds=seconds, memory_bytes=size, held_out=kept_out)
+                measured = each._replace(step_seconds=seconds, memory_bytes=size, held_out=each.held_out or kept_out)
                 yield measured if seconds or size else Excluded(source, each.row, NOTHING)
 
 

@@ -4,9 +4,8 @@
     attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle
     moving      bytes ÷ bandwidth
 
-each plus the time of the smallest kernel; matmuls on rows of no multiple of 16 bytes are slower (``UNALIGNED``).
-Method: roofline with tile and wave quantisation as in NVIDIA's "Matrix Multiplication Background". The constants are
-the same for every chip; the tests compare with measured kernels.
+each plus the smallest kernel; rows of no multiple of 16 bytes are slower. Tiles and waves as in NVIDIA's "Matrix
+Multiplication Background". The constants are the same for every chip; the tests compare with measured kernels.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from fivefold.check.published.readers import (
     vtrain,
     zero_bubble,
 )
+from fivefold.layout.spec import Layout
+from fivefold.plan.count.work import work
 from fivefold.units import GIB
 
 
@@ -28,8 +30,8 @@ def cases(source: str) -> dict[str, Case]:
     [
         (korthikanti2022, 13, 29),  # four times, three figures of three columns; layers, a saving, shares, formulas
         (megatron2021, 8, 10),
-        (megascale, 0, 23),
-        (llama3_table4, 0, 1),
+        (megascale, 22, 1),
+        (llama3_table4, 1, 0),
         (bloom_prequel, 51, 25),
         (vtrain, 938, 0),
         (zero_bubble, 21, 89),
@@ -70,6 +72,39 @@ def test_days_for_300b_tokens_agree_with_the_seconds() -> None:
         assert case.step_seconds is not None
         steps = 300e9 / case.job.tokens_per_step
         assert case.step_seconds * steps / 86400 == pytest.approx(float(days[row]), rel=0.03, abs=0.6), row
+
+
+def test_megascale_counts_full_attention_until_the_window_comes() -> None:
+    """Table 2 prints seconds and MFU: of Megatron-LM's rows by full attention, of MegaScale's by half of it."""
+    found = cases("megascale")
+    for row in rows("megascale"):
+        if row["iteration_s"] and (case := found.get(row["row_id"])):
+            done = work(case.model, layout=Layout(), job=case.job)
+            flops = done.model_flops_full if row["framework"] == "Megatron-LM" else done.model_flops_causal
+            mfu = flops / case.step_seconds / case.machine.ranks / 312e12
+            assert mfu == pytest.approx(float(row["mfu_pct"]) / 100, rel=0.03), row["row_id"]
+
+
+def test_megascale_hides_what_each_step_of_table_3_adds() -> None:
+    steps = [case for row, case in cases("megascale").items() if "0017" <= row[-4:] <= "0025"]
+    assert [case.model.block for case in steps] == ["pre", *["parallel_shared"] * 8]
+    assert [case.job.stack.overlap for case in steps[2:6]] == [(), ("tp",), ("pp", "tp"), ("dp", "pp", "tp")]
+    assert [case.job.stack.attention for case in steps[5:7]] == ["unfused", "flash2"]
+    assert [case.job.global_batch for case in steps] == [*[256] * 8, 768]
+    seconds = [case.step_seconds for case in steps[:-1]]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("source", ["megascale", "llama3_table4", "deepseek_v3"])
+def test_a_source_of_which_something_is_assumed_is_seen_by_no_fit(source: str) -> None:
+    assert all(case.held_out for case in cases(source).values())
+
+
+def test_llama_3s_ends_are_one_layer_short() -> None:
+    (case,) = cases("llama3_table4").values()
+    assert sum(case.layout.stages) == case.model.layers == 126
+    assert (case.layout.stages[0], case.layout.stages[-1], len(case.layout.stages)) == (1, 1, 64)
+    assert case.layout.micro_batches(case.job) == 32
 
 
 def test_bloom_lays_uneven_stages_as_the_notes_say() -> None:
