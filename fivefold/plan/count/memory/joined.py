@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.fetches import fetches
+from fivefold.plan.count.fetches import Fetches, fetches
 from fivefold.plan.count.memory.stage import RunMemory
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Joined:
         self.wide, self.width = recipe.wide_bytes, recipe.summed_bytes
         self.bucket = stack.reduce_bucket * self.width if layout.shards > 1 else 0
         self.by_weights = stack.fetch == "weights" and not keeps.weights_stay
+        self._played: dict[int, Fetches | None] = {}  # by stage
         self.uneven = self.by_weights or self.bucket > 0
         self.shards_come = self.bucket > 0 and keeps.weights_stay and not keeps.gradients_stay  # ZeRO-2
 
@@ -44,7 +45,9 @@ class Joined:
             yield from found
             return
         first = [0, *accumulate(unit.run.times for unit in units)]
-        played = fetches(self.counts, self.layout, chunk=stage) if self.by_weights else None
+        if self.by_weights and stage not in self._played:
+            self._played[stage] = fetches(self.counts, self.layout, chunk=stage)
+        played = self._played.get(stage)
         for at in found:
             if len(at.cause) > 2:
                 place, index, phase, *_ = at.cause
