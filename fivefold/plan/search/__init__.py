@@ -67,7 +67,7 @@ def search(
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
-    known = Incumbents(machine, by=score, top=top, levels=levels, alike=by == "robust", improved=improved)
+    known = Incumbents(machine, by=score, top=top, levels=levels, alike=proposes, improved=improved)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners, where = _until_stopped(solver, spaces, model=model, machine=machine), narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0

@@ -60,9 +60,9 @@ class Incumbents:
         """The score that a layout must not exceed to be among the ``top``, or the best."""
         if self.any_will_do and self.best:
             return -np.inf
-        if self.alike:
-            return self.best[0].score * (1 + self.slack) if self.best else np.inf
-        return self.best[-1].score if len(self.best) == self.top else np.inf
+        if len(self.best) < self.top:
+            return np.inf
+        return self.best[0].score * (1 + self.slack) if self.alike else self.best[-1].score
 
     def evaluate(self, planner: Planner, layout: Layout) -> None:
         """Estimate one layout and update the best, the budgets or the rejections."""
