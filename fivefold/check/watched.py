@@ -213,6 +213,8 @@ def watch(
         raise Mistake(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
     if tokens < 0:
         raise Mistake(f"tokens={tokens} must be 0 or more")
+    if stage < 0:
+        raise Mistake(f"stage={stage} must be 0 or more")
     world = dist.get_world_size() if dist.is_initialized() else 1
     if predicted is not None:
         if predicted.world != world:

@@ -142,6 +142,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
         ({"optimizer": 3}, "int is no torch.optim.Optimizer"),
         ({"model": 3}, "int is no torch.nn.Module"),
         ({"tokens": -1}, "must be 0 or more"),
+        ({"stage": -1}, "must be 0 or more"),
         ({"seq": 128}, "add against"),
         ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "of 2 ranks, and 1 watch"),
     ],

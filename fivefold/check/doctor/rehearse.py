@@ -160,21 +160,28 @@ def deepcopy_by_storage() -> Iterator[None]:
 
 
 @contextmanager
-def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
-    """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Keep what torch warns of to a list, and its own account of a failure, which is raised as well, to itself."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         level = FAILURES.level
         FAILURES.setLevel(logging.CRITICAL)
         try:
-            with (
-                deepcopy_by_storage(),
-                FakeTensorMode(allow_non_fake_inputs=True) as mode,
-                torch.compiler.set_stance("force_eager"),
-            ):
-                watch.memo = mode.fake_tensor_converter.meta_converter.tensor_memo
-                yield
+            yield said
         finally:
             FAILURES.setLevel(level)
+
+
+@contextmanager
+def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
+    """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
+    with (
+        quiet() as said,
+        deepcopy_by_storage(),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch.compiler.set_stance("force_eager"),
+    ):
+        watch.memo = mode.fake_tensor_converter.meta_converter.tensor_memo
+        yield
     if any(NO_GPU in str(each.message) for each in said):
         watch.remarks["torch.autocast('cuda') does nothing without a GPU: write autocast('cpu') for the doctor"] = None

@@ -32,7 +32,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fivefold.check.doctor.blame import blaming
-from fivefold.check.doctor.rehearse import UserCode, deepcopy_by_storage, recompute
+from fivefold.check.doctor.rehearse import UserCode, deepcopy_by_storage, quiet, recompute
 from fivefold.check.watched import METERED, Watched, watch
 from fivefold.model.diagnosis import Cost
 from fivefold.record import Mistake, nearest
@@ -82,7 +82,7 @@ def blocks(model: nn.Module) -> tuple[str, ...]:
 
 def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
     """Three steps of rank 0 of ``ranks``."""
-    with _fake_world(ranks), _shapes_hidden():
+    with quiet(), _fake_world(ranks), _shapes_hidden():
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in what else "dp",))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _running(mode):

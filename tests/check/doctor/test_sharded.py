@@ -134,3 +134,11 @@ def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["doctor", str(snapshot)], catch_exceptions=False)
     assert "GPU 0 held 2.00 KiB" in told.stdout
     assert CliRunner().invoke(app, ["doctor", str(snapshot), "--budget", "1KiB"]).exit_code == 3
+
+
+def test_torch_says_nothing_beside_it(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A plan that does not divide is one line; torch's own account of it, and its warnings, are not shown."""
+    with pytest.raises(Mistake, match="RuntimeError"):
+        found(tp=3, plan=lambda _: PLAN)
+    assert not capfd.readouterr().err
+    assert not caplog.records
