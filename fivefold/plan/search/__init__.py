@@ -117,7 +117,9 @@ def _spaces(
 
 
 def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
-    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision."""
+    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
+    beside the search joins the best.
+    """
     best = known.best[0]
     alike = [each for each in known.fitting if each.planner is best.planner]
     world = [each for each in alike if each.estimate.layout.world == best.estimate.layout.world]
@@ -125,6 +127,11 @@ def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
     simplest = Simplest(best.planner, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
+    listed = {each.text for each in known.best}
+    for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
+        if str(each.layout) not in listed:
+            known.evaluate(best.planner, each.layout)
+    known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
     return Proposal(
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),

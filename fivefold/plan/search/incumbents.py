@@ -21,6 +21,8 @@ from fivefold.plan.search.nearest import Floats
 from fivefold.plan.search.rejections import Rejections
 from fivefold.plan.search.space import Space
 
+ENOUGH = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``
+
 
 class EvaluatedLayout(NamedTuple):
     """An evaluated layout that fits; the first four fields are the key of the ranking."""
@@ -60,9 +62,10 @@ class Incumbents:
         """The score that a layout must not exceed to be among the ``top``, or the best."""
         if self.any_will_do and self.best:
             return -np.inf
-        if len(self.best) < self.top:
-            return np.inf
-        return self.best[0].score * (1 + self.slack) if self.alike else self.best[-1].score
+        full = len(self.best) == self.top
+        if self.alike and self.best and (full or self.evaluated >= ENOUGH):
+            return self.best[0].score * (1 + self.slack)
+        return self.best[-1].score if full else np.inf
 
     def evaluate(self, planner: Planner, layout: Layout) -> None:
         """Estimate one layout and update the best, the budgets or the rejections."""
