@@ -100,6 +100,7 @@ TORCHTITAN = Entry(
         "zero": Fact((0, 2, 3), f"{PARALLELIZE}: apply_ddp; fsdp_reshard_after_forward never or always"),
         "pipelined_zero": Fact((2, 3), f"{PARALLELIZE}: DDP has not supported > 1D parallelism"),
         "told_zero": Fact((0, 3), f"{FULLY_SHARD}: gathered for every micro-batch, unless {STAGE} defers it"),
+        "cp_shards": Fact(True, f"{PARALLEL_DIMS}, build_mesh: fsdp is dp_shard · cp"),
         "recomputes": Fact(
             ("full",),
             "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or by operation",

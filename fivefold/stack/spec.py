@@ -38,6 +38,7 @@ class Runs(Record):
     experts_as_mlp: bool = False  # told likewise: etp is tp without ep, and 1 with it
     told_axes: tuple[Axis, ...] = ()  # told likewise: of ``axes``; empty: all
     told_zero: tuple[ZeroStage, ...] = ()  # told likewise, with pp = 1: of ``zero``; empty: all
+    cp_shards: bool = False  # told likewise: weights are sharded over all of cp: no ZeRO-0 beside it, and whole groups
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
         """The ZeRO stages beside ``pp`` pipeline ranks."""
@@ -49,10 +50,11 @@ class Runs(Record):
             return self.orders or tuple(order) == DEFAULT_ORDER
         return tuple(order) == DEFAULT_ORDER or "-".join(order) in self.orders
 
-    def zero_told(self, pp: int) -> tuple[ZeroStage, ...]:
-        """Of ``zero_with`` those that the config can be told."""
+    def zero_told(self, pp: int, cp: int = 1) -> tuple[ZeroStage, ...]:
+        """Of ``zero_with`` those that the config can be told, beside ``cp`` ranks of a sequence."""
         among = self.told_zero if pp == 1 and self.told_zero else self.zero
-        return tuple(stage for stage in self.zero_with(pp) if stage in among)
+        least = 1 if self.cp_shards and cp > 1 else 0
+        return tuple(stage for stage in self.zero_with(pp) if stage in among and stage >= least)
 
     def told(self, ac: str, *, experts: bool) -> bool:
         """Whether the config has words for a recomputation, of a model with ``experts`` or without."""

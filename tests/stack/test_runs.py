@@ -59,7 +59,12 @@ SEARCHED = {
     "experts_as_mlp",
     "told_axes",
     "told_zero",
+    "cp_shards",
 }  # what the search keeps to, and legality does not
+
+
+def test_what_shards_over_cp_has_no_zero0_beside_it() -> None:
+    assert (Runs(cp_shards=True).zero_told(1), Runs(cp_shards=True).zero_told(2, cp=2)) == ((0, 1, 2, 3), (1, 2, 3))
 
 
 def test_orders_beside_the_usual_one() -> None:

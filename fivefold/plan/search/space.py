@@ -24,6 +24,7 @@ from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
 from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
 
+MOST_CP = 2**20  # ranks of a sequence are fewer
 RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
 
 
@@ -181,22 +182,26 @@ class Space:
             enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
         return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
 
-    def zeros(self, replicas: int, *, pp: int) -> list[tuple[int, int]]:
-        """Pairs (ZeRO stage, shards) for dp·cp = ``replicas`` and ``pp`` pipeline ranks."""
+    def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
+        """Pairs (ZeRO stage, shards) for dp·cp = ``replicas``, of which ``cp`` share sequences, and ``pp`` stages."""
         if replicas == 1:
             pairs = [(0, 1)]
         else:
             sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-            stages = [zero for zero in self.stack.zero_told(pp) if zero >= 2 or not self.reduces_often]
+            whole = cp if self.stack.cp_shards else 1
+            sizes = [size for size in sizes if size % whole == 0]
+            stages = [zero for zero in self.stack.zero_told(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
         """The values on which ``zeros`` depends, as one number per partial layout."""
-        return np.asarray(partials.dp * partials.cp * 2 + (partials.pp > 1))
+        cp = partials.cp if self.stack.cp_shards else np.ones_like(partials.cp)
+        return np.asarray((partials.dp * partials.cp * MOST_CP + cp) * 2 + (partials.pp > 1))
 
     def _zeros(self, key: int) -> list[tuple[int, int]]:
-        return self.zeros(key // 2, pp=1 + key % 2)
+        replicas, cp = divmod(key // 2, MOST_CP)
+        return self.zeros(replicas, pp=1 + key % 2, cp=cp)
 
     def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
         """An index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
