@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -185,13 +186,12 @@ class Watched:
         memory = Memory(peak_bytes=max(stage.peak_bytes for stage in stages), stages=stages, fits=True,
                         reserved_bytes=max(each[1] for each in everyone))  # fmt: skip
         world = len(everyone)
-        available = peak or done / world / seconds if seconds and done else 1.0
         return Step(
             kind="measured", world=world, memory=memory, work=work, **self.described,
             traffic=traffic_of(ranks[numbers[0]]),
             time=Time(step_seconds=seconds, compute_seconds=max(0.0, seconds - update), optimizer_seconds=update),
             tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
-            mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=available),
+            mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),
         )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def watch(
         raise Mistake(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
         raise Mistake(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
-    if tokens < 0:
+    if not isinstance(tokens, int) or tokens < 0:
         raise Mistake(f"tokens={tokens} must be 0 or more")
     if stage < 0:
         raise Mistake(f"stage={stage} must be 0 or more")

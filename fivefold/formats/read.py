@@ -144,5 +144,6 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         known = known._replace(options=run.options, given=more)
         found.append(known._replace(remarks=read.remarks, values=read.variables))
     if not found:
-        raise Mistake(f"{path}: holds no command; name a config, a script, or a launch line")
+        passed = "".join(f", and {each.key}, {each.value!r}, {each.means}" for each in read.remarks[:1])
+        raise Mistake(f"{path}: holds no command{passed}; name a config, a script, or a launch line")
     return found

@@ -112,6 +112,8 @@ def _headline(step: Step) -> Text:
 
 
 def _mfu(mfu: Mfu) -> str:
+    if not mfu.hardware:  # of a chip that was not named
+        return "MFU not known"
     return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} full, {mfu.hardware:.1%} hardware"
 
 

@@ -65,6 +65,7 @@ def test_states_flops_and_peak_of_a_loop() -> None:
     assert stage.activations_bytes == rehearsed.kept_bytes + 4 * ROWS * WIDTH  # with its input
     assert 0 < step.time.optimizer_seconds < step.time.step_seconds
     assert step.tokens_per_second_per_gpu == pytest.approx(ROWS / step.time.step_seconds)
+    assert step.mfu.hardware == 0  # no machine was named, so no peak is known
     assert step.traffic == ()
 
 
@@ -142,6 +143,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
         ({"optimizer": 3}, "int is no torch.optim.Optimizer"),
         ({"model": 3}, "int is no torch.nn.Module"),
         ({"tokens": -1}, "must be 0 or more"),
+        ({"tokens": None}, "must be 0 or more"),
         ({"stage": -1}, "must be 0 or more"),
         ({"seq": 128}, "add against"),
         ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "of 2 ranks, and 1 watch"),

@@ -90,6 +90,7 @@ def test_zeros_print() -> None:
     assert "1 rank\n" in text
     assert "none" in text
     assert "0 B at the peak\n" in text
+    assert "MFU not known" in text
 
 
 def test_measured_memory_says_what_is_reserved(measured: Step) -> None:

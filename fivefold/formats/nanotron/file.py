@@ -26,7 +26,11 @@ NEEDED = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_acc
 
 def recognises(document: Document) -> bool:
     """Whether a YAML has nanotron's tables."""
-    return document.kind == "yaml" and len(document.values.keys() & TABLES) >= 4 and "parallelism" in document.values
+    if document.kind != "yaml" or "parallelism" not in document.values:
+        return False
+    model = document.values.get("model")
+    named = isinstance(model, dict) and "model_config" in model
+    return named or len(document.values.keys() & TABLES) >= 4
 
 
 def read(document: Document, asked: Asked) -> Reading:

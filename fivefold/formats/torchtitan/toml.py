@@ -32,7 +32,9 @@ BY_OPERATION = "norm+rope+act"
 def recognises(document: Document) -> bool:
     """Whether a TOML file has torchtitan's tables."""
     tables = {key for key, value in document.values.items() if isinstance(value, dict)}
-    return document.kind == "toml" and "model" in tables and len(tables & TABLES) >= 3
+    if document.kind != "toml" or "model" not in tables:
+        return False
+    return "flavor" in document.values["model"] or len(tables & TABLES) >= 3
 
 
 def read(document: Document, asked: Asked, *, table: Table = TOML) -> Reading:
