@@ -187,10 +187,10 @@ def verdict(asked: Asked, found: Comparison) -> str:
     ours, theirs = steps[0], steps[1]
     assert ours is not None
     slower = theirs.time.step_seconds / ours.time.step_seconds - 1
-    fits = "" if theirs.memory.fits else " It does not fit as predicted."
-    if slower <= ALIKE and theirs.memory.fits:
-        return f"**Inside the margin**: the published layout takes {slower:+.1%}. {asked.why}".rstrip()
-    return f"**Outside the margin**: the published layout takes {slower:+.1%}.{fits} {asked.why}".rstrip()
+    place = "Inside the margin" if slower <= ALIKE else "Outside the margin"
+    if not theirs.memory.fits:
+        place = "Does not fit as predicted"
+    return f"**{place}**: the published layout takes {slower:+.1%}. {asked.why}".rstrip()
 
 
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:

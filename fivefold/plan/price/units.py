@@ -19,7 +19,7 @@ from fivefold.plan.price.network import Network
 from fivefold.plan.price.profiled import Profiled
 from fivefold.plan.price.unit_time import AXES, UnitTime, UnitTimer
 
-SMALL = 40_000  # values of a cache of a few numbers each
+CACHED = 40_000  # values of a cache of a few numbers each
 
 
 class Units:
@@ -33,8 +33,8 @@ class Units:
         self.profiled = Profiled(counts, machine) if known else None
         self._prices: dict[int, Prices] = like._prices if like else {}
         self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = like._kernels if like else Cache()
-        self._units: Cache[tuple[object, ...], UnitTime] = Cache(SMALL)
-        self._messages: Cache[tuple[Part, Name], tuple[tuple[float, ...], tuple[float, ...]]] = Cache(SMALL)
+        self._units: Cache[tuple[object, ...], UnitTime] = Cache(CACHED)
+        self._messages: Cache[tuple[Part, Name], tuple[tuple[float, ...], tuple[float, ...]]] = Cache(CACHED)
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
         self._ranks = 1

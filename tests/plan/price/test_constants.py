@@ -19,7 +19,7 @@ PRICED = [*sorted((ROOT / "fivefold/plan/price").glob("*.py")), ROOT / "fivefold
 NO_FIGURES = {"KERNELS", "FUSED_INTO_SUM", "AXES", "TABLE", "WIDTH", "REACHED", "A100", "H100", "B200", "GB200"}
 NO_FIGURES |= {"ALIGNED"}  # 16 bytes in elements of 16 bits
 NO_FIGURES |= {"EAGER", "ONE"}  # counts, which tests/plan/price/test_passes.py holds to the engine's operations
-NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS"}
+NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED"}
 
 
 def numbers(value: Any) -> list[float]:

@@ -54,7 +54,7 @@ def test_the_last_reduction_hides_behind_nothing() -> None:
     """Nor does the first gather; each other one is under way beside the unit before it."""
     layout = Layout.parse("dp8 zero2")
     for stack in ("fivefold", "fsdp2"):
-        plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch")))
+        plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", shards="within")))
         runs = [run for run, times in plan.counts.stage_work(layout)[0] for _ in range(times)]
         gathers = [plan.timeline.data_parallel(layout, run.name).gather for run in runs]
         units = [plan.units.unit(layout, run) for run in runs]

@@ -9,7 +9,7 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, Job
-from fivefold.layout.legal import reasons
+from fivefold.layout.legal import reasons, told
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -86,13 +86,17 @@ def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> No
 
 
 def test_a_stack_finds_the_best_of_what_it_runs() -> None:
-    """Of all layouts of ours, those that ``refuse`` lets pass under the stack."""
+    """Of all layouts of ours, those that ``refuse`` lets pass under the stack, and its config can be told."""
     machine, job = tight(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
     ours = Space(SMALL, FEW, world=4)
     candidates = ours.expand(ours.partials, ours.partials.dp.nonzero()[0])
     candidates = ours.shard(ours.partials, ours.place(ours.partials, candidates))
     every = [ours.layout(ours.partials, candidates, at) for at in range(len(candidates.partial))]
-    runs = [layout for layout in every if not any(reasons(layout, model=SMALL, job=job, machine=machine))]
+    runs = [
+        layout
+        for layout in every
+        if told(layout, model=SMALL, job=job) and not any(reasons(layout, model=SMALL, job=job, machine=machine))
+    ]
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
     fitting = [each for each in map(planner.estimate, runs) if each.peak_bytes <= room_bytes(machine)]

@@ -49,7 +49,8 @@ def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
 
 def _summed(x: Tensor, weight: Tensor) -> Tensor:
     """Σ over rows of ``x`` in the shape of ``weight``: [D], or [N, D] of heads with weights of their own."""
-    return x.flatten(0, -1 - weight.dim()).sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).to(weight.dtype)
+    wide = x.dtype if x.dtype == torch.float64 else torch.float32
+    return x.flatten(0, -1 - weight.dim()).sum(0, dtype=wide).to(weight.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
