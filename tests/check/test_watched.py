@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
@@ -19,6 +17,7 @@ import fivefold as ff
 from fivefold.check.doctor import examine
 from fivefold.cli import app
 from fivefold.record import Mistake
+from tests.two_ranks import two_ranks
 
 WIDTH, ROWS, BLOCKS = 64, 48, 3
 WEIGHTS = BLOCKS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
@@ -154,30 +153,6 @@ def test_mistakes(words: dict[str, Any], line: str) -> None:
     words = {"model": module, "optimizer": adamw(module)} | words
     with pytest.raises(Mistake, match=line):
         ff.watch(words.pop("model"), words.pop("optimizer"), **words)
-
-
-def two_ranks(folder: Path, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``body`` returns on rank 0 of two processes."""
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                torch.set_num_threads(1)
-                store = dist.FileStore(str(folder / "store"), 2)
-                dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
-                found = body()
-                if rank == 0:
-                    (folder / "found.json").write_text(json.dumps(found))
-                dist.barrier()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    found = json.loads((folder / "found.json").read_text())
-    assert isinstance(found, dict)
-    return found
 
 
 def watched_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:

@@ -7,16 +7,16 @@ python -m tests.interop.test_scratch prints the peaks of resident memory, in log
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+
+from tests.two_ranks import two_ranks
 
 TOKENS, WIDTH, VOCAB, STEPS = 2048, 32, 32768, 3
 
@@ -62,24 +62,10 @@ def backward_peak(*, compiled: bool) -> float:
 
 def peaks(folder: Path) -> tuple[float, float]:
     """In eager, and compiled, of the first of two processes."""
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                torch.set_num_threads(1)
-                store = dist.FileStore(str(folder / "store"), 2)
-                dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
-                found = [backward_peak(compiled=compiled) for compiled in (False, True)]
-                (folder / str(rank)).write_text(" ".join(map(str, found)), encoding="utf-8")
-                dist.barrier()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    eager, compiled = map(float, (folder / "0").read_text(encoding="utf-8").split())
-    return eager, compiled
+    found = two_ranks(
+        folder, lambda: {name: backward_peak(compiled=name == "compiled") for name in ("eager", "compiled")}
+    )
+    return found["eager"], found["compiled"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
