@@ -53,9 +53,9 @@ def told(layout: Layout, *, model: Model, job: Job) -> bool:
     runs, moe = job.stack.runs, model.moe is not None
     cut = layout.tp if layout.ep == 1 else 1
     axes = all(getattr(layout, axis) == 1 for axis in get_args(Axis) if axis not in (runs.told_axes or runs.axes))
-    zero = layout.dp * layout.cp == 1 or layout.zero in runs.zero_told(layout.pp, layout.cp)
-    whole = layout.cp if runs.cp_shards and layout.zero else 1
-    zero = zero and layout.shards % whole == 0
+    zero = layout.dp * layout.cp == 1 or (
+        layout.zero in runs.zero_told(layout.pp, layout.cp) and runs.shards_told(layout.shards, layout.cp)
+    )
     return (
         axes and zero and runs.told(layout.ac, experts=moe) and (not (moe and runs.experts_as_mlp) or layout.etp == cut)
     )

@@ -56,6 +56,10 @@ class Runs(Record):
         least = 1 if self.cp_shards and cp > 1 else 0
         return tuple(stage for stage in self.zero_with(pp) if stage in among and stage >= least)
 
+    def shards_told(self, shards: int, cp: int) -> bool:
+        """Whether the config can be told shard groups of ``shards`` replicas beside ``cp`` ranks of a sequence."""
+        return not self.cp_shards or shards % cp == 0
+
     def told(self, ac: str, *, experts: bool) -> bool:
         """Whether the config has words for a recomputation, of a model with ``experts`` or without."""
         if ac == "none" or not self.recomputes:

@@ -188,8 +188,7 @@ class Space:
             pairs = [(0, 1)]
         else:
             sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
-            whole = cp if self.stack.cp_shards else 1
-            sizes = [size for size in sizes if size % whole == 0]
+            sizes = [size for size in sizes if self.stack.shards_told(size, cp)]
             stages = [zero for zero in self.stack.zero_told(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
