@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import multiprocessing
 import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ if not Path("/dev/nvidiactl").exists():
 # so. Here signals are as in a terminal, for this process and those that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """For brackets without end: what other tests left is not finalized at the bottom of the parser's recursion."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ def test_a_varied_record_is_checked_without_what_it_holds() -> None:
         job.replace(sequence=True)
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

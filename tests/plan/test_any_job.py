@@ -60,7 +60,7 @@ def test_every_stack_is_searched(name: str) -> None:
     found = search(model=model, machine=machine, job=job, top=3)
     assert found.best
     least = 100 if "pp" in job.stack.runs.axes else 10  # layouts that can be told to it
-    assert found.tried > {8: 1000, 4: least}[ranks]
+    assert found.tried > {8: 900, 4: least}[ranks]
 
 
 @pytest.mark.parametrize("schedule", SPLIT)

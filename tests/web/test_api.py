@@ -108,6 +108,7 @@ def test_a_mistake_is_one_line(client: TestClient, query: dict[str, Any], line: 
     assert "\n" not in answer.json()["detail"]
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_brackets_without_end_are_no_config(client: TestClient) -> None:
     answer = client.post("/api/predict", json={"config": "[" * 50_000})
     assert (answer.status_code, answer.json()["detail"][:25]) == (422, "the pasted config is not ")

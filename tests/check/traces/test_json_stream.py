@@ -107,6 +107,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
     assert found == content[1]
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -168,6 +168,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_read_is_said_in_one_line(case: str, tmp_path: Path) -> None:
     make, message = BAD[case]
