@@ -45,7 +45,9 @@ class Layout(Record):
     shard_group: Degree | None = None  # None: all of dp·cp
     schedule: ScheduleName = "1f1b"
     mbs: Sequences = 1
-    ac: str = "none"  # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +
+    # none, selective, full, full/2 (every second layer), or groups of RECOMPUTABLE joined by +; full@2: on the first
+    # two pipeline ranks alone, which hold the most micro-batches
+    ac: str = "none"
     stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # nearest ranks first
     cp_kind: CpKind = "ring"
@@ -101,23 +103,38 @@ class Layout(Record):
         if self.stages and len(self.stages) != chunks:
             raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={chunks}")
         if not _AC.fullmatch(self.ac):
-            wrong = next((word for word in self.ac.split("+") if word not in RECOMPUTABLE), self.ac)
+            words = self.ac.partition("@")[0].split("+")
+            wrong = next((word for word in words if word not in RECOMPUTABLE), self.ac)
             known = [f"ac={word}" for word in ("none", "selective", "full", *RECOMPUTABLE)]
             raise ValueError(str(nearest(f"ac={wrong}", known, kind="recomputation")))
+        kind, _, ranks = self.ac.partition("@")
+        if ranks and not 0 < int(ranks) < self.pp:
+            raise ValueError(
+                f"ac={self.ac}: {ranks} of pp={self.pp} pipeline ranks; take 1 to pp-1 of them, or ac={kind}"
+            )
+        if ranks and self.schedule == "dualpipe":
+            raise ValueError(f"ac={self.ac}: dualpipe has each stage on two ranks; take ac={kind}, or dualpipev")
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
         """Groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
-        if self.ac == "none":
+        kind = self.ac.partition("@")[0]
+        if kind == "none":
             return frozenset()
-        if self.ac.startswith("full"):
+        if kind.startswith("full"):
             return frozenset({"layer"})
-        return frozenset({"core"} if self.ac == "selective" else self.ac.split("+"))
+        return frozenset({"core"} if kind == "selective" else kind.split("+"))
 
     @cached_property
     def recompute_every(self) -> int:
         """n if every n-th layer is recomputed."""
-        return int(self.ac[5:]) if self.ac.startswith("full/") else 1
+        kind = self.ac.partition("@")[0]
+        return int(kind[5:]) if kind.startswith("full/") else 1
+
+    @cached_property
+    def recompute_ranks(self) -> int:
+        """Pipeline ranks, from the first, whose layers are recomputed."""
+        return int(self.ac.partition("@")[2] or self.pp)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -185,7 +202,8 @@ class Layout(Record):
         return job.global_batch // (self.dp * self.mbs)
 
 
-_AC = re.compile(rf"none|selective|full(/[1-9]\d{{0,3}})?|({'|'.join(RECOMPUTABLE)})(\+({'|'.join(RECOMPUTABLE)}))*")
+_GROUP = f"({'|'.join(RECOMPUTABLE)})"
+_AC = re.compile(rf"none|(selective|full(/[1-9]\d{{0,3}})?|{_GROUP}(\+{_GROUP})*)(@\d{{1,6}})?")
 _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
@@ -209,8 +227,9 @@ def read_token(token: str) -> Mapping[str, object]:
     if token == "nosp":
         return {"sp": False}
     if token.startswith("ac="):
-        groups = token[3:].split("+")
-        return {"ac": token[3:] if len(groups) == 1 else "+".join(sorted(set(groups), key=groups.index))}
+        kind, at, ranks = token[3:].partition("@")
+        groups = kind.split("+")
+        return {"ac": "+".join(sorted(set(groups), key=groups.index)) + at + ranks}
     if token.startswith("stages="):
         return {"stages": tuple(size for part in token[7:].split("-") for size in _sizes(token, part))}
     if token.startswith("order="):

@@ -77,7 +77,7 @@ def value_of(layout: Layout, field: str) -> object:
     """A layout's value of a field of ``Where``."""
     words: dict[str, object] = {
         "order": "default" if layout.order == DEFAULT_ORDER else "-".join(layout.order),
-        "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no",
+        "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no", "ac": layout.ac.partition("@")[0],
         "shards": 1 if layout.zero == 0 else layout.shard_group or layout.dp * layout.cp,
     }  # fmt: skip
     return words[field] if field in words else getattr(layout, field)
@@ -111,6 +111,8 @@ def _term(word: str, text: str) -> Term:
                 raise nearest(each, list(known), kind=field)
     elif field == "ac":
         for each in values:
+            if "@" in each:
+                raise Mistake(f"where {text!r}: the search finds on which ranks; write ac={each.partition('@')[0]}")
             Layout.parse(f"dp1 ac={each}")
     return Term(field, sign, values)
 

@@ -64,6 +64,8 @@ class Runs(Record):
         """Whether the config has words for a recomputation, of a model with ``experts`` or without."""
         if ac == "none" or not self.recomputes:
             return True
+        if "@" in ac:
+            return False
         known = self.recomputes + (self.expert_recomputes if experts else ())
         if ac.startswith("full"):
             return ("full/n" if "/" in ac else "full") in known

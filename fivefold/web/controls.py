@@ -101,6 +101,9 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     if "schedule" in change and values["pp"] > 1:
         name = values["schedule"]
         values["v"] = 2 if name in V_SHAPED else max(2, values["v"]) if name == "interleaved" else 1
+    kind, _, recomputing = values["ac"].partition("@")
+    if "ac" not in change and recomputing and (int(recomputing) >= values["pp"] or values["schedule"] == "dualpipe"):
+        values["ac"] = kind
     if "tp" in change:
         values |= {"tp_inner": 1, "etp": divisor_below(values["tp"], values["etp"])}
         values["sp"] = values["sp"] or values["tp"] == 1

@@ -157,11 +157,14 @@ def _layout(chance: random.Random, frame: Frame, model: Model) -> Layout:
     etp = _divisor(chance, tp) if model.moe else 1
     zero = pick((0, 1, 2, 3))
     groups = "+".join(sorted(chance.sample(RECOMPUTABLE, pick((1, 2, 3)))))
+    ac = pick(("none", "none", "selective", "full", "full/2", groups))
+    if pp > 1 and frame.schedule != "dualpipe" and ac != "none":
+        ac += pick(("", f"@{pick(range(1, pp))}"))
     return Layout(
         **frame.degrees, v=frame.v, schedule=frame.schedule, etp=etp,
         ep=_divisor(chance, dp * cp * tp // etp) if model.moe else 1,
         zero=zero, shard_group=pick((None, _divisor(chance, dp * cp))) if zero else None,
-        mbs=pick((1, 1, 2, 3)), ac=pick(("none", "none", "selective", "full", "full/2", groups)),
+        mbs=pick((1, 1, 2, 3)), ac=ac,
         stages=_parts(chance, model.layers, pp * frame.v) if pp > 1 and pick((True, False)) else (),
         order=pick((DEFAULT_ORDER, tuple(chance.sample(DEFAULT_ORDER, 4)))),
         cp_kind=pick(("ring", "ulysses")) if cp > 1 else "ring", sp=tp == 1 or pick((True, True, False)),

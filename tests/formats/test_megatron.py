@@ -251,6 +251,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "precision", "reason"),
     [
+        ("dp2 pp2 zero1 mbs1 ac=full@1", "llama3-8b", "bf16", "recomputes on all pipeline ranks alike; take ac=full"),
         ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
         ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core has no zero3; take zero0 or zero1"),
         ("dp4 zero1 mbs1", "llama3-8b", "fp8-rowwise", "precision fp8-rowwise: Megatron has fp32, fp16, bf16"),

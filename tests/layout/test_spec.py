@@ -24,7 +24,7 @@ CHIP = Chip(name="c", peak_flops={"bf16": 1e12}, memory_bytes=2**30, memory_band
 LINK = Link(name="l", span=8, bandwidth=1e9, latency_seconds=1e-6, source="none")
 MACHINE = Machine(name="eight", chip=CHIP, ranks=8, ranks_per_node=8, links=(LINK,))
 
-TOKENS = ["dp2", "zero1", "zero3/2", "tp4x2", "v2", "zbv", "pp3", "ep3", "nosp", "ac=", "1f1b"]
+TOKENS = ["dp2", "ac=full@1", "zero1", "zero3/2", "tp4x2", "v2", "zbv", "pp3", "ep3", "nosp", "ac=", "1f1b"]
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
 every = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -69,6 +69,8 @@ def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
         ("pp4 stages=3-3-3-2", "dp1 pp4 zero0 1f1b mbs1 stages=3x3-2"),
         ("pp16 stages=7-8x14-7", "dp1 pp16 zero0 1f1b mbs1 stages=7-8x14-7"),
         ("pp2 v2 stages=1-2-2-1", "dp1 pp2 v2 zero0 interleaved mbs1 stages=1-2-2-1"),
+        ("pp4 ac=full@2", "dp1 pp4 zero0 1f1b mbs1 ac=full@2"),
+        ("pp2 ac=norm+act+norm@1", "dp1 pp2 zero0 1f1b mbs1 ac=norm+act@1"),
         ("nosp tp2 cp2 cp=ulysses", "dp1 tp2 cp2 zero0 mbs1 cp=ulysses nosp"),
     ],
 )
@@ -118,6 +120,9 @@ def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
         ("pp2 interleaved", "interleaved needs virtual stages; write v2"),
         ("pp2 gpipe v2", "drop v2 or write interleaved"),
         ("pp3 dualpipe", "dualpipe needs an even pp, not 3; try pp4"),
+        ("pp2 ac=full@2", "2 of pp=2 pipeline ranks; take 1 to pp-1 of them, or ac=full"),
+        ("pp2 dualpipe ac=full@1", "dualpipe has each stage on two ranks; take ac=full"),
+        ("pp2 ac=none@1", "unknown recomputation 'ac=none'"),
         ("cp=ulysses", "add cp2 or more"),
         ("nosp", "add tp2 or more"),
     ],

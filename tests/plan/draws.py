@@ -280,11 +280,13 @@ def layout(some: random.Random, model: Model) -> Layout:
         cuts = sorted(some.sample(range(1, model.layers), chunks - 1))
         stages = tuple(b - a for a, b in zip([0, *cuts], [*cuts, model.layers], strict=True))
     groups = some.sample(RECOMPUTABLE, some.choice((1, 2, 3)))
+    ac = some.choice(("none", "none", "selective", "full", "full/2", "norm+act", "+".join(groups)))
+    if pp > 1 and schedule != "dualpipe" and ac != "none" and dp in (1, 3):
+        ac += f"@{1 + dp % (pp - 1)}"
     return Layout(
         dp=dp, tp=tp, cp=cp, pp=pp, ep=ep, etp=etp, v=v, schedule=schedule, zero=zero, stages=stages,
         shard_group=some.choice([None, *divisors(dp * cp)]) if zero else None, mbs=some.choice((1, 1, 2, 3)),
-        ac=some.choice(("none", "none", "selective", "full", "full/2", "norm+act", "+".join(groups))),
-        order=tuple(order), cp_kind=some.choice(("ring", "ulysses")) if cp > 1 else "ring",
+        ac=ac, order=tuple(order), cp_kind=some.choice(("ring", "ulysses")) if cp > 1 else "ring",
         sp=tp == 1 or some.random() < 0.7,
     )  # fmt: skip
 

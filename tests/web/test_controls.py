@@ -77,3 +77,6 @@ def test_what_must_follow_follows() -> None:
     assert changed(noun, now, tp=2).dp == 1
     with pytest.raises(Mistake, match="does not divide the 8 ranks"):
         changed(noun, now, tp=3)
+    now = now.replace(ac="full@1")
+    assert changed(noun, now, zero=3).ac == "full@1"
+    assert (changed(noun, now, pp=1).ac, changed(noun, now, schedule="dualpipe").ac) == ("full", "full")

@@ -21,7 +21,7 @@ from fivefold.check.calibrate.unit_worker import ProfileOrder, RankProfile
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts, Run
@@ -221,7 +221,7 @@ def _run_of(name: str, counts: Counts, layout: Layout) -> Run:
         return Run(name, 0, 1)
     layer = int(name.split()[1])
     kind = counts.kinds[layer]
-    return Run(kind, counts.example[kind], 1, bool(layout.recomputed) and layer % layout.recompute_every == 0)
+    return Run(kind, counts.example[kind], 1, recomputed_layers(counts.model.layers, layout)[layer])
 
 
 def _mean(points: list[UnitPoint]) -> UnitPoint:

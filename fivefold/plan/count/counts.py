@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.names import V_SHAPED
 from fivefold.layout.sharding import reduces_each
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, play, play_split
@@ -207,7 +207,8 @@ class Counts:
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """The values of a layout on which the units of its stages depend."""
-        return layout.pp * layout.v, layout.stages, layout.recompute_every, bool(layout.recomputed)
+        again = bool(layout.recomputed) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
+        return layout.pp * layout.v, layout.stages, layout.recompute_every, again
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
         """The unsharded weights of a unit; if embedding and head are on two ranks, a shared table is in both."""
@@ -223,9 +224,9 @@ class Counts:
         """Units of each of the pp·v stages, in model order, as runs of units equal in memory."""
         key = self.stage_key(layout)
         if key not in self._runs:
-            stages = stage_layers(self.model.layers, layout)
+            stages, again = stage_layers(self.model.layers, layout), recomputed_layers(self.model.layers, layout)
             self._runs[key] = tuple(
-                self._stage(layers, layout, first=index == 0, last=index == len(stages) - 1)
+                self._stage(layers, layout, again, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
             )
         return self._runs[key]
@@ -234,11 +235,10 @@ class Counts:
         """Distinct units of each stage and their number; layers with and without a window are distinct here."""
         key = self.stage_key(layout)
         if key not in self._work:
-            stages = stage_layers(self.model.layers, layout)
+            stages, again = stage_layers(self.model.layers, layout), recomputed_layers(self.model.layers, layout)
             found = []
             for index, layers in enumerate(stages):
-                again = [bool(layout.recomputed) and layer % layout.recompute_every == 0 for layer in layers]
-                tally = Counter(zip((self.kinds[layer] for layer in layers), again, strict=True))
+                tally = Counter((self.kinds[layer], again[layer]) for layer in layers)
                 work = [(Run(kind, self.example[kind], 1, each), times) for (kind, each), times in tally.items()]
                 ends = [(Run("embed", 0, 1), 1)] if index == 0 else []
                 work = [*ends, *work, *([(self.head(layout), 1)] if index == len(stages) - 1 else [])]
@@ -246,21 +246,21 @@ class Counts:
             self._work[key] = tuple(found)
         return self._work[key]
 
-    def _stage(self, layers: range, layout: Layout, *, first: bool, last: bool) -> tuple[Run, ...]:
+    def _stage(
+        self, layers: range, layout: Layout, again: tuple[bool, ...], *, first: bool, last: bool
+    ) -> tuple[Run, ...]:
         runs = [Run("embed", 0, 1)] if first else []
-        every = layout.recompute_every
         for layer in layers:
-            again = bool(layout.recomputed) and layer % every == 0
             kind = self.alike[self.kinds[layer].alike]
-            if runs and runs[-1].name == kind and runs[-1].recomputed == again:
+            if runs and runs[-1].name == kind and runs[-1].recomputed == again[layer]:
                 runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
             else:
-                runs.append(Run(kind, layer, 1, again))
+                runs.append(Run(kind, layer, 1, again[layer]))
         return (*runs, self.head(layout)._replace(first=self.model.layers)) if last else tuple(runs)
 
     def head(self, layout: Layout) -> Run:
-        """The run of the head; its blocks of multi-token prediction are recomputed wherever any is."""
-        return Run("head", 0, 1, bool(layout.recomputed) and self.model.mtp is not None)
+        """The run of the head; its blocks of multi-token prediction are recomputed if its stage is."""
+        return Run("head", 0, 1, recomputed_stages(layout)[-1] and self.model.mtp is not None)
 
     def routed(self, name: Name) -> int:
         """Number of mixtures of experts in a unit."""

@@ -1,11 +1,13 @@
-"""Stages whose work is even in seconds, as embedding, head and kinds of layers weigh: ``stages=9x2-8-6``.
+"""Pipelines whose stages differ: work that is even in seconds (``stages=9x2-8-6``), few ranks that recompute
+(``ac=full@2``).
 
 load of a pipeline rank = seconds of a micro-batch through its stages; one layer at a time goes from the most loaded
-rank to another while the largest load becomes less
+rank to another while the largest load becomes less. The first ranks hold the most micro-batches, and recompute first.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from fivefold.layout.legal import is_legal
@@ -14,7 +16,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.layout.where import ANY, Where
 from fivefold.plan.count.update import stages_held
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.incumbents import EvaluatedLayout, Incumbents
+from fivefold.plan.search.incumbents import Incumbents
 
 MOVES = 16  # layers that may change their rank
 LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weighed, and evened out
@@ -41,27 +43,49 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
     return best
 
 
+def recomputing_less(layout: Layout, planner: Planner, *, room: int) -> Layout | None:
+    """The layout with recomputation on as few pipeline ranks as ``room`` bytes allow; None if it must be on all."""
+    if not _by_rank(layout, planner):
+        return None
+    fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
+    least = bisect_left(fewer, True, key=lambda each: planner.peak_bytes(each) <= room)
+    return fewer[least] if least < len(fewer) else None
+
+
+def _by_rank(layout: Layout, planner: Planner) -> bool:
+    """Whether all pipeline ranks recompute, and some could do without."""
+    able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and layout.schedule != "dualpipe"
+    return able and planner.job.stack.runs.told(f"{layout.ac}@1", experts=planner.model.moe is not None)
+
+
 def gain(layout: Layout, planner: Planner) -> float:
-    """The most of its time that a layout can save by other stages: 1 - the mean load over the largest."""
-    loads = _loads(layout, planner, stages_held(layout))
-    return 1 - sum(loads) / len(loads) / max(loads)
+    """The most of its time that a layout can save by other stages, and by less recomputation."""
+    held = stages_held(layout)
+    least = _loads(layout.replace(ac="none") if _by_rank(layout, planner) else layout, planner, held)
+    return 1 - sum(least) / len(least) / max(_loads(layout, planner, held))
 
 
 def even_out(known: Incumbents, *, where: Where = ANY) -> int:
-    """Evaluate the best pipelines of ``known`` with balanced stages, where these may beat the best; how many."""
+    """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks, where these
+    may beat the best; how many.
+    """
     pipelines = [each for each in known.fitting if each.estimate.layout.pp > 1 and not each.estimate.layout.stages]
     tried = 0
     for each in sorted(pipelines, key=lambda found: found[:4])[:LOOKED_AT]:
-        split = balanced(each.estimate.layout, each.planner) if _may_win(each, known) else None
-        if split is not None and where.holds(split) and tried < TRIED:
-            known.evaluate(each.planner, split)
-            tried += 1
+        least = 1 - gain(each.estimate.layout, each.planner)
+        if tried < TRIED and known.may_win(each.score * least, each.peak_bytes, each.seconds * least):
+            for other in filter(where.holds, _others(each.estimate.layout, each.planner, room=known.capacity)):
+                known.evaluate(each.planner, other)
+                tried += 1
     return tried
 
 
-def _may_win(each: EvaluatedLayout, known: Incumbents) -> bool:
-    least = 1 - gain(each.estimate.layout, each.planner)
-    return known.may_win(each.score * least, each.peak_bytes, each.seconds * least)
+def _others(layout: Layout, planner: Planner, *, room: int) -> Iterator[Layout]:
+    """The layout with balanced stages; with less recomputation; with both."""
+    fewer = recomputing_less(layout, planner, room=room)
+    yield from (split for each in (layout, fewer) if each and (split := balanced(each, planner)))
+    if fewer:
+        yield fewer
 
 
 def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:

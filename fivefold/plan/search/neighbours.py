@@ -1,7 +1,8 @@
 """The layouts that differ from a given one in one choice, and the walk that takes the best change each time.
 
 A choice: ranks moved from one axis to another · ep · etp · mbs · ZeRO · its shard group · schedule and v ·
-recomputation · order · kind of cp · sp. What a choice rules out goes with it: no pipeline, no schedule.
+recomputation, and on which pipeline ranks · order · kind of cp · sp. What a choice rules out goes with it: no
+pipeline, no schedule.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
-from fivefold.plan.search.balance import balanced
+from fivefold.plan.search.balance import balanced, recomputing_less
 from fivefold.plan.search.space import RECOMPUTATIONS
 
 Fields = dict[str, Any]
@@ -81,7 +82,10 @@ def _choices(layout: Layout, planner: Planner) -> Iterator[Fields]:
         split = balanced(layout.replace(stages=()), planner)
         yield from ({"stages": stages} for stages in ((), split.stages if split else ()))
     groups = {"mlp": "moe"} if model.moe else {}
-    yield from ({"ac": groups.get(ac, ac)} for ac in RECOMPUTATIONS)
+    for ac in (groups.get(ac, ac) for ac in RECOMPUTATIONS):
+        yield {"ac": ac}
+        if fewer := recomputing_less(layout.replace(ac=ac), planner, room=room_bytes(planner.machine)):
+            yield {"ac": fewer.ac}
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}
     orders = {tuple(axis for axis in order if axis in active): order for order in permutations(DEFAULT_ORDER)}
     now = tuple(axis for axis in layout.order if axis in active)
@@ -107,6 +111,8 @@ def _ruled_out(layout: Layout) -> Fields:
         fields |= {"schedule": "1f1b", "v": 1}
     if layout.stages and layout.pp * layout.v != len(layout.stages):
         fields |= {"stages": ()}
+    if layout.recompute_ranks >= layout.pp:
+        fields |= {"ac": layout.ac.partition("@")[0]}
     if layout.tp == 1:
         fields |= {"sp": True}
     if layout.tp % layout.etp:

@@ -14,6 +14,7 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import recomputed_layers, recomputed_stages
 from fivefold.model.spec import Model
 from fivefold.train.model.dropout import Dropout
 from fivefold.train.model.float8.attach import attach as attach_float8
@@ -68,11 +69,11 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
     compiled = _compiler(table) if job.stack.compiles else None
-    recompute.attach(dict(enumerate(module.blocks)), layout=layout, compiled=compiled)
+    attach = partial(recompute.attach, groups=layout.recomputed, compiled=compiled)
+    attach(zip(module.blocks, recomputed_layers(model.layers, layout), strict=True))
     for prediction in module.head.mtp:
         attach_float8(prediction, job)
-        block = prediction.get_submodule("block")
-        recompute.attach({0: block}, layout=layout, compiled=compiled)  # as the first layer of any pattern
+        attach([(prediction.get_submodule("block"), recomputed_stages(layout)[-1])])
     underway = Underway()
     placement = Placement(
         module, model=model, layout=layout, job=job, ranks=ranks, table=table, wgrad_store=wgrad_store,

@@ -10,7 +10,7 @@ Which tensors are kept: ``plan/count/operations/recompute.py``. Sources: arXiv:1
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fivefold.layout.spec import CHEAP, Layout
+from fivefold.layout.spec import CHEAP
 from fivefold.train.model import linear_op
 from fivefold.train.model.linear import Linear, fused_linears, recomputing
 from fivefold.train.model.operation import direct
@@ -27,8 +27,11 @@ from fivefold.train.parallel.recomputed import Function, Operation, OutputsBySto
 Compile = Callable[[Function], Function]
 
 
-def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile | None = None) -> None:
-    """Make ``blocks``, keyed by layer, recompute what ``layout.ac`` says; ``compiled``: torch.compile.
+def attach(
+    blocks: Iterable[tuple[nn.Module, bool]], *, groups: frozenset[str], compiled: Compile | None = None
+) -> None:
+    """Make those of ``blocks`` that are marked so recompute ``groups``, as in ``Layout.recomputed``; ``compiled``:
+    torch.compile.
 
     Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled whole if all or
     nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is recomputed
@@ -38,8 +41,8 @@ def attach(blocks: Mapping[int, nn.Module], *, layout: Layout, compiled: Compile
     """
     if compiled is not None:
         torch._dynamo.eval_frame.skip_code(direct.__code__)  # compiled within its callers only
-    for layer, block in blocks.items():
-        wanted = layout.recomputed if layer % layout.recompute_every == 0 else frozenset()
+    for block, again in blocks:
+        wanted = groups if again else frozenset()
         if compiled is not None and wanted <= {"layer"}:
             if not wanted and next(name for name, _ in block.named_parameters()).startswith("norm1"):
                 linear_op.attach(block.modules())

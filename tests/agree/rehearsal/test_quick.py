@@ -24,7 +24,7 @@ CASES = (
     Case("llama3-8b", 3, "dp2 cp2 zero1 mbs2 ac=norm+act", 1536, 8),
     Case("llama3-405b", 2, "dp2 tp4 zero2 mbs2", 1536, 8, "bf16-grad16"),
     Case("odd", 4, "dp2 pp2 zero0 gpipe mbs1", 192, 6),
-    Case("odd", 4, "dp1 pp4 1f1b zero2 mbs2", 64, 8),
+    Case("odd", 4, "dp1 pp4 1f1b zero2 mbs2 ac=full@2", 64, 8),
     Case("grouped", 6, "dp2 tp2 pp2 v2 interleaved zero1 mbs1 ac=norm+act", 192, 6),
     Case("grouped", 4, "dp2 tp8 pp2 zb1p zero1 mbs3 ac=mlp", 64, 12, "bf16-grad16", "gloo"),
     Case("biased", 4, "dp2 pp4 zb2p zero1 mbs1", 192, 10),

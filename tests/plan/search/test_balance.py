@@ -8,9 +8,10 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
+from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Planner
 from fivefold.plan.search import search
-from fivefold.plan.search.balance import balanced, gain
+from fivefold.plan.search.balance import balanced, gain, recomputing_less
 from fivefold.plan.search.neighbours import walk
 from fivefold.stack.spec import Runs, Stack
 from tests.plan.search.test_search import FEW, NODE, SMALL, tight
@@ -64,6 +65,38 @@ def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() 
     assert found.proposal.choice.step.time.step_seconds <= best * 1.02
     exact = search(model=HEAVY, machine=MACHINE, job=FEW, where=where)
     assert not any("stages" in each.step.layout for each in exact.best)
+
+
+@pytest.mark.parametrize("words", ["pp4 ac=full", "pp4 v2 ac=selective", "dp2 pp2 zb1p zero1 ac=norm+act"])
+def test_as_few_ranks_recompute_as_memory_allows(words: str) -> None:
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    layout = Layout.parse(f"{words} mbs1")
+    fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
+    peaks = [planner.peak_bytes(each) for each in (*fewer, layout)]
+    for room in (min(peaks) - 1, *peaks):
+        fitting = [each for each, peak in zip(fewer, peaks, strict=False) if peak <= room]
+        assert recomputing_less(layout, planner, room=room) == (fitting[0] if fitting else None)
+    assert recomputing_less(layout.replace(ac="none"), planner, room=2**60) is None
+
+
+def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recompute() -> None:
+    model, job, base = (
+        SMALL.replace(layers=LAYERS),
+        FEW.replace(global_batch=32, sequence=4096),
+        Layout.parse("pp4 mbs1"),
+    )
+    planner = Planner(model=model, machine=MACHINE, job=job)
+    room = min(map(planner.peak_bytes, every_split(base))) - 1  # none goes without
+    bytes_of_chip = MACHINE.chip.memory_bytes + room - room_bytes(MACHINE)
+    machine = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=bytes_of_chip))
+    where = Where.parse("pp=4 v=1 schedule=1f1b mbs=1 ac=none,full")
+    found = search(model=model, machine=machine, job=job, where=where, within=0.0)
+    assert found.proposal is not None
+    others = [each.replace(ac=f"full{at}") for each in every_split(base) for at in ("", "@1", "@2", "@3")]
+    best = min((seconds(planner, each), str(each)) for each in others if planner.peak_bytes(each) <= room)
+    assert found.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
+    assert Layout.parse(best[1]).recompute_ranks == Layout.parse(found.proposal.layout).recompute_ranks == 1
+    assert best[0] < 0.85 * seconds(planner, base.replace(ac="full"))
 
 
 def test_from_where_one_is_it_is_one_change() -> None:

@@ -34,6 +34,7 @@ from fivefold.check.dryrun.record.recording import (
 )
 from fivefold.check.dryrun.record.tape import ALLOC, Tape
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import recomputed_layers
 from fivefold.model.spec import Model
 from fivefold.plan.count.operations.layer import kind_of
 from fivefold.train.build import Built
@@ -50,8 +51,9 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known: dict[Hashable, dict[bool, Recording] | None] = {}
+    again = recomputed_layers(model.layers, layout)
     for layer, block in enumerate(built.module.blocks):
-        kind = kind_of(model, layer), layer % layout.recompute_every == 0
+        kind = kind_of(model, layer), again[layer]
         block.forward = Player(
             block, layer=layer, kind=kind, known=known, split=split, wgrad_store=built.wgrad_store, recorder=recorder
         ).forward
