@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from fivefold.check.calibrate import calibrate, cores
 from fivefold.check.calibrate import profile as profiles
+from fivefold.check.trial import prepare
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
@@ -32,7 +33,8 @@ from fivefold.machine.toml import read, write
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.plan.predict import planner
-from fivefold.record import read_lines
+from fivefold.record import read_file, read_lines
+from fivefold.train.run import Run
 from fivefold.train.supported import check_supported
 from tests.agree.turns import in_turns, turn, unfrozen
 
@@ -45,7 +47,7 @@ TWO = (
 FOUR = ("dp4 zero1", "dp4 zero3", "dp2 tp2 zero1", "tp4", "pp4", "dp2 pp2 zero1", "tp2 pp2", "dp2 cp2 zero2", "cp2 tp2")
 STEPS = 26  # of a run
 FIRST = 4  # steps that do not count: warm-up, and the metered one
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 480.0
 NOISY, PASSES = 0.05, 3  # a case whose calmest pass scatters by more is run again, up to so often; the calmest counts
 
 
@@ -153,21 +155,22 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     here = folder / f"case-{case.group}-{case.number}"
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
-    run = _run_file(case, here, machine=machine)
+    known = read(machine)
+    run = prepare(here, model=case.model, machine=known, layout=case.layout, job=case.job, steps=STEPS)
     commands = (
-        [sys.executable, "-m", "tests.agree.time", "--profile", str(here)],
+        [sys.executable, "-m", "tests.agree.time", "--profile", str(run)],
         [sys.executable, "-m", "fivefold", "train", str(run)],
     )
-    curves = planner(case.model, read(machine), case.job).estimate(case.layout).step_time
+    curves = planner(case.model, known, case.job).estimate(case.layout).step_time
     seconds = turn(curves.seconds)
     codes = in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
     if any(codes):
         return f"exit codes {codes}: {(here / 'log.txt').read_text()[-300:]!r}"
-    lines = [line["seconds"] for line in read_lines(here / "out" / "log.jsonl") if "seconds" in line]
+    lines = [line["seconds"] for line in read_lines(here / "run" / "log.jsonl") if "seconds" in line]
     steps = sorted(unfrozen(lines[FIRST:], seconds=seconds))
     measured = statistics.median(steps[: (len(steps) + 1) // 2])  # the least disturbed half
     low, _, high = statistics.quantiles(steps, n=4)
-    step = planner(case.model, read(here / "machine.toml"), case.job).estimate(case.layout).step_time
+    step = planner(case.model, read(here / "profiled.toml"), case.job).estimate(case.layout).step_time
     parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
     shutil.rmtree(here)
     return Answer(
@@ -177,35 +180,15 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     )  # fmt: skip
 
 
-def _run_file(case: Case, here: Path, *, machine: Path) -> Path:
-    """The run file of a case, with its model and corpus."""
-    (here / "model.json").write_text(case.model.model_dump_json(exclude_defaults=True))
-    (here / "job.json").write_text(case.job.model_dump_json())
-    (here / "layout.txt").write_text(str(case.layout))
-    (here / "from.txt").write_text(str(machine))
-    corpus = here / "corpus.txt"
-    corpus.write_text("".join(path.read_text() for path in sorted(Path(statistics.__file__).parent.glob("s*.py"))))
-    job = case.job
-    run = here / "run.toml"
-    run.write_text(
-        f'model = "{here / "model.json"}"\nmachine = "{machine}"\nlayout = "{case.layout}"\nfolder = "{here / "out"}"\n'
-        f'evaluate_every = 100000\nevaluate_sequences = {job.global_batch}\nsample = ""\n[job]\nsequence = '
-        f"{job.sequence}\nglobal_batch = {job.global_batch}\nsteps = {job.steps}\nprecision = "
-        f'"{job.precision.name}"\n[data]\ncorpus = "{corpus}"\nheldout = 0.1\n[checkpoints]\nevery_steps = 100000\n'
-    )
-    return run
-
-
-def profile(here: Path) -> None:
-    """Measure the units of the case in ``here``, for as long as its run trains."""
+def profile(run: Path) -> None:
+    """Measure the units of the run in the file, for as long as it trains."""
     profiles.SECONDS, profiles.STEPS = 6.0, 9
+    said = Run.load(run)
     machine = profiles.profile(
-        model=Model.read(json.loads((here / "model.json").read_text()), origin="model"),
-        layout=Layout.parse((here / "layout.txt").read_text()),
-        job=Job.read(json.loads((here / "job.json").read_text()), origin="job"),
-        machine=read(Path((here / "from.txt").read_text())), cores=cores(),
+        model=Model.read(read_file(Path(said.model)), origin=said.model), layout=Layout.parse(said.layout),
+        job=said.job, machine=read(Path(said.machine)), cores=cores(),
     )  # fmt: skip
-    write(machine, here / "machine.toml")
+    write(machine, run.with_name("profiled.toml"))
 
 
 def kendall(answers: Iterable[Answer]) -> tuple[int, int]:
