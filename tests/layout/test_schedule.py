@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.play import Played, levels, peaks, play
 from fivefold.layout.schedule.table import Table, check
+from fivefold.plan.price.waves import play_many, waves
 from fivefold.record import Fault, Mistake
 
 some = settings(derandomize=True, deadline=None, max_examples=50)
@@ -291,6 +293,20 @@ def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
     spans = play(table, seconds=seconds, hop_seconds=hop).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
     assert ends == wait_sends(table, seconds, hop)
+
+
+@some
+@given(tables(), st.randoms(use_true_random=False))
+def test_many_durations_are_played_at_once(table: Table, random: Any) -> None:
+    """In waves of arrays as one by one, event by event."""
+    tasks, many = table.order.tasks, range(3)
+    seconds = np.array([[random.uniform(0, 9) for _ in many] for _ in tasks])
+    hops = np.array([random.uniform(0, 5) for _ in many])
+    ends = play_many(waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
+    for at in many:
+        each = dict(zip(tasks, seconds[:, at], strict=True))
+        alone = play(table, seconds=each.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
+        assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
 def test_a_play_by_hand() -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.layout.schedule.action import Action, Kind, Part, named, needs, parts
+from fivefold.layout.schedule.action import Action, Kind, named
 from fivefold.record import Mistake
 
 Row = tuple[Action, ...]
@@ -44,41 +44,67 @@ class Order(NamedTuple):
 
 def order(rows: Sequence[Row], *, stages: int) -> Order:
     """Run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
-    done: dict[Part, int] = {}  # part → index of its action
-    waiting: dict[Part, list[int]] = {}  # part → ranks blocked on it
-    tasks: dict[Task, int] = {}
+    done: dict[int, tuple[int, int]] = {}  # part, as in ``_coded`` → index of its action, and its rank
+    waiting: dict[int, list[int]] = {}  # part → ranks blocked on it
+    tasks: dict[tuple[Kind, int, int], int] = {}
     hops: dict[tuple[int, int], int] = {}
     actions: list[OrderedAction] = []
+    coded = [[_coded(action, stages) for action in row] for row in rows]
     position = [0] * len(rows)
     awake = deque(range(len(rows)))
     while awake:
         rank = awake.popleft()
-        row = rows[rank]
-        while position[rank] < len(row):
-            action = row[position[rank]]
-            needed = needs(action, stages=stages)
-            missing = next((part for part in needed if part not in done), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
-                break
-            links = [
-                (turn, hops.setdefault((actions[turn].rank, rank), len(hops)))
-                for turn in map(done.__getitem__, needed)
-                if actions[turn].rank != rank
-            ]
-            (first, first_hop), (second, second_hop) = (*links, (-1, 0), (-1, 0))[:2]
-            task = tasks.setdefault(Task(action.kind, action.stage, action.backward_stage), len(tasks))
-            for part in parts(action):
-                done[part] = len(actions)
-                awake.extend(waiting.pop(part, ()))
-            actions.append(OrderedAction(rank, task, first, first_hop, second, second_hop))
-            position[rank] += 1
+        row = coded[rank]
+        for at in range(position[rank], len(row)):
+            task, needed, made = row[at]
+            links = list[int]()
+            for part in needed:
+                if part not in done:
+                    waiting.setdefault(part, []).append(rank)
+                    break
+                turn, source = done[part]
+                if source != rank:
+                    links += turn, hops.setdefault((source, rank), len(hops))
+            else:
+                for part in made:
+                    done[part] = len(actions), rank
+                    if part in waiting:
+                        awake.extend(waiting.pop(part))
+                actions.append(OrderedAction(rank, tasks.setdefault(task, len(tasks)), *(*links, -1, 0, -1, 0)[:4]))
+                continue
+            break
+        else:
+            at = len(row)
+        position[rank] = at
     if len(actions) < sum(map(len, rows)):
-        raise _deadlock({rows[rank][position[rank]]: (rank, part) for part, ranks in waiting.items() for rank in ranks})
-    return Order(tuple(tasks), tuple(hops), tuple(actions))
+        raise _deadlock({rows[rank][position[rank]]: (rank, part) for part, ranks in waiting.items() for rank in ranks},
+                        stages)  # fmt: skip
+    return Order(tuple(Task(*task) for task in tasks), tuple(hops), tuple(actions))
 
 
-def _deadlock(stuck: dict[Action, tuple[int, Part]]) -> Mistake:
-    stands = sorted(f"rank {rank} at {action} waits for {named(part)}" for action, (rank, part) in stuck.items())
+def _coded(action: Action, stages: int) -> tuple[tuple[Kind, int, int], tuple[int, ...], tuple[int, ...]]:
+    """An action's task, and the parts of ``action.needs`` and ``parts`` as numbers, but for W, for which none waits.
+
+    F of a stage and micro-batch is 2 (micro-batch · stages + stage), B one more.
+    """
+    kind, stage, micro_batch, backward_stage, backward_micro_batch = action
+    task, forward = (kind, stage, backward_stage), 2 * (micro_batch * stages + stage)
+    ahead = (forward - 2,) if stage else ()
+    if kind == "F":
+        return task, ahead, (forward,)
+    if kind == "W":
+        return task, (forward + 1,), ()
+    if kind == "FB":
+        back = 2 * (backward_micro_batch * stages + backward_stage)
+        behind = (back, back + 3) if backward_stage + 1 < stages else (back,)
+        return task, (*ahead, *behind), (forward, back + 1)
+    return task, (forward, forward + 3) if stage + 1 < stages else (forward,), (forward + 1,)
+
+
+def _deadlock(stuck: dict[Action, tuple[int, int]], stages: int) -> Mistake:
+    def name(part: int) -> str:
+        return named(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
+
+    stands = sorted(f"rank {rank} at {action} waits for {name(part)}" for action, (rank, part) in stuck.items())
     more = f" and {len(stands) - 3} more" if len(stands) > 3 else ""
     return Mistake(f"deadlock: {', '.join(stands[:3])}{more}; reorder one of them")

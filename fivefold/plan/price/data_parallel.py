@@ -57,7 +57,7 @@ class DataParallel:
         each = self.counts.reduces_each(layout, name)
         key = (name, layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
                layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
-               each)  # fmt: skip
+               each, self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
         found = self._gather_reduces.get(key)
         if found is None:
             gather = reduce = copies = gather_busy = reduce_busy = 0.0

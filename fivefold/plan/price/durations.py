@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Run
-from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.unit_time import AXES, CONTENTION
 
 if TYPE_CHECKING:
@@ -69,10 +68,7 @@ class Durations:
         self.alike = [first.setdefault((work, stage in slow), stage) for stage, work in enumerate(self.work)]
         times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in first.values()}
         self.stages = [times[stage] for stage in self.alike]
-        hop = timeline.hop(layout) if layout.pp > 1 else MessageTime(0.0, 0.0)
-        gloo = timeline.machine.backend == "gloo"  # whose sends end when the socket has taken them
-        hides = gloo or (self.job.stack.hides_p2p(layout.schedule) and timeline.machine.overlaps)
-        self.hop, self.sending = (hop.travelling, hop.busy) if hides else (hop.seconds, hop.seconds)  # a blocking send
+        self.hop, self.sending = timeline.between_stages(layout)
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
         self._costs: dict[tuple[str, int, int], tuple[Cost, float]] = {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from fivefold.layout.names import ScheduleName
@@ -46,7 +47,7 @@ class Rounds(NamedTuple):
 def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Extrapolated:
     """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message."""
     asked = layout.schedule, layout.pp, layout.v, micro_batches
-    found = _rounds(*asked)
+    found = rounds_of(*asked)
     ends, busy = _played(*asked, tuple(map(seconds, found.tasks)), hop)
     return Extrapolated(ends, busy, found.whole, found.tables[0][0].rank_stages)
 
@@ -55,8 +56,8 @@ def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task],
 def _played(
     name: ScheduleName, pp: int, v: int, micro_batches: int, durations: tuple[float, ...], hop: float
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Seconds at the end of each rank and seconds busy; ``durations`` of the tasks of ``_rounds``."""
-    tables, rounds, tasks, whole = _rounds(name, pp, v, micro_batches)
+    """Seconds at the end of each rank and seconds busy; ``durations`` of the tasks of ``rounds_of``."""
+    tables, rounds, tasks, whole = rounds_of(name, pp, v, micro_batches)
     known = dict(zip(tasks, durations, strict=True))
 
     def busy(tasks: Mapping[Task, int]) -> float:
@@ -76,7 +77,8 @@ def _played(
 
 
 @lru_cache(maxsize=1024)
-def _rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
+def rounds_of(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
+    """What is played of so many micro-batches, and what follows."""
     base = 3 * pp + micro_batches % pp
     short = micro_batches <= base + pp
     counts = (micro_batches,) if short else (base, base + pp)
@@ -86,7 +88,7 @@ def _rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
         return Rounds(tables, 0, tasks, list(tables[0][1]))
     rounds = (micro_batches - base) // pp
     whole: list[Mapping[Task, int]] = [
-        {task: less[task] + rounds * (times - less[task]) for task, times in more.items()}
+        {task: less.get(task, 0) + rounds * (times - less.get(task, 0)) for task, times in more.items()}
         for less, more in zip(tables[0][1], tables[1][1], strict=True)
     ]
     return Rounds(tables, rounds, tasks, whole)
@@ -96,7 +98,7 @@ def _rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
 def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
     """How often each rank runs each task."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
-    rows: list[Counter[Task]] = [Counter() for _ in range(pp)]
-    for turn in order.actions:
-        rows[turn.rank][order.tasks[turn.task]] += 1
+    rows: list[dict[Task, int]] = [{} for _ in range(pp)]
+    for (rank, task), times in Counter(map(itemgetter(0, 1), order.actions)).items():
+        rows[rank][order.tasks[task]] = times
     return tuple(rows)

@@ -103,6 +103,14 @@ class Timeline:
         )  # fmt: skip
         return found, critical
 
+    def between_stages(self, layout: Layout) -> tuple[float, float]:
+        """Seconds by which a message between stages makes its receiver late, and those that it takes of its sender."""
+        if layout.pp == 1:
+            return 0.0, 0.0
+        hop, gloo = self.hop(layout), self.machine.backend == "gloo"  # whose sends end when the socket has taken them
+        hides = gloo or (self.job.stack.hides_p2p(layout.schedule) and self.machine.overlaps)
+        return (hop.travelling, hop.busy) if hides else (hop.seconds, hop.seconds)  # a blocking send
+
     def hop(self, layout: Layout) -> MessageTime:
         """A message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
         size, network, pp = self.counts.local(part_of(layout)).stream_bytes, self.units.network, group(layout, "pp")

@@ -1,8 +1,8 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
-bounds · estimates · nearest · balance   lower bounds; their cached parts; stages of even work
-branch_and_bound · incumbents   what they let pass is estimated, best first; the best so far
+bounds · played · estimates · tables · nearest   lower bounds; of played schedules; their cached parts
+branch_and_bound · scouts · incumbents · balance   what they let pass is estimated, best first; stages of even work
 simplest · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least otherwise
 rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.

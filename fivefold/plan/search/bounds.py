@@ -16,9 +16,8 @@ from fivefold.layout.spec import Layout
 from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.unit_time import CONTENTION
-from fivefold.plan.search.columns import CandidateLayouts, PartialLayouts
+from fivefold.plan.search.columns import CandidateLayouts, Floats, PartialLayouts
 from fivefold.plan.search.estimates import Estimates
-from fivefold.plan.search.nearest import Floats
 from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, PipelineUnits, live_micro_batches, pipeline_units
 from fivefold.plan.search.space import Space
 
@@ -108,18 +107,10 @@ class Bounds:
     ) -> tuple[Floats, Floats]:
         """``placed``: the order is known, so that halves of an FB are."""
         pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
-        forward, backward, weight = unit[:, 0], unit[:, 1], unit[:, 2]
-        talk = np.zeros((len(m), 4, unit.shape[2]))
-        talk[:, :3] = unit[:, 3:6]
-        ends, sent = np.zeros(pipe.rank.shape), np.zeros((2, len(m), unit.shape[2]))
-        ahead = behind = np.zeros_like(sent[0])
-        if parallel is not None:
-            ends, sent = self._ends(pipe, candidates, unit, parallel), self._each_way(candidates, parallel)
-            ahead, behind = self._exposed(sent, unit)
-            forward, backward = forward + ahead, backward + behind
-            talk[:, 3] = ahead + behind
-        states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
-        update = _over(pipe.held, states[:, 4]) * self.update_slope
+        weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
+        (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
+        forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
+        talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
         dual, split = np.isin(pipe.schedule, DUAL), np.isin(pipe.schedule, SPLIT)
         share = np.where(pipe.schedule == DUAL[0], 0.5, 1.0) * m
         said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
@@ -132,11 +123,16 @@ class Bounds:
             shown = np.stack([ahead[paired], behind[paired]])
             busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
-        way = _over(pipe.before, forward)
-        own = way + share * work + ends + update
+        way, back = _over(pipe.before, forward), _over(pipe.before, backward)
+        back += np.where(split, 0.0, _over(pipe.before, weight))
+        hops = np.zeros_like(way)
+        if placed:
+            delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
+            way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
+            hops = 2 * pipe.chunks * sending
+        own = way + share * (work + hops) + ends + update
         late = np.where(split, _over(pipe.held, weight), 0.0)  # W may run while the last backward goes to rank 0
-        back = np.where(dual, 0.0, _over(pipe.before, backward) + np.where(split, 0.0, _over(pipe.before, weight)))
-        there = way + share * (work - late) + back + (ends + update)[:, :1]
+        there = way + share * (work + hops - late) + np.where(dual, 0.0, back) + (ends + update)[:, :1]
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
         at = np.arange(len(rank)), rank
@@ -146,6 +142,18 @@ class Bounds:
         parts[:, 4] += ends[at]
         parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
         return total[at] * SAFE, parts
+
+    def data_parallel(
+        self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update; without ``parallel`` the last."""
+        states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
+        update = _over(pipe.held, states[:, 4]) * self.update_slope
+        if parallel is None:
+            nothing = np.zeros((2, len(unit), unit.shape[2]))
+            return nothing, nothing, np.zeros_like(update), update
+        sent = self._each_way(candidates, parallel)
+        return self._exposed(sent, unit), sent, self._ends(pipe, candidates, unit, parallel), update
 
     def _paired(
         self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
@@ -220,18 +228,23 @@ class Bounds:
         reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.weights == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces = _over(pipe.held, gather), _over(pipe.held, reduce)
+        gathers, reduces, copies = (_over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
         if not self.planner.timeline.beside:
-            return gathers + reduces
-        first = np.take_along_axis(gather, pipe.start, axis=1)
-        last = np.take_along_axis(reduce, pipe.start, axis=1)
+            return gathers + reduces + copies
+        first, last, each = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
+        # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
+        room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
+        if self.planner.timeline.parallel.follows("embed"):
+            room[:, 0] = np.inf
+        often = self.estimates.each(candidates)[:, None]
+        copies += np.where(often, np.minimum(each, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
         ahead, behind = _over(pipe.lead, unit[:, 0]), _over(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
         if self.planner.job.stack.weights == "ahead":
             early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
         hidden = gathers + reduces - early - late
-        return np.asarray(early + late + self.planner.timeline.parallel.contention * np.maximum(0.0, hidden))
+        return np.asarray(early + late + copies + self.planner.timeline.parallel.contention * np.maximum(0.0, hidden))
 
     def resting(self) -> Floats:
         """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
@@ -240,10 +253,13 @@ class Bounds:
         """
         return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
 
-    def floor(self, *, most: int) -> Floats:
-        """As ``resting``, seconds; ``most`` as in ``Estimates``. The busiest rank does at least 1/pp of the work."""
-        s, m = self.partials, self.micro_batches
-        alone, paired = self.estimates.whole(self._any(), most=most)[:, :, 0].T
+    def floor(self, *, most: int | None) -> Floats:
+        """As ``resting``, seconds; ``most`` as in ``Estimates``, None: whatever ep and etp. The busiest rank does at
+        least 1/pp of the work.
+        """
+        s, m, some = self.partials, self.micro_batches, self._any()
+        found = self.estimates.families(some) if most is None else self.estimates.whole(some, most=most)
+        alone, paired = found[:, :, 0].T
         pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
 

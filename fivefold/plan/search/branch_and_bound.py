@@ -7,39 +7,21 @@ the planner, best bound first, until the next bound exceeds the threshold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from fivefold.plan.search.bounds import PARTS, Bounds
-from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, joined
-from fivefold.plan.search.estimates import LADDER, MANY
+from fivefold.plan.search.columns import CandidateLayouts, Floats, Floor, Ints, Opened, PartialLayouts, joined
 from fivefold.plan.search.incumbents import Incumbents
-from fivefold.plan.search.nearest import Floats
-from fivefold.plan.search.rejections import Rejections
+from fivefold.plan.search.played import TOGETHER, alike, played
+from fivefold.plan.search.scouts import scout
+from fivefold.plan.search.tables import LADDER, MANY
 
 FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
-SCOUTS, LIKELY = 400, 8  # such partial layouts, of so many sequences at most, explored before all others
-EAGER, TRIED = 8, 20  # candidates evaluated after each batch, so that the threshold falls early; by scouts
+EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
+FEW = 2  # candidates of one schedule that are evaluated at once, instead of played together before
 Report = Callable[[int, int], None]  # layouts done, of how many
-
-
-class Floor(NamedTuple):
-    """Partial layouts but for their recomputation, and lower bounds of each."""
-
-    stems: PartialLayouts
-    size: Floats
-    seconds: Floats
-
-
-class Opened(NamedTuple):
-    """Partial layouts with schedules that may be among the best, and lower bounds of each."""
-
-    partials: PartialLayouts
-    candidates: CandidateLayouts
-    size: Floats
-    seconds: Floats
 
 
 class BranchAndBound:
@@ -53,17 +35,17 @@ class BranchAndBound:
         report: Report | None = None, total: int = 0,
     ) -> None:  # fmt: skip
         self.incumbents, self.ranks_per_node, self.timed, self.report = incumbents, ranks_per_node, timed, report
-        self.waiting: list[tuple[CandidateLayouts, Floats, Floats]] = []
+        self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
         self.total, self.done = total, 0
 
     def sweep(self, bounds: Bounds) -> None:
         """Search all layouts of one space, of which ``bounds`` has no row yet."""
         space = bounds.space
         floors = [floor for block in space.blocks if len((floor := self._floor(bounds, block)).size)]
-        self._scout(bounds, floors)
+        scout(self, bounds, floors)
         opened, rows = list[Opened](), 0
         for floor in floors:
-            for found in self._opened(bounds, self._narrowed(bounds, floor)):
+            for found in self.opened(bounds, self._narrowed(bounds, floor)):
                 opened, rows = [*opened, found], rows + len(found.seconds)
                 if rows > MOST:
                     self._finish(bounds, opened)
@@ -80,19 +62,19 @@ class BranchAndBound:
         self._too_large(bounds.over(stems.take(large)), size[large])
         stems = stems.take(~large)
         timed = self.timed and len(stems.dp)
-        return Floor(stems, size[~large], bounds.over(stems).floor(most=MANY) if timed else np.zeros(len(stems.dp)))
+        return Floor(stems, size[~large], bounds.over(stems).floor(most=None) if timed else np.zeros(len(stems.dp)))
 
     def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
         """Without partial layouts that no longer can win, by bounds of ever smaller micro-batches."""
-        for most in LADDER if self.timed else (MANY,):
-            if most != MANY and len(floor.size):
+        for most in (None, *LADDER) if self.timed else (None,):
+            if most is not None and len(floor.size):
                 floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=most))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
             self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
             floor = Floor(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
         return floor
 
-    def _opened(self, bounds: Bounds, floor: Floor) -> Iterator[Opened]:
+    def opened(self, bounds: Bounds, floor: Floor) -> Iterator[Opened]:
         """All schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), STEMS):
@@ -114,31 +96,10 @@ class BranchAndBound:
             self.incumbents.rejections.slower("compute", count, nearest)
             self._report_done(count)
 
-    def _scout(self, bounds: Bounds, floors: list[Floor]) -> None:
-        """Explore likely good layouts (tp·cp within a node, m ≥ 4·pp) to lower the threshold; count no losers."""
-        some = []
-        for stems, size, seconds in floors:
-            m = bounds.space.micro_batches(stems)
-            likely = (stems.tp * stems.cp <= self.ranks_per_node) & ((stems.pp == 1) | (m >= 4 * stems.pp))
-            likely &= (stems.etp == 1) & (stems.mbs <= LIKELY)
-            stems, size = stems.take(likely), size[likely]
-            if len(size):
-                seconds = bounds.over(stems).floor(most=LADDER[-1]) if self.timed else seconds[likely]
-                some.append(Floor(stems, size, seconds))
-        size, seconds = (np.concatenate([[0.0][:0], *(each[at] for each in some)]) for at in (1, 2))
-        likely = Floor(joined([each.stems for each in some]), size, seconds)
-        best = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space)))
-        rejections, done, report = self.incumbents.rejections, self.done, self.report
-        self.incumbents.rejections, self.report = Rejections(self.incumbents.capacity), None
-        try:
-            for start in range(0, len(best), SCOUTS):
-                some_of = best[start : start + SCOUTS]
-                floor = Floor(likely.stems.take(some_of), size[some_of], seconds[some_of])
-                self._finish(bounds, list(self._opened(bounds, floor)), most=TRIED)
-                if self.incumbents.threshold < np.inf:
-                    break
-        finally:
-            self.incumbents.rejections, self.done, self.report = rejections, done, report
+    def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
+        """Queue candidates with their bounds."""
+        unplayed = alike(bounds, some) if self.timed else np.full(len(size), -1)
+        self.waiting.append((some, size, seconds, unplayed))
 
     def _open_up(self, bounds: Bounds) -> Opened:
         """Every schedule of partial layouts, without those that bounds exclude that hold for every micro-batch."""
@@ -154,8 +115,8 @@ class BranchAndBound:
         used, place = np.unique(candidates.partial, return_inverse=True)
         return Opened(partials.take(used), candidates._replace(partial=place), size, seconds)
 
-    def _finish(self, bounds: Bounds, opened: list[Opened], *, most: int | None = None) -> None:
-        """Explore what was opened, best bound first; ``most``: with so many estimates at most after each round."""
+    def _finish(self, bounds: Bounds, opened: list[Opened]) -> None:
+        """Explore what was opened, best bound first."""
         offsets = np.cumsum([0, *(len(each.partials.dp) for each in opened)])
         bounds = bounds.over(joined([each.partials for each in opened]))
         moved = [
@@ -172,10 +133,9 @@ class BranchAndBound:
             self._unworthy(bounds, candidates.take(order[~worth]))
             order = order[worth]
             self._explore(bounds, candidates.take(order[:room]))
-            self._evaluate_waiting(bounds, most=EAGER if most is None else most)
+            self.evaluate_waiting(bounds, most=EAGER)
             order, room = order[room:], min(MOST, 2 * room)
-        if most is None:
-            self._evaluate_waiting(bounds)
+        self.evaluate_waiting(bounds)
         self.waiting = []
 
     def _unworthy(self, bounds: Bounds, losers: CandidateLayouts) -> None:
@@ -210,11 +170,11 @@ class BranchAndBound:
             some, least, seconds = self._fast(bounds, some, least, bounds.seconds(some), left="")
             if not len(least):
                 continue
-            alike = bounds.estimates.distinct(some)
-            self.waiting.append((some.take(alike), least[alike], seconds[alike]))
-            self._evaluate_waiting(bounds, most=EAGER)
+            one = bounds.estimates.distinct(some)
+            self.wait(bounds, some.take(one), least[one], seconds[one])
+            self.evaluate_waiting(bounds, most=EAGER)
 
-    def _evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
+    def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
         """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
         if not self.waiting:
             return
@@ -222,11 +182,20 @@ class BranchAndBound:
             *(np.concatenate(columns) for columns in zip(*(w[0] for w in self.waiting), strict=True))
         )
         size, seconds = (np.concatenate([w[at] for w in self.waiting]) for at in (1, 2))
+        unplayed = np.concatenate([w[3] for w in self.waiting])
         space, score = bounds.space, self.incumbents.score(seconds, size, bounds.space)
         order = np.lexsort((size, score))
         while len(order) and most != 0:
             at = int(order[0])
             if self.incumbents.may_win(score[at], size[at], seconds[at]):
+                mine = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
+                mine = mine[:TOGETHER]
+                unplayed[mine] = -1
+                if len(mine) > FEW:
+                    seconds[mine] = np.maximum(seconds[mine], played(bounds, candidates.take(mine)))
+                    score = self.incumbents.score(seconds, size, space)
+                    order = order[np.lexsort((size[order], score[order]))]
+                    continue
                 self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, at))
                 order, most = order[1:], most if most is None else most - 1
             else:
@@ -235,7 +204,7 @@ class BranchAndBound:
                     "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at)
                 )
                 order = order[worth]
-        self.waiting = [(candidates.take(order), size[order], seconds[order])] if len(order) else []
+        self.waiting = [(candidates.take(order), size[order], seconds[order], unplayed[order])] if len(order) else []
 
     def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
         """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``)."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class PartialLayouts(NamedTuple):
@@ -57,6 +58,23 @@ class CandidateLayouts(NamedTuple):
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Some of the rows."""
         return type(self)(*(column[index] for column in self))
+
+
+class Floor(NamedTuple):
+    """Partial layouts but for their recomputation, and lower bounds of each."""
+
+    stems: PartialLayouts
+    size: Floats
+    seconds: Floats
+
+
+class Opened(NamedTuple):
+    """Partial layouts with schedules that may be among the best, and lower bounds of each."""
+
+    partials: PartialLayouts
+    candidates: CandidateLayouts
+    size: Floats
+    seconds: Floats
 
 
 def cross(

@@ -8,57 +8,40 @@ The units are embedding, head, and each kind of block with and without recomputa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, Run, apart, run_part
 from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.unit_time import AXES
-from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, mapped
-from fivefold.plan.search.nearest import Floats, figures, kernels, nearest
+from fivefold.plan.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
+from fivefold.plan.search.nearest import figures, kernels, least, nearest
 from fivefold.plan.search.space import Space
-
-MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
-LADDER = (MANY, 256, 32, 6)  # a micro-batch takes no less, per sequence, than one of so many that is a multiple of it
+from fivefold.plan.search.tables import MANY, Tables, code_of
 
 
-class Estimates:
+class Estimates(Tables):
     """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
 
     def __init__(
         self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
     ) -> None:  # fmt: skip
         """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
-        self.planner, self.space, self.counts = planner, space, planner.counts
-        self.partials = partials
+        super().__init__(planner, space, partials, known=like._tables if like else {})
         example = self.counts.example
         self.runs = [Run("embed", 0, 1), Run("head", 0, 1, self.counts.model.mtp is not None)]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
         kinds = list(self.counts.kinds)
         number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
         self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
-        self.measured = planner.machine.calibration is not None
-        samples = [Layout(ac=ac) for ac in space.recomputations]
-        distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
-        self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
         shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
         self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
-        known = like._tables if like else {}
-        self._tables: dict[str, dict[tuple[int, ...], Floats]] = {
-            name: table for name, table in known.items() if name not in ("states", "parallel")
-        }
-
-    def over(self, partials: PartialLayouts) -> Estimates:
-        """The same figures for other partial layouts, computed once for all."""
-        found = copy(self)
-        found.partials = partials
-        return found
+        self._hides = np.array([self.counts.job.stack.hides_p2p(each.schedule) for each in space.shapes], np.int64)
+        self._dual = np.array([each.schedule == "dualpipe" for each in space.shapes], np.int64)
 
     def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Whether gradients are reduced after every backward, [n]."""
@@ -174,6 +157,21 @@ class Estimates:
 
         return self._scaled("whole", candidates, self._part(candidates)[1:9], make, most=most)
 
+    def families(self, candidates: CandidateLayouts) -> Floats:
+        """As ``whole`` of MANY sequences, whatever ep and etp: one figure for all that differ in nothing else."""
+        if self.measured or self.counts.model.moe is None:
+            return self.whole(candidates, most=MANY)
+
+        def make(layout: Layout, many: int) -> Floats:
+            part = part_of(layout)._replace(sequences=many, recomputed=frozenset(), ep=1, etp=1)
+            figures = np.array([least(self.planner.units, part, run) for run in self.runs])
+            alone, kernels = self.tally @ figures
+            if self.planner.job.stack.pairs:
+                alone = kernels
+            return np.array([[alone], [max(alone / 2, kernels)]])
+
+        return self._scaled("families", candidates, self._part(candidates)[1:7], make, most=MANY)
+
     def _nearest(self, part: Part, layout: Layout) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
             return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
@@ -213,16 +211,31 @@ class Estimates:
 
         return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
+    def between_stages(self, candidates: CandidateLayouts) -> Floats:
+        """[n, (lateness, sending)] seconds of a message between stages, as in ``Timeline``."""
+        s = self.partials.take(candidates.partial)
+        columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
+        columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
+
+        def make(layout: Layout, _: int) -> Floats:
+            return np.array(self.planner.timeline.between_stages(layout))
+
+        return self._table("between stages", candidates, columns, make)
+
     def parallel(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (gather, reduce), units] seconds of a unit's all-gather and of its reduction."""
+        """[n, (gather, reduce, copies), units] seconds of a unit's messages, as in ``GatherReduceTime``."""
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
         columns += [self.each(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
+        dual = self._dual[candidates.shape]
+        if self.counts.job.stack.copies == "weight":  # after every backward
+            columns.append(s.mbs)
+        columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
 
         def make(layout: Layout, _: int) -> Floats:
             found = [self.planner.timeline.data_parallel(layout, run.name) for run in self.runs]
-            return np.array([(each.gather, each.reduce) for each in found], float).T
+            return np.array([(each.gather, each.reduce, each.copies) for each in found], float).T
 
         return self._table("parallel", candidates, columns, make)
 
@@ -232,72 +245,8 @@ class Estimates:
         """Figures that depend on ``_part``; ``limit``: made for MANY sequences and scaled to mbs."""
         return self._scaled(name, candidates, self._part(candidates)[1:], make, most=MANY if limit else 1)
 
-    def _scaled(
-        self, name: str, candidates: CandidateLayouts, columns: list[Ints], make: Callable[[Layout, int], Floats],
-        *, most: int,
-    ) -> Floats:  # fmt: skip
-        """``_table`` of figures of so many sequences as ``_multiples`` says, scaled to mbs."""
-        mbs = self.partials.mbs[candidates.partial]
-        many = self._multiples(mbs, most=most)
-        found = self._table(name, candidates, [many, *columns], make)
-        scale = np.where(many == mbs, 1.0, mbs / many * (1 - 1e-3 * (many == MANY)))
-        return np.asarray(found * scale[:, None, None])
-
-    def _multiples(self, mbs: Ints, *, most: int) -> Ints:
-        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
-        none of the next rung of the ladder; itself if ``most`` is 1.
-        """
-        if most == 1:
-            return mbs
-        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]
-
-        def multiple(each: int) -> int:
-            found = ([size for size in sizes if size <= rung and size % each == 0] for rung in rungs)
-            return next((max(some) for some in found if some), MANY)
-
-        return mapped(mbs, multiple)
-
     def _alike(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.alike]
-
-    def _part(self, candidates: CandidateLayouts) -> list[Ints]:
-        """The columns on which ``part_of`` depends."""
-        s = self.partials.take(candidates.partial)
-        piped = ((s.pp > 1) & (self.planner.job.stack.outputs == "held")).astype(np.int64)
-        return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
-
-    def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
-        """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""
-        s = self.partials.take(candidates.partial)
-        columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
-        columns += [s.ep, s.etp] if self.counts.model.moe else []
-        columns += [candidates.shards] if "shard" in axes else []
-        links = self.planner.machine.links
-
-        def make(layout: Layout, _: int) -> Floats:
-            found: list[int] = []
-            for ranks, stride in (group(layout, axis) for axis in axes):
-                reach = (ranks - 1) * stride + 1
-                tier = next((i for i, link in enumerate(links) if link.span >= reach), len(links) - 1)
-                found += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
-            return np.array(found, float)
-
-        return list(self._table("places of " + axes[0], candidates, columns, make).astype(np.int64).T)
-
-    def _table(
-        self, name: str, candidates: CandidateLayouts, columns: list[Ints],
-        make: Callable[[Layout, int], Floats],
-    ) -> Floats:  # fmt: skip
-        """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
-        known = self._tables.setdefault(name, {})
-        _, first, inverse = np.unique(_code(columns), return_index=True, return_inverse=True)
-        rows = []
-        for at in first:
-            key = tuple(int(column[at]) for column in columns)
-            if key not in known:
-                known[key] = make(self.space.layout(self.partials, candidates, int(at)), key[0])
-            rows.append(known[key])
-        return np.stack(rows)[inverse]
 
     def distinct(self, candidates: CandidateLayouts) -> Ints:
         """Indices without duplicates: of candidates whose order differs but not the place of any group, one."""
@@ -305,18 +254,4 @@ class Estimates:
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for some in axes:
             columns += self._places(candidates, some)
-        return np.sort(np.unique(_code(columns), return_index=True)[1])
-
-
-def _code(columns: Sequence[Ints]) -> Ints:
-    """One integer per row, equal for rows with equal columns."""
-    code = np.zeros(len(columns[0]), np.int64)
-    size = 1
-    for column in columns:
-        values, inverse = (column, column) if column.max() < 1 << 12 else np.unique(column, return_inverse=True)
-        radix = int(values.max() if inverse is column else len(values)) + 1
-        if size * radix >= 1 << 62:
-            _, code = np.unique(code, return_inverse=True)
-            size = int(code.max()) + 1
-        code, size = code * radix + inverse, size * radix
-    return code
+        return np.sort(np.unique(code_of(columns), return_index=True)[1])

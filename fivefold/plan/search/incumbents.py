@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner, fullest
-from fivefold.plan.search.nearest import Floats
+from fivefold.plan.search.columns import Floats
 from fivefold.plan.search.rejections import Rejections
 from fivefold.plan.search.space import Space
 

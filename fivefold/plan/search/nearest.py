@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fivefold.plan.count.counts import Name, Run, run_part
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.price.unit_time import AXES, UnitTime
 from fivefold.plan.price.units import Units
-
-Floats = NDArray[np.float64]
+from fivefold.plan.search.columns import Floats
 
 
 def figures(unit: UnitTime) -> tuple[float, ...]:
@@ -55,6 +53,24 @@ def _halves(units: Units, part: Part, run: Run) -> list[float]:
 def kernels(units: Units, part: Part, runs: Sequence[Run], *, ranks: int) -> Floats:
     """The first three of [11, units] without any message; ``ranks`` share a calibrated machine."""
     return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
+
+
+def least(units: Units, part: Part, run: Run) -> tuple[float, float]:
+    """Seconds of a unit's passes, and of its kernels, that no ep and etp undercut; ``part``: with both 1.
+
+    Routed experts take as long as their FLOPs at the chip's sustained rate, whatever their number on a rank.
+    """
+    unit, kernels = units.nearest(part, run), sum(_seconds(units, part, run, ranks=1))
+    if not run.routes:
+        return sum(figures(unit)[:3]), kernels
+    recipe, chip = units.job.precision, units.machine.chip
+    rate = max(chip.sustained(each) for each in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
+    ops = units.counts.unit(run_part(part, run), run.name).ops
+    for op, time in zip(ops, units.kernels(part, run), strict=True):
+        if op.name.startswith("moe.experts"):
+            rows, outof, into = op.shape if op.kind == "matmul" else (0, 0, 0)
+            kernels += 6 * op.batch * rows * outof * into / rate - time.forward - time.backward - time.weight
+    return kernels + sum(unit.forward_exposed[:2]) + sum(unit.backward_exposed[:2]), kernels
 
 
 def _seconds(units: Units, part: Part, run: Run, *, ranks: int) -> tuple[float, float, float]:

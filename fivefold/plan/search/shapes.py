@@ -31,6 +31,7 @@ class PipelineUnits(NamedTuple):
     least: NDArray[np.float64]  # minimum over its stages
     lead: NDArray[np.float64]  # in its first stage
     start: Ints  # index of its first unit
+    first: Ints  # index of its first stage
     rank: Ints
     chunks: Ints
     schedule: Ints
@@ -38,30 +39,35 @@ class PipelineUnits(NamedTuple):
     v: Ints
 
 
-def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:
-    """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
+def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[NDArray[np.float64], Ints]:
+    """Numbers of units of each stage [stages, units], and the index of the first unit of each; ``every`` as below."""
     ac = "none" if every == NEVER else f"full/{every}"
-    layout = Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac)
-    stages = counts.stage_work(layout)
+    stages = counts.stage_work(Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac))
     table = np.zeros((len(stages), len(runs)))
     place = {(run.name, run.recomputed): at for at, run in enumerate(runs)}
     for stage, work in enumerate(stages):
         for run, times in work:
             table[stage, place[run.name, run.recomputed]] += times
+    return table, np.array([place[work[0][0].name, work[0][0].recomputed] for work in stages])
+
+
+def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:
+    """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
+    table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
     held = [_stages_of_rank(shape, rank) for rank in range(shape.pp)]
     layers = [table[list(mine), 2:].sum() for mine in held]
     last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
     rows = [table[list(held[rank])] for rank in ranks]
-    starts = [stages[held[rank][0]][0][0] for rank in ranks]
     least = [row.min(axis=0) for row in rows]
     return PipelineUnits(
         held=np.array([row.sum(axis=0) for row in rows]),
         before=np.array([before[held[rank][0]] for rank in ranks]),
         least=np.array(least),
         lead=np.array([row[0] for row in rows]),
-        start=np.array([place[run.name, run.recomputed] for run in starts]),
+        start=np.array([firsts[held[rank][0]] for rank in ranks]),
+        first=np.array([held[rank][0] for rank in ranks]),
         rank=np.array(ranks),
         chunks=np.full(3, len(held[0])),
         schedule=np.full(3, SCHEDULES.index(shape.schedule)),

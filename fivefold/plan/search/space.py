@@ -301,6 +301,13 @@ class Space:
         row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
         return self.layout(partials, row, 0)
 
+    def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
+        """Indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
+        found = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
+        for name in ("dp", "tp", "cp", "pp", "ep", "etp", "mbs"):
+            found &= getattr(partials, name) == getattr(layout, name)
+        return np.flatnonzero(found)
+
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
         """The candidate in row ``at``, as a ``Layout``."""
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)

@@ -1,0 +1,65 @@
+"""Plays one table with many durations at once: actions in waves, none of which waits for another of its wave.
+
+A wave is a step of numpy over [its actions, durations], so hundreds of durations take as long as a few in ``play``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.layout.schedule.order import Order
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Waves(NamedTuple):
+    """Columns of all actions, wave by wave; ``first`` and ``second`` as in ``OrderedAction``, but none is the last
+    index. ``starts``: of each wave, and the end; ``both``: whether an action of the wave waits for two others.
+    """
+
+    rank: Ints
+    task: Ints
+    first: Ints
+    second: Ints
+    starts: list[int]
+    both: list[bool]
+
+
+def waves(order: Order, *, pp: int) -> Waves:
+    """The actions of ``order`` in as few waves as possible."""
+    wave_of, free = list[int](), [0] * pp
+    for rank, _, first, _, second, _ in order.actions:
+        wave = free[rank]
+        if first >= 0:
+            wave = max(wave, wave_of[first] + 1)
+            if second >= 0:
+                wave = max(wave, wave_of[second] + 1)
+        wave_of.append(wave)
+        free[rank] = wave + 1
+    number = np.array(wave_of)
+    index = np.argsort(number, kind="stable")
+    place = np.append(np.argsort(index), len(index))  # of an action in the columns; -1: the end
+    rank, task, first, _, second, _ = np.array(order.actions, np.int64)[index].T
+    starts = np.searchsorted(number[index], np.arange(number.max() + 2)).tolist()
+    both = [bool((second[start:end] >= 0).any()) for start, end in pairwise(starts)]
+    return Waves(rank, task, place[first], place[second], starts, both)
+
+
+def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
+    """Seconds at which each rank ends, [pp, n], as ``play`` without queues: ``seconds`` of each task [tasks, n], and of
+    every message between ranks [n].
+    """
+    free, ends = np.zeros((pp, len(hop))), np.full((len(waves.rank) + 1, len(hop)), -np.inf)
+    for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
+        ranks = waves.rank[start:end]
+        begin = np.maximum(free[ranks], ends[waves.first[start:end]] + hop)
+        if both:
+            begin = np.maximum(begin, ends[waves.second[start:end]] + hop)
+        begin += seconds[waves.task[start:end]]
+        free[ranks] = ends[start:end] = begin
+    return free
