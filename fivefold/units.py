@@ -22,6 +22,11 @@ def show_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def byte_unit(largest: float) -> tuple[int, str]:
+    """Bytes of the unit in which sizes up to ``largest`` are read beside each other, and its name."""
+    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
+
+
 def show_count(count: float) -> str:
     """Format a count of parameters, FLOPs or tokens: ``8_030_261_248`` → ``"8.03 G"``."""
     size = float(count)

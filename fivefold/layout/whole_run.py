@@ -73,6 +73,12 @@ class Offer(Record):
     run: WholeRun | None = None
     refused: str = ""
 
+    @property
+    def named(self) -> str:
+        """The machine as a command takes it: ``h100:64 nic=1Gbit``."""
+        chip, space, words = self.machine.partition(" ")
+        return f"{chip}:{self.ranks}{space}{words}"
+
 
 class Offers(Shown):
     """One run on several machines, the best by ``by`` first."""

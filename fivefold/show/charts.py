@@ -15,7 +15,7 @@ from fivefold.show.compare import Row
 from fivefold.show.palette import BLUE, CONFIG, GREEN, ORANGE, RED, colour, heading
 from fivefold.show.table import PARTS
 from fivefold.step import StageMemory, Step
-from fivefold.units import GIB, MIB, show_bytes
+from fivefold.units import byte_unit, show_bytes
 
 Chart = Any  # an Altair chart; naming its class would import Altair
 
@@ -53,7 +53,7 @@ def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     if not bars:
         raise Mistake("no step has a memory by stage; there is nothing to draw")
     fullest = max(bars.values(), key=lambda stage: stage.peak_bytes)
-    size, unit = (GIB, "GiB") if fullest.peak_bytes >= GIB else (MIB, "MiB")
+    size, unit = byte_unit(fullest.peak_bytes)
     parts = [
         {"bar": name, "part": part, "order": i, "size": getattr(stage, f"{part}_bytes") / size}
         for name, stage in bars.items()

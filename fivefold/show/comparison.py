@@ -14,7 +14,7 @@ from fivefold.show.grid import Grid
 from fivefold.show.palette import BLUE, GREY, IDLE, RED
 from fivefold.show.table import PARTS, heading
 from fivefold.step import Step
-from fivefold.units import GIB, show_bytes, show_count, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 
 ALIKE = 0.02  # share of a step's time by which predictions that differ are not told apart
 BESIDE = 4  # variants that are columns
@@ -123,9 +123,10 @@ def _time_chart(found: Comparison) -> Chart:
 def _memory_chart(found: Comparison) -> Chart:
     values: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []
+    size_of, unit = byte_unit(max(step.memory.peak_bytes for _, step in _named(found)))
     for name, step in _named(found):
         stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
-        sizes = [getattr(stage, f"{part}_bytes") / GIB for part in PARTS]
+        sizes = [getattr(stage, f"{part}_bytes") / size_of for part in PARTS]
         values += [
             {"variant": name, "part": part, "order": order, "size": size}
             for order, (part, size) in enumerate(zip(PARTS, sizes, strict=True))
@@ -134,7 +135,7 @@ def _memory_chart(found: Comparison) -> Chart:
     least = min(_named(found), key=lambda each: each[1].memory.peak_bytes)
     title = f"{least[0]} needs the least memory, {show_bytes(least[1].memory.peak_bytes)}"
     colours = dict(zip(PARTS, COLOURS, strict=True))
-    return _bars(values, ends, colours=colours, axis="memory of the fullest rank, GiB", title=title, found=found)
+    return _bars(values, ends, colours=colours, axis=f"memory of the fullest rank, {unit}", title=title, found=found)
 
 
 def _named(found: Comparison) -> Sequence[tuple[str, Step]]:

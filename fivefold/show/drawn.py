@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from fivefold.show.drawing.plot import time_unit
 from fivefold.show.drawing.scatter import HEIGHT, Point, picture
 from fivefold.show.drawing.svg import image, titled
 from fivefold.show.elements import Raw, heading
-from fivefold.units import GIB, show_bytes, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.layout.search_result import SearchResult
@@ -16,20 +17,22 @@ if TYPE_CHECKING:
 
 Page = Literal["report", "notebook"]
 MOST_POINTS = 1500
-MEMORY = "memory of the fullest rank, GiB"
+MEMORY = "memory of the fullest rank"
 
 
 def front(found: SearchResult, *, within: Page) -> list[str]:
     """Memory against time of a search that was asked for several memory limits; nothing of one that was not."""
     if len(found.front) < 2:
         return []
+    size, unit = byte_unit(max(each.memory_bytes for each in found.front))
+    per_second, time = time_unit(max(each.step_seconds for each in found.front))
     dots = [
-        Point(each.memory_bytes / GIB, each.step_seconds,
+        Point(each.memory_bytes / size, each.step_seconds * per_second,
               f"{each.layout}: {show_seconds(each.step_seconds)}, {show_bytes(each.memory_bytes)}")
         for each in found.front
     ]  # fmt: skip
     label = "memory against time"
-    drawn = picture(dots, label=label, stairs=True, y_title="s", x_title=MEMORY)
+    drawn = picture(dots, label=label, stairs=True, y_title=time, x_title=f"{MEMORY}, {unit}")
     said = "no layout is both smaller and faster than one of these"
     return [heading("Memory against time", said), _placed(drawn, label, within)]
 
@@ -39,13 +42,14 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if len(fitting) < 2:
         return []
+    size, unit = byte_unit(max(row.peak_bytes or 0 for row in fitting))
     dots = [
-        Point((row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0,
+        Point((row.peak_bytes or 0) / size, row.tokens_per_second_per_gpu or 0.0,
               f"{row.model} on {row.ranks} {row.machine}, {row.layout}")
         for row in fitting[:: -(-len(fitting) // MOST_POINTS)]
     ]  # fmt: skip
     label = "throughput against memory"
-    drawn = picture(dots, label=label, x_title=MEMORY, y_title="tokens/s")
+    drawn = picture(dots, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s")
     said = heading("Throughput against memory", "tokens per second and GPU", level=level)
     return [said, _placed(drawn, label, within)]
 

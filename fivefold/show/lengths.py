@@ -12,7 +12,7 @@ from fivefold.show.palette import SERIES
 from fivefold.show.search import answers
 from fivefold.show.sweep.panels import Panel, stacked
 from fivefold.show.table import heading
-from fivefold.units import GIB
+from fivefold.units import byte_unit
 
 KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
@@ -24,7 +24,7 @@ def page(found: Lengths) -> RenderableType:
     sizes = [_tokens(point) for point in _sizes(found)]
     return Group(
         answers([found.answer]),
-        heading("By recomputation and cp", "GiB of the fullest rank and MFU; – does not fit"),
+        heading("By recomputation and cp", f"{_unit(found)[1]} of the fullest rank and MFU; – does not fit"),
         Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
         heading(f"For sequences of {found.target:,} tokens must change"),
         *(Text(f"· {line}", overflow="fold") for line in found.changes),
@@ -33,9 +33,9 @@ def page(found: Lengths) -> RenderableType:
 
 def chart(found: Lengths) -> Chart:
     """Return the picture: memory above, MFU below, over the length; a colour per cp, a dash per recomputation."""
-    alt = _altair()
+    alt, (unit, name) = _altair(), _unit(found)
     values = [
-        {"tokens": point.tokens, "memory": point.peak_bytes / GIB, "mfu": point.mfu, "cp": f"cp{curve.cp}",
+        {"tokens": point.tokens, "memory": point.peak_bytes / unit, "mfu": point.mfu, "cp": f"cp{curve.cp}",
          "ac": f"ac={curve.ac}", "fits": point.fits}
         for curve in found.curves for point in curve.points
     ]  # fmt: skip
@@ -60,10 +60,17 @@ def chart(found: Lengths) -> Chart:
     longest = max(found.curves, key=lambda curve: curve.longest)
     title = f"{found.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
     panels = [
-        Panel("GiB of the fullest rank", panel("memory", "GiB", "~s", log=True)),
+        Panel(f"{name} of the fullest rank", panel("memory", name, "~s", log=True)),
         Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
     ]
     return stacked(panels, title=title, subtitle=f"{found.answer.layout} on {found.machine}; faint: does not fit")
+
+
+def _unit(found: Lengths) -> tuple[int, str]:
+    """In what the memory is read: by the largest that fits, or of all where none does."""
+    points = [point for curve in found.curves for point in curve.points]
+    fitting = [point for point in points if point.fits] or points
+    return byte_unit(max((point.peak_bytes for point in fitting), default=0))
 
 
 def _sizes(found: Lengths) -> list[int]:
@@ -82,5 +89,5 @@ def _row(found: Lengths, curve: LengthCurve) -> tuple[str, ...]:
     for size in _sizes(found):
         point = points.get(size)
         told = point is not None and point.fits
-        cells.append(f"{point.peak_bytes / GIB:.0f} {point.mfu:.0%}" if told and point is not None else "–")
+        cells.append(f"{point.peak_bytes / _unit(found)[0]:.0f} {point.mfu:.0%}" if told and point is not None else "–")
     return (str(curve.cp), curve.ac, f"{curve.longest:,}", *cells)

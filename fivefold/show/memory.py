@@ -21,7 +21,7 @@ from fivefold.show import charts
 from fivefold.show.palette import INK, LIMIT, colour
 from fivefold.show.pipeline import WIDTH, data, legend, titled
 from fivefold.step import Step
-from fivefold.units import GIB, MIB, show_bytes, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_seconds
 
 # part of a level, from the bottom up → its colour, and its character for terminals without colours
 LOOKS = {
@@ -59,7 +59,7 @@ def chart(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int
     if not levels:
         raise Mistake("no memory over time; there is nothing to draw")
     top = peak(levels)
-    size, unit = (GIB, "GiB") if top.live_bytes >= GIB else (MIB, "MiB")
+    size, unit = byte_unit(top.live_bytes)
     last = levels[-1].seconds
     time_unit, per_second = ("s", 1.0) if last >= 2 else ("ms", 1e3)
     values = [
@@ -115,7 +115,7 @@ class Picture:
         """Render for the terminal's width; called by rich."""
         plain = console.color_system is None
         top = peak(self.levels)
-        size, unit = (GIB, "GiB") if top.live_bytes >= GIB else (MIB, "MiB")
+        size, unit = byte_unit(top.live_bytes)
         label = len(f"{top.live_bytes / size:.0f} {unit}") + 1
         width = max(1, options.max_width - label - 2)
         columns = _columns(self.levels, width)

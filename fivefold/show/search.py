@@ -15,7 +15,7 @@ from fivefold.show.interval import expectation
 from fivefold.show.palette import BLUE, ORANGE
 from fivefold.show.robust import regrets, robust, scenarios
 from fivefold.stack.catalog import STACKS
-from fivefold.units import GIB, show_bytes, show_count, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 
 UNFIT = 3  # changes that would help most if they fitted, which are listed below those that do
 NAMED = 8  # the chart labels its points if they are no more than this
@@ -126,12 +126,13 @@ def front_chart(found: SearchResult, *, subtitle: str = "") -> Chart:
     if not found.front:
         raise Mistake("no layout fits; there is no front to draw")
     points = sorted(found.front, key=lambda point: point.memory_bytes)
+    size, unit = byte_unit(points[-1].memory_bytes)
     values = [
-        {"memory": point.memory_bytes / GIB, "seconds": point.step_seconds, "layout": point.layout,
+        {"memory": point.memory_bytes / size, "seconds": point.step_seconds, "layout": point.layout,
          "text": point.layout if len(points) <= NAMED else "", "best": point is points[-1]}
         for point in points
     ]  # fmt: skip
-    x = alt.X("memory:Q", title="memory of the fullest rank, GiB", scale=alt.Scale(zero=False, padding=20))
+    x = alt.X("memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, padding=20))
     y = alt.Y("seconds:Q", title="seconds per step", scale=alt.Scale(zero=False, padding=20))
     base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
     colour = alt.condition("datum.best", alt.value(ORANGE), alt.value(BLUE))

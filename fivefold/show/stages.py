@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from fivefold.step import StageMemory
-from fivefold.units import GIB, MIB
+from fivefold.units import byte_unit
 
 PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
@@ -30,7 +30,7 @@ class Stages:
 
     def __init__(self, stages: Sequence[StageMemory]) -> None:
         self.highest = max(stage.peak_bytes for stage in stages)
-        self.size, self.unit = (GIB, "GiB") if self.highest >= GIB else (MIB, "MiB")
+        self.size, self.unit = byte_unit(self.highest)
         self.rows = [self._row(list(alike)) for _, alike in groupby(stages, key=self._numbers)]
 
     def _numbers(self, stage: StageMemory) -> dict[str, str]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.layout.whole_run import Offer, Offers, WholeRun
-from fivefold.machine.site import SOURCES
+from fivefold.machine.site import SOURCES, Site
 from fivefold.show.charts import Chart, _altair, _finish
 from fivefold.show.grid import Grid
 from fivefold.show.palette import BLUE, ORANGE
@@ -16,6 +16,7 @@ from fivefold.show.table import heading
 from fivefold.units import show_bytes, show_count, show_seconds
 
 DAY = 86400.0
+OFFERED = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh", "t CO2e")
 
 
 def page(found: WholeRun) -> RenderableType:
@@ -27,7 +28,7 @@ def page(found: WholeRun) -> RenderableType:
         Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
         Text(found.layout, style="bold cyan", overflow="fold"),
         Text(
-            f"{_span(found.seconds)} ({_span(found.low_seconds)} to {_span(found.high_seconds)}), "
+            f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), "
             f"{found.steps:,} steps of {show_seconds(found.step_seconds)}{fits}", style="bold", overflow="fold",
         ),
         _figures(found),
@@ -40,35 +41,37 @@ def page(found: WholeRun) -> RenderableType:
 
 def brief(found: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
-    days = f"{_span(found.seconds)} ({_span(found.low_seconds)} to {_span(found.high_seconds)}), {found.steps:,} steps"
-    saved = f"{_fails(found)}; saved every {_span(found.interval_seconds)}, goodput {found.goodput:.1%}"
+    days = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
+    saved = f"{_fails(found)}; saved every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
     return Group(Text(days, style="bold"), Text(saved, overflow="fold"), _figures(found))
 
 
 def offers(found: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot."""
-    rows = tuple(_row(place, offer) for place, offer in enumerate(found.offers, start=1) if offer.run is not None)
-    until = "" if found.deadline_seconds is None else f", the fewest ranks that take {_span(found.deadline_seconds)}"
+    rows = tuple(row(place, offer) for place, offer in enumerate(found.offers, start=1) if offer.run is not None)
+    until = "" if found.deadline_seconds is None else f", the fewest ranks that take {span(found.deadline_seconds)}"
     parts: list[RenderableType] = [
         Text(f"{found.model}, {show_count(found.tokens)} tokens, by {found.by}{until}", style="dim")
     ]
     best = found.offers[0].run if found.offers else None
     if best is not None:
-        days = f"{_span(best.seconds)} ({_span(best.low_seconds)} to {_span(best.high_seconds)})"
+        days = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
         parts.append(Text(f"{best.ranks} {best.machine}: {days}\n", style="bold"))
-        headings = ("", "machine", "layout", "MFU", "days", "GPU-hours", "dollars", "MWh", "t CO2e")
-        parts.append(Grid(headings, rows, words=("machine", "layout")))
+        parts.append(Grid(OFFERED, rows, words=("machine", "layout")))
     for offer in (offer for offer in found.offers if offer.run is None):
-        line = f"{offer.machine}:{offer.ranks}  {offer.layout}  {offer.refused}"
+        line = f"{offer.named}  {offer.layout}  {offer.refused}"
         parts.append(Text(line, style="red", overflow="fold"))
     if best is not None:
-        site = best.site
-        assumed = (
-            f"{site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node and "
-            f"{site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); ask run says whence"
-        )
-        parts.append(Text.assemble("\n", (f"assumed: {assumed}", "dim"), overflow="fold"))
+        parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))
     return Group(*parts)
+
+
+def assumption(site: Site) -> str:
+    """In one line, what is assumed of a site."""
+    return (
+        f"assumed: {site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node "
+        f"and {site.pue:g} times that in the building, {site.carbon:g} gCO2e/kWh ({site.grid}); ask run says whence"
+    )
 
 
 def chart(found: WholeRun) -> Chart:
@@ -82,12 +85,13 @@ def chart(found: WholeRun) -> Chart:
     )
     line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
     mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
-    title = f"Saved every {_span(found.interval_seconds)}, {best[0]['goodput']:.1%} of the time trains"
+    title = f"Saved every {span(found.interval_seconds)}, {best[0]['goodput']:.1%} of the time trains"
     subtitle = f"{found.model} on {found.ranks} {found.machine}: {_fails(found)}"
     return _finish(line + mark, title=title, subtitle=subtitle, height=320)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A duration; in days from two of them on."""
     if seconds > 1000 * 365 * DAY:
         return "for ever"
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
@@ -111,7 +115,7 @@ def _times(found: WholeRun) -> Grid:
         "restarts": _fails(found), "repeated": "work since the last checkpoint, done again",
     }  # fmt: skip
     rows = tuple(
-        (name, _span(seconds), f"{seconds / found.seconds:.2%}", why.get(name, "")) for name, seconds in parts.items()
+        (name, span(seconds), f"{seconds / found.seconds:.2%}", why.get(name, "")) for name, seconds in parts.items()
     )
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
@@ -119,19 +123,19 @@ def _times(found: WholeRun) -> Grid:
 def _fails(found: WholeRun) -> str:
     if found.between_failures_seconds is None:
         return "no failure"
-    return f"{found.failures:,.1f} failures, one every {_span(found.between_failures_seconds)}"
+    return f"{found.failures:,.1f} failures, one every {span(found.between_failures_seconds)}"
 
 
 def _interval_words(found: WholeRun) -> str:
     return (
-        f"saved every {_span(found.interval_seconds)}; Young's sqrt(2·δ·M) {_span(found.young_seconds)}; whole after "
+        f"saved every {span(found.interval_seconds)}; Young's sqrt(2·δ·M) {span(found.young_seconds)}; whole after "
         f"{show_seconds(found.written_seconds)}"
     )
 
 
 def _intervals(found: WholeRun) -> Grid:
     points = found.curve[:: len(found.curve) // 8]
-    shown = tuple((_span(point.interval_seconds), f"{point.share:.2%}") for point in points)
+    shown = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
     return Grid(("saved every", "goodput"), shown, words=())
 
 
@@ -161,12 +165,18 @@ def _range(low: float | None, high: float | None, form: str) -> str:
     return " to ".join(ends)
 
 
-def _row(place: int, offer: Offer) -> tuple[str, ...]:
+def row(place: int, offer: Offer) -> tuple[str, ...]:
+    """The cells of an offer under ``OFFERED``."""
     run = offer.run
     assert run is not None
     return (
-        str(place), f"{offer.machine}:{offer.ranks}", offer.layout, f"{offer.mfu:.1%}", f"{run.seconds / DAY:,.1f}",
-        show_count(run.gpu_hours), "–" if run.dollars is None else f"{run.dollars:,.0f}",
-        "–" if run.kwh is None else f"{run.kwh / 1000:,.0f}",
-        "–" if run.co2_kg is None else f"{run.co2_kg / 1000:,.0f}",
+        str(place), offer.named, offer.layout, f"{offer.mfu:.1%}", f"{run.seconds / DAY:,.1f}",
+        show_count(run.gpu_hours), "–" if run.dollars is None else _amount(run.dollars),
+        "–" if run.kwh is None else _amount(run.kwh / 1000),
+        "–" if run.co2_kg is None else _amount(run.co2_kg / 1000),
     )  # fmt: skip
+
+
+def _amount(size: float) -> str:
+    """A whole number; below ten with as many digits as say something."""
+    return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"

@@ -16,7 +16,7 @@ POINTS = (
     Point(layout="dp2 zero1 mbs4", precision="bf16", world=2, memory_bytes=60 * 2**30, step_seconds=1.0),
     Point(layout="dp2 zero3 mbs1", precision="bf16", world=2, memory_bytes=30 * 2**30, step_seconds=1.5),
 )
-REASON = Reason(cause="memory", layouts=1234, nearest="dp2 zero0 mbs8", line="needs 91.0 GiB or more of 79.6")
+REASON = Reason(cause="memory", layouts=1234, nearest="dp2 zero0 mbs8", line="needs 91.00 GiB or more of 79.60 GiB")
 MISS = NearMiss(
     layout="dp2 zero3 mbs1", needs_bytes=98 * 2**30, has_bytes=80 * 2**30, cause="head", mends=("adamw8bit: 70 GiB",)
 )
@@ -46,7 +46,7 @@ def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> 
         "0.000456",
         "1.25",
         "1,234",
-        "needs 91.0 GiB",
+        "needs 91.00 GiB",
     ):
         assert said in text
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")

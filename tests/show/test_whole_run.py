@@ -45,7 +45,7 @@ def test_offers_are_rows_and_refusals_lines() -> None:
     text = to_text(whole_run.offers(found), width=120)
     assert "by cost, the fewest ranks that take 30.0 days" in text
     row = next(line for line in text.splitlines() if line.startswith("1 "))
-    assert row.split() == ["1", "h100:8", "dp8", "zero1", "mbs1", "40.0%", "11.0", "2.11", "k", "4,224", "3", "1"]
+    assert row.split() == ["1", "h100:8", "dp8", "zero1", "mbs1", "40.0%", "11.0", "2.11", "k", "4,224", "2.7", "1.3"]
     assert "l4:8    nothing fits: dp8 zero3 needs 30 GiB of 21 GiB" in text
 
 

@@ -18,7 +18,7 @@ from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.search.bounds import PARTS
 from fivefold.plan.search.columns import Ints
 from fivefold.record import Mistake
-from fivefold.units import GIB, show_seconds
+from fivefold.units import show_bytes, show_seconds
 
 WORDS = {
     "compute": "slower kernels or more recomputation",
@@ -81,7 +81,7 @@ class Rejections:
                     cause="memory",
                     layouts=self.large,
                     nearest=str(layout),
-                    line=f"needs {_gib(size)} GiB or more of {_gib(self.capacity)}",
+                    line=f"needs {show_bytes(size)} or more of {show_bytes(self.capacity)}",
                 )
             )
         for cause, (count, layout) in self.slow.items():
@@ -106,7 +106,7 @@ def near_miss(estimate: Estimate, *, model: Model, machine: Machine, job: Job) -
 
 
 def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterator[str]:
-    """Single changes that would make a layout fit, each with the GiB that it then needs."""
+    """Single changes that would make a layout fit, each with the memory that it then needs."""
     room = room_bytes(machine)
 
     def peak(changed: Job, at: Layout = layout) -> int:
@@ -115,7 +115,7 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
     for words, changed in _changes(job):
         size = peak(changed)
         if size <= room:
-            yield f"{words}: {_gib(size)} GiB"
+            yield f"{words}: {show_bytes(size)}"
     sharded = layout.replace(zero=3, shard_group=None)
     for times in (2, 4, 8, 16, 32, 64):
         wider = sharded.replace(dp=layout.dp * times)
@@ -126,7 +126,7 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
             continue
         size = peak(bigger, wider)
         if size <= room:
-            yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {_gib(size)} GiB"
+            yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {show_bytes(size)}"
             return
 
 
@@ -143,7 +143,3 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     for parts in (2, 4, 8):
         if job.sequence % (2 * parts) == 0:
             yield f"sequences of {job.sequence // parts}", job.replace(sequence=job.sequence // parts)
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f}"

@@ -10,7 +10,6 @@ from math import ceil, floor, log10
 
 from fivefold.show.drawing.svg import element, joined, percent
 from fivefold.show.elements import Raw
-from fivefold.units import GIB, MIB
 
 SIDE = 1000.0
 MARGINS = {7: "", 12: "named", 29: "long"}  # letters of the longest name of a row → class of the margin
@@ -30,11 +29,6 @@ def room(names: Iterable[str]) -> str:
     """The class of a picture whose rows have these names: how wide its margin is."""
     longest = max(map(len, names), default=0)
     return next((look for most, look in MARGINS.items() if longest <= most), "long")
-
-
-def byte_unit(largest: float) -> tuple[int, str]:
-    """Bytes of the unit in which sizes up to ``largest`` are read, and its name."""
-    return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
 
 
 def time_unit(largest: float) -> tuple[float, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fivefold.show.sweep.row import Row
-from fivefold.units import GIB, MIB, show_count
+from fivefold.units import byte_unit, show_count
 
 Key = TypeVar("Key", bound=Hashable)
 AXES = ("model", "machine", "ranks", "sequence", "batch", "precision", "stack")
@@ -74,4 +74,4 @@ def fixed(rows: Sequence[Row]) -> str:
 
 def memory_unit(rows: Sequence[Row]) -> tuple[int, str]:
     """In what the memory of rows is drawn: bytes of the unit, and its name."""
-    return (GIB, "GiB") if max((row.peak_bytes or 0) for row in rows) >= GIB else (MIB, "MiB")
+    return byte_unit(max((row.peak_bytes or 0) for row in rows))
