@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fivefold.plan.count.work import work
 from fivefold.plan.predict import predict
 from fivefold.plan.price.network import Network
 from fivefold.record import Fault, Mistake
+from fivefold.show.run_folder import PREDICTED
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, utilisation
 from fivefold.train.build import build
 from fivefold.train.generate.sample import sample_of
@@ -49,8 +51,8 @@ class Proof:
 
 
 def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: Process, report: Report) -> Proof:
-    """Train ``run`` on this rank; rank 0 writes ``step.json`` and passes every log line to ``report``. Raises
-    ``Mistake`` if the number of processes is not the layout's.
+    """Train ``run`` on this rank; rank 0 writes what is predicted as it begins and ``step.json`` at its end, and passes
+    every log line to ``report``. Raises ``Mistake`` if the number of processes is not the layout's.
     """
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
@@ -61,6 +63,9 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     try:
         streams = device.type == "cuda" or process.several_hosts  # messages between hosts travel beside compute
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
+        if process.rank == 0:
+            with suppress(Fault):  # where there is no room the logs say so, and this is only looked at
+                write_steps(run.folder / PREDICTED, predicted.replace(operations=()))
         with Logs(run.folder, report=report, run=run) if process.rank == 0 else NoLogs() as logs:
             ideal = predicted.mfu.causal * predicted.time.step_seconds
             loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=logs, ideal_seconds=ideal)

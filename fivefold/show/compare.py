@@ -8,10 +8,12 @@ relative error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
+from math import inf
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -63,6 +65,31 @@ def compare(predicted: Step, measured: Step) -> list[Row]:
         _row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
         _row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu),
     ]
+
+
+def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return what a run that still trains has logged, beside its prediction: the first rank's peak, the usual step.
+
+    ``log``: its lines. Steps before the one in which memory was measured, and this one, take longer than the others.
+    """
+    batch, stages = predicted.job.get("global_batch"), predicted.memory.stages
+    steps = [line for line in log if _is_positive(line.get("seconds")) and line.get("batch", batch) == batch]
+    metered = [place for place, line in enumerate(steps) if _is_positive(line.get("peak_bytes"))]
+    rows = []
+    if metered and stages:
+        peak = steps[metered[-1]]["peak_bytes"]
+        rows.append(_row("peak memory of the first rank", "bytes", stages[0].peak_bytes, peak))
+    usual = steps[metered[-1] + 1 :] if metered else []
+    if steps:
+        seconds = median(line["seconds"] for line in usual or steps)
+        tokens = predicted.tokens_per_second_per_gpu * predicted.time.step_seconds
+        rows.append(_row("step time", "seconds", predicted.time.step_seconds, seconds))
+        rows.append(_row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, tokens / seconds))
+    return rows
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < inf
 
 
 def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> Row:

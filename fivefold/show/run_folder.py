@@ -13,6 +13,7 @@ from fivefold.show.compare import Row, compare, read_pair
 from fivefold.shown import Rows, Shown
 from fivefold.step import Step
 
+PREDICTED = "predicted.json"  # what `train` writes as it begins
 SHOWN = 8  # most measured ranks in a picture of lanes
 
 
@@ -60,6 +61,13 @@ def read(folder: Path) -> RunFolder:
     rehearsed = read_file(path).get("rehearsed")
     found = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None
     return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=found)
+
+
+def promised(folder: Path) -> Step | None:
+    """What was predicted of the run when it began; None if its folder does not say."""
+    path = folder / PREDICTED
+    found = read_file(path).get("predicted") if path.exists() else None
+    return Step.read(found, origin=f"{path}: predicted") if found else None
 
 
 def lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:

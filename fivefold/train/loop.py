@@ -119,7 +119,7 @@ class Loop:
                         if self.measured and not meter and not traced:
                             self.seconds.append(took)
                         loss, due = done.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
-                        self._log_step(step, done, took)
+                        self._log_step(step, done, took, measured=self.measured if meter else None)
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)
                             stopped = stopped or self._stop_vote()
@@ -249,10 +249,10 @@ class Loop:
         with self.tracer.evaluated(step):
             return self.evaluator.evaluate(step)
 
-    def _log_step(self, step: int, done: StepResult, seconds: float) -> None:
+    def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: Measured | None) -> None:
         self.logs.write(step_line(
             step, done, job=self.job, samples=self.samples, batch=self.batch, rate=self.rate, seconds=seconds,
-            ideal_seconds=self.ideal_seconds,
+            ideal_seconds=self.ideal_seconds, measured=measured,
         ))  # fmt: skip
 
     def _resume(self) -> tuple[int, list[str]]:

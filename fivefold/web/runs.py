@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from fivefold.record import Mistake, Record, read_lines
 from fivefold.show import run_folder
+from fivefold.show.compare import so_far
 from fivefold.show.run_folder import RunFolder
+from fivefold.step import Step
 from fivefold.web.folder import Folder
 
 DEEPEST, MOST = 4, 200  # folders that are looked into, and runs that are listed
@@ -67,8 +69,20 @@ def log(folder: Folder, name: str) -> list[dict[str, Any]]:
 
 
 def steps(folder: Folder, name: str) -> RunFolder | None:
-    """Predicted and measured, once the run has ended."""
-    return run_folder.read(folder.path(name)) if folder.path(f"{name}/step.json").is_file() else None
+    """Predicted and measured, once the run has ended; None if it goes on since."""
+    measured, begun = folder.path(f"{name}/step.json"), folder.path(f"{name}/{run_folder.PREDICTED}")
+    if not measured.is_file():
+        return None
+    since = begun.is_file() and begun.stat().st_mtime > measured.stat().st_mtime
+    return None if since and is_live(folder, name) else run_folder.read(folder.path(name))
+
+
+def promised(folder: Folder, name: str) -> Step | None:
+    """What was predicted of a run, from its first step on; None if it does not say."""
+    try:
+        return run_folder.promised(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
+    except Mistake:
+        return None
 
 
 def summary(folder: Folder, path: Path) -> RunSummary:
@@ -85,6 +99,10 @@ def summary(folder: Folder, path: Path) -> RunSummary:
         facts = {"layout": ended.measured.layout, "model": ended.measured.model,
                  "predicted_seconds": ended.predicted.time.step_seconds,
                  "measured_seconds": ended.measured.time.step_seconds}  # fmt: skip
+    elif (step := promised(folder, name)) is not None:
+        typical = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
+        facts = {"layout": step.layout, "model": step.model, "predicted_seconds": step.time.step_seconds,
+                 "measured_seconds": typical[0] if typical else None}  # fmt: skip
     return RunSummary(
         folder=name, state="finished" if ended else "running" if is_live(folder, name) else "stopped",
         step=max((line["step"] for line in lines), default=0), loss=_number(last.get("loss")),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fivefold.record import Mistake
-from fivefold.show.compare import Row, compare, table, to_text
+from fivefold.show.compare import Row, compare, so_far, table, to_text
 from fivefold.step import Step, Traffic
 
 
@@ -28,6 +30,28 @@ def test_what_is_compared(small: Step, measured: Step) -> None:
     assert all(row.error == 0 and not row.wrong for row in rows.values() if row.exact)
     assert rows["step time"].error == pytest.approx(0.82 / 0.79 - 1)
     assert rows["all states"].predicted == 24_117_248 * 2 + 24_117_256
+
+
+def test_a_run_that_still_trains_is_compared_by_its_log(small: Step) -> None:
+    """From its first step; once its memory is measured, by the steps after that one."""
+    batch = small.job["global_batch"]
+    line: dict[str, Any] = {"seconds": 2.0, "batch": batch}
+    assert so_far(small, []) == []
+    first = by_name(so_far(small, [line]))
+    assert (first["step time"].measured, [*first]) == (2.0, ["step time", "tokens/s per GPU"])
+    assert first["step time"].predicted == small.time.step_seconds
+    speed = small.tokens_per_second_per_gpu * small.time.step_seconds / 2.0
+    assert first["tokens/s per GPU"].measured == pytest.approx(speed)
+    peak = small.memory.stages[0].peak_bytes
+    log = [
+        line,
+        line | {"peak_bytes": peak, "seconds": 9.0},
+        line | {"seconds": 1.0, "batch": 1},
+        line | {"seconds": 3.0},
+    ]
+    later = by_name(so_far(small, log))
+    assert (later["step time"].measured, later["peak memory of the first rank"].error) == (3.0, 0.0)
+    assert so_far(small, [{"seconds": float("nan")}, {"seconds": "x"}, {"seconds": 0}]) == []
 
 
 def test_a_count_that_differs_is_wrong_by_how_much(small: Step, measured: Step) -> None:

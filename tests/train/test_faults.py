@@ -30,6 +30,7 @@ from fivefold.layout.schedule.csv_file import write_table
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
+from fivefold.show import run_folder
 from fivefold.train.checkpoint.checkpoint_folder import latest, read
 from fivefold.train.loop import Loop
 
@@ -595,8 +596,12 @@ def test_two_processes_end_and_go_on() -> None:
     ended = Launched().wait()
     assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 400 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
-        "checkpoints", "data", "log.jsonl", "report.html", "step.json", "tensorboard",
+        "checkpoints", "data", "log.jsonl", "predicted.json", "report.html", "step.json", "tensorboard",
     ]  # fmt: skip
+    whole = run_folder.read(Path("straight"))
+    assert run_folder.promised(Path("straight")) == whole.predicted.replace(operations=())
+    (peak,) = (line["peak_bytes"] for line in lines("straight") if "peak_bytes" in line)
+    assert peak == whole.measured.memory.peak_bytes  # which both ranks have
     set_run(**TWO)
 
     run = Launched()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 import fivefold
+from fivefold.units import show_seconds
 from fivefold.web import runs
 from fivefold.web.app import create
 from fivefold.web.folder import Folder
 
 
-def write_run(folder: Path, *, steps: int, ended: bool = True) -> None:
+def write_run(folder: Path, *, steps: int, ended: bool = True, begun: bool = False) -> None:
     """A run's folder as ``train`` leaves it."""
     folder.mkdir(parents=True)
     lines: list[dict[str, Any]] = [{"step": 0, "heldout_loss": 5.5}]
@@ -24,8 +26,10 @@ def write_run(folder: Path, *, steps: int, ended: bool = True) -> None:
     ]
     lines += [{"step": steps, "event": "sample: def <b>main</b>"}, {"step": steps, "heldout_loss": 4.75}]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if ended:
-        predicted = fivefold.predict("nano", "h100:2", "dp2", gbs=4)
+    predicted = fivefold.predict("nano", "h100:2", "dp2", gbs=4) if ended or begun else None
+    if begun and predicted:
+        (folder / "predicted.json").write_text(json.dumps({"predicted": predicted.model_dump(mode="json")}))
+    if ended and predicted:
         time_ = predicted.time.replace(step_seconds=predicted.time.step_seconds * 1.25)
         measured = predicted.replace(kind="measured", time=time_, operations=())
         pair = {step.kind: step.model_dump(mode="json") for step in (predicted, measured)}
@@ -77,3 +81,21 @@ def test_the_pages_of_runs(root: Path) -> None:
         assert {each["folder"] for each in client.get("/api/runs").json()} >= {"runs/done", "runs/going"}
         compared = client.get("/api/show", params={"folder": "runs/done"}).json()
         assert {row["quantity"]: row["error"] for row in compared}["step time"] == pytest.approx(-0.2)
+
+
+def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=1, ended=False, begun=True)
+    (summary,) = runs.find(Folder(tmp_path))
+    assert (summary.layout, summary.model, summary.measured_seconds) == ("dp2 zero0 mbs1", "nano", 0.5)
+    with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
+        page = client.get("/runs", params={"folder": "a"}).text
+    assert "Predicted beside measured" in page
+    assert show_seconds(summary.predicted_seconds or 0) in page
+    assert "What makes up the error" not in page
+
+
+def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=3, begun=True)
+    assert runs.find(Folder(tmp_path))[0].state == "finished"
+    os.utime(tmp_path / "a" / "step.json", (1, 1))
+    assert runs.find(Folder(tmp_path))[0].state == "running"

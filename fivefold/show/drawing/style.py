@@ -19,10 +19,11 @@ svg.long { margin-left: 206px; width: calc(100% - 216px); }
 svg text { fill: var(--dim); font-size: 12px; }
 svg .grid { stroke: var(--line); }
 svg .limit { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 6 4; }
-svg .limit-text { fill: var(--bad); }
+svg .limit-ground { stroke: var(--card); stroke-width: 3.5; }
+svg .limit-text { fill: var(--bad); paint-order: stroke; }
 svg .peak { fill: var(--text); stroke: var(--card); stroke-width: 1.5; }
 svg .peak-text { fill: var(--text); font-weight: 600; paint-order: stroke; }
-svg .peak-text { stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
+svg .peak-text, svg .limit-text { stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 svg .hit { fill: transparent; }
 svg .hit:hover { fill: var(--text); fill-opacity: .14; }
 svg .idle, .k-bubble { fill: var(--hatch); }
@@ -44,6 +45,9 @@ svg.pipeline .digit { font-weight: 600; }
 .stairs { fill: none; stroke: var(--sky); stroke-width: 2; vector-effect: non-scaling-stroke; }
 .line { fill: none; }
 .curve { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
+.s-predicted { stroke: var(--text); stroke-dasharray: 6 4; }
+.k-predicted { fill: var(--text); }
+circle.dot.s-predicted { display: none; }
 circle.dot[class*="s-"] { stroke: none; }
 .swatch { display: inline-block; margin-right: .5rem; vertical-align: -1px; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .35rem 0 0; }

@@ -6,17 +6,19 @@ from typing import Any
 
 from fivefold.job import Job
 from fivefold.train.engine import StepResult
+from fivefold.train.measure.measured_step import Measured
 from fivefold.train.measure.meter import resident_bytes
 
 
 def step_line(
     step: int, done: StepResult, *, job: Job, samples: int, batch: int, rate: float, seconds: float,
-    ideal_seconds: float,
+    ideal_seconds: float, measured: Measured | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the log says of the step number ``step`` (from 1); keys are those of ``log.jsonl``.
 
     ``samples``: read since the start of the run; ``batch``: in this step. ``seconds``: wall time of the step;
-    ``ideal_seconds``: of a step of the whole batch at the chips' peak FLOP/s, from which the MFU follows.
+    ``ideal_seconds``: of a step of the whole batch at the chips' peak FLOP/s, from which the MFU follows;
+    ``measured``: what the meter saw, in the step that it metered.
     """
     return {
         "step": step,
@@ -28,6 +30,7 @@ def step_line(
         "seconds": seconds,
         "mfu_causal": ideal_seconds / seconds * batch / job.global_batch,
         "resident_bytes": resident_bytes(),
+        **({"peak_bytes": measured.peak_bytes} if measured is not None else {}),
         **_noise(done, job),
         **({"batch": batch} if job.ramp else {}),
         **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),

@@ -12,10 +12,12 @@ from pydantic import Field
 from fivefold.record import Mistake
 from fivefold.show import run_folder
 from fivefold.show.budget import budget
-from fivefold.show.compare import compare, difference, shown
+from fivefold.show.compare import Row, compare, difference, shown, so_far
 from fivefold.show.drawing import lines, pipeline
 from fivefold.show.drawing.lines import Curve
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.show.run_folder import RunFolder
+from fivefold.step import Step
+from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
@@ -54,15 +56,23 @@ def look(site: Site, name: str) -> dict[str, Any]:
     found = runs.log(site.folder, name)
     training = [line for line in found if "loss" in line]
     ended = runs.steps(site.folder, name)
+    predicted = ended.predicted if ended else runs.promised(site.folder, name)
     return {
         "name": name, "live": ended is None and runs.is_live(site.folder, name),
-        "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended,
-        "loss": loss(found), "speed": speed(training), "memory": memory(training),
-        "rows": compare(ended.predicted, ended.measured) if ended else [],
+        "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
+        "loss": loss(found), "speed": speed(training, predicted), "memory": memory(training),
+        "rows": compared(predicted, ended, training),
         "budget": budget(ended.predicted.time, ended.measured.time) if ended and ended.measured.time.parts else [],
         "lanes": lanes(site, name),
         "events": [line for line in found if "event" in line][: -LAST - 1 : -1],
     }  # fmt: skip
+
+
+def compared(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:
+    """Predicted beside measured: all of it once the run has ended, before that what is logged."""
+    if ended is not None:
+        return compare(ended.predicted, ended.measured)
+    return so_far(predicted, training) if predicted is not None else []
 
 
 def loss(found: list[dict[str, Any]]) -> Any:
@@ -72,23 +82,30 @@ def loss(found: list[dict[str, Any]]) -> Any:
                          label="loss over steps", y_title="nats")  # fmt: skip
 
 
-def speed(training: list[dict[str, Any]]) -> Any:
-    """Tokens per second of each step."""
+def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
+    """Tokens per second of each step, and what was predicted."""
     pairs = pairwise(training)
     points = [
         (after["step"], (after["tokens"] - before["tokens"]) / after["seconds"])
         for before, after in pairs
         if after.get("seconds") and "tokens" in after and "tokens" in before
     ]
-    return lines.picture([Curve("tokens/s", "W", points, show_count)], label="tokens per second over steps")
+    curves = [Curve("measured", "W", points, show_count)]
+    if predicted is not None and points:
+        whole = predicted.tokens_per_second_per_gpu * predicted.world
+        ends = [(points[0][0], whole), (points[-1][0], whole)]
+        curves.append(Curve("predicted", "predicted", ends, show_count))
+    return lines.picture(curves, label="tokens per second over steps")
 
 
 def memory(training: list[dict[str, Any]]) -> Any:
-    """What the process holds, in GiB."""
-    points = [(step, size / 2**30) for step, size in _points(training, "resident_bytes")]
-    points = points or [(step, size / 2**30) for step, size in _points(training, "peak_bytes")]
-    curve = Curve("memory", "reduce", points, lambda size: show_bytes(size * 2**30))
-    return lines.picture([curve], label="memory over steps", y_title="GiB")
+    """What the process holds."""
+    sizes = _points(training, "resident_bytes")
+    size, unit = byte_unit(max((held for _, held in sizes), default=0))
+    curve = Curve(
+        "memory", "reduce", [(step, held / size) for step, held in sizes], lambda held: show_bytes(held * size)
+    )
+    return lines.picture([curve], label="memory over steps", y_title=unit)
 
 
 def lanes(site: Site, name: str) -> dict[str, Any]:
