@@ -26,7 +26,8 @@ KEY = f"{BLOCK};width:10px;height:10px"
 STYLE = """
 .fivefold{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:60rem;
  --soft:color-mix(in srgb,currentColor 62%,transparent);--rule:color-mix(in srgb,currentColor 16%,transparent)}
-body[data-jp-theme-light=false] .fivefold{color-scheme:dark}
+body[data-jp-theme-light=false] .fivefold,.vscode-dark .fivefold,html[theme=dark] .fivefold,.dark .fivefold{
+ color-scheme:dark}
 .fivefold h1{font-size:1.5rem;margin:.2rem 0}.fivefold h2{font-size:1.15rem;margin:1.6rem 0 .4rem}
 .fivefold h3{font-size:1rem;margin:1rem 0 .3rem}.fivefold p{margin:.3rem 0}.fivefold .soft{color:var(--soft)}
 .fivefold code,.fivefold pre{font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace}
@@ -40,7 +41,7 @@ body[data-jp-theme-light=false] .fivefold{color-scheme:dark}
  align-items:center;margin:.4rem 0}
 .fivefold .row{display:contents}.fivefold .track{position:relative}
 .fivefold .track u{position:absolute;top:-3px;bottom:-3px;width:0;
- border-left:2px dashed #b3400a}
+ border-left:2px dashed light-dark(#b3400a,#ff9a5c)}
 .fivefold div.legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;margin:.3rem 0 .6rem}
 .fivefold div.legend i{border-radius:2px;margin-right:5px}.fivefold img{max-width:100%;border-radius:6px}
 .fivefold .wide{overflow-x:auto}.fivefold table{border-collapse:collapse;margin:.4rem 0;font-size:13px}

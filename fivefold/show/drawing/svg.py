@@ -45,12 +45,16 @@ def titled(picture: Raw) -> Raw:
 
 
 def image(picture: Raw, *, height: int, label: str) -> Raw:
-    """The picture as a file within the page, for pages that take away elements of SVG; on a white ground."""
+    """The picture as a file within the page, for pages that take away elements of SVG.
+
+    It has its own ground, and is dark where its page says so (``color-scheme``).
+    """
     from fivefold.show.drawing.style import css
 
-    ground = element("rect", width="100%", height="100%", fill="#ffffff")
+    ground = element("rect", width="100%", height="100%", class_="ground")
     inside = element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
-    style = Raw(f"<style>:root {{ color-scheme: light; font-family: sans-serif; }}\n{css()}</style>")
+    own = ":root { color-scheme: light dark; font-family: sans-serif; } .ground { fill: var(--card); }"
+    style = Raw(f"<style>{own}\n{css()}</style>")
     whole = element("svg", style, ground, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH,
                     height=height + 60)  # fmt: skip
     data = b64encode(whole.encode()).decode()
