@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 TOKENS = 1e12
 
 
+def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
+    """Whether a search is of a run on several machines or numbers of ranks, rather than of layouts of one machine."""
+    return bool(others) or by == "energy" or any(word is not None for word in words)
+
+
 def offers(
     model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
     prices: Sequence[str] = (), deadline: str | None = None, ranks: str | None = None, assume: Sequence[str] = (),

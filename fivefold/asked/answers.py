@@ -81,13 +81,13 @@ def fastest(model: Model, machine: Machine, job: Job) -> Layout:
     return Layout.parse(found.best[0].step.layout)
 
 
-def noise_of(text: str | None) -> float | None:
-    """A noise scale in tokens: a number, or what a run logged last in its folder."""
+def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:
+    """A noise scale in tokens: a number, or what a run logged last in its folder, where ``find`` leads to files."""
     from fivefold.record import read_lines
 
     if text is None:
         return None
-    log = Path(text) / "log.jsonl"
+    log = find(f"{text}/log.jsonl")
     if log.exists():
         scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
         if not scales:

@@ -10,7 +10,10 @@ from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.layout.search_result import By, Walk
+    from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
     from fivefold.stack.spec import Reduce
 
 ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
@@ -32,3 +35,15 @@ def limited(machine: Machine, memory: str | None) -> Machine:
 def others(job: Job) -> tuple[Reduce, ...]:
     """How often else our engine could reduce gradients; another software does as it does, and a job as it says."""
     return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
+
+
+def walk(model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where) -> Walk:
+    """One change at a time from the layout ``start``."""
+    from fivefold.layout.spec import Layout
+    from fivefold.plan.predict import planner
+    from fivefold.plan.search.neighbours import walk as run
+
+    if by == "robust":
+        raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
+    least: By = "memory" if by == "memory" else "time"
+    return run(planner(model, machine, job), Layout.parse(start), by=least, where=where)

@@ -35,11 +35,6 @@ Assume = Annotated[
 ]
 
 
-def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
-    """Whether a search is of a run on several machines or numbers of ranks, rather than of layouts of one machine."""
-    return bool(others) or by == "energy" or any(word is not None for word in words)
-
-
 def show_offers(
     model: Model, machines: Sequence[Machine], job: Job, *, by: str, where: Where, within: float, tokens: float | None,
     prices: Sequence[str], deadline: str | None, ranks: str | None, assume: Sequence[str], json: bool,

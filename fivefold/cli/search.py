@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fivefold.asked.across import priced
-from fivefold.asked.search import ALIKE, limited, others
-from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, is_asked, show_offers
+from fivefold.asked.across import is_asked, priced
+from fivefold.asked.search import ALIKE, limited, others, walk
+from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
 from fivefold.cli.options import AsJson, load_machine, local_file, say, show
-from fivefold.record import Mistake
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.search_result import By, Finalist, SearchResult
+    from fivefold.layout.search_result import Finalist, SearchResult
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -169,15 +168,9 @@ def show_walk(
     model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, top: int, json: bool
 ) -> None:  # fmt: skip
     """One change at a time from the layout ``start``."""
-    if by == "robust":
-        raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
-    from fivefold.layout.spec import Layout
-    from fivefold.plan.predict import planner
-    from fivefold.plan.search.neighbours import walk
     from fivefold.show import search as page
 
-    least: By = "memory" if by == "memory" else "time"
-    found = walk(planner(model, machine, job), Layout.parse(start), by=least, where=where)
+    found = walk(model, machine, job, start=start, by=by, where=where)
     show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))
 
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from fivefold.asked.across import offers, priced
+from fivefold.asked.answers import Question as AskedQuestion
+from fivefold.asked.answers import answers, noise_of
+from fivefold.asked.search import ALIKE, limited, others, walk
+from fivefold.asked.words import tokens_of
+from fivefold.layout.search_result import SearchResult, Walk
 from fivefold.layout.spans import Level
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
+from fivefold.layout.whole_run import Offers
+from fivefold.machine.balance import Ratios
+from fivefold.machine.site import assumed
+from fivefold.machine.spec import Machine
 from fivefold.plan.predict import Planner, planner, predict
 from fivefold.plan.price.memory_over_time import levels
 from fivefold.plan.price.spans import Rows, shown, spans
 from fivefold.show.pipeline import remark
 from fivefold.step import Step
-from fivefold.web.question import Noun
+from fivefold.web.folder import Folder
+from fivefold.web.question import Noun, SearchQuestion, WholeQuestion
 
 DRAWN = 16  # micro-batches of a step that are drawn
+Report = Callable[..., None]  # hears done, of how many, and what
+Found = SearchResult | Walk | Offers
 
 
 class Planned(NamedTuple):
@@ -46,3 +61,67 @@ def planned(noun: Noun, layout: Layout, *, rank: int | None = None) -> Planned:
 def _drawn(using: Planner, layout: Layout, limit: int) -> str:
     micro_batches = layout.micro_batches(using.job)
     return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+
+
+def asked(about: AskedQuestion, question: WholeQuestion, noun: Noun, *, folder: Folder) -> list[Any]:
+    """What ``fivefold ask --json`` prints."""
+    (machine,) = priced([noun.machine], question.price)
+    return answers(
+        about, noun.model, machine, question.chosen() if question.layout else None, job=noun.job,
+        tokens=tokens_of(question.tokens), site=assumed(question.assume),
+        noise=noise_of(question.noise or None, find=folder.path),
+    )  # fmt: skip
+
+
+def ratios(noun: Noun, layout: Layout) -> Ratios:
+    """What ``fivefold ratios --json`` prints."""
+    from fivefold.plan.ratios import ratios as run
+
+    return run(noun.model, machine=noun.machine, layout=layout, job=noun.job)
+
+
+def search(
+    question: SearchQuestion, noun: Noun, *, machine: Callable[[str], Machine], report: Report,
+    done: Callable[[str], None],
+) -> Found:  # fmt: skip
+    """What ``fivefold search --json`` prints: of layouts, of one change at a time, or of a run on several machines.
+
+    ``machine``: the one of a name; ``done`` hears of each machine whose layouts are searched.
+    """
+    if question.is_of_a_run:
+        several = (noun.machine, *map(machine, question.machines))
+        return offers(
+            noun.model, [limited(each, question.memory or None) for each in several], noun.job,
+            by=question.by, where=Where.parse(question.where), within=_within(question) or 0.0,
+            tokens=tokens_of(question.tokens) if question.tokens else None, prices=question.price,
+            deadline=question.deadline or None, ranks=question.ranks or None, assume=question.assume, done=done,
+        )  # fmt: skip
+    if question.keep:
+        return walk(
+            noun.model, _machine(question, noun), noun.job, start=question.keep, by=question.by,
+            where=Where.parse(question.where),
+        )  # fmt: skip
+    return layouts(question, noun, report=report)
+
+
+def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchResult:
+    """The best layouts of one machine."""
+    from fivefold.job import recipe
+    from fivefold.plan.search import search as run
+
+    by: Any = question.by  # which is not energy: that is of a run
+    return run(
+        model=noun.model, machine=_machine(question, noun), job=noun.job, by=by, top=question.top,
+        levels=question.front, within=_within(question), where=Where.parse(question.where),
+        recipes=[recipe(name) for name in question.also], reduces=others(noun.job), two_dimensional=question.two,
+        report=report,
+    )  # fmt: skip
+
+
+def _within(question: SearchQuestion) -> float | None:
+    return None if question.exact else ALIKE if question.within is None else question.within
+
+
+def _machine(question: SearchQuestion, noun: Noun) -> Machine:
+    """The machine with the price and the memory that the question gives it."""
+    return limited(priced([noun.machine], question.price)[0], question.memory or None)

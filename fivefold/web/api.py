@@ -5,16 +5,17 @@ A mistake is a 422 with one line in ``detail``, as the command prints it; 429: t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
 
+from fivefold.asked.answers import Question as Ask
 from fivefold.layout.comparison import Comparison
-from fivefold.layout.search_result import Answer, Batch, Change, Lengths, SearchResult
-from fivefold.layout.spec import Layout
+from fivefold.layout.playbook import Playbook
+from fivefold.layout.search_result import Answer, Batch, Change, Lengths
 from fivefold.layout.whole_run import WholeRun
+from fivefold.machine.balance import Ratios
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.plan.compare import compare as side_by_side
@@ -23,11 +24,20 @@ from fivefold.show import run_folder
 from fivefold.show.compare import Row
 from fivefold.step import Step
 from fivefold.web import answers, runs
-from fivefold.web.question import About, CompareQuestion, Noun, Question, SearchQuestion
+from fivefold.web.answers import Found
+from fivefold.web.question import (
+    About,
+    CompareQuestion,
+    PlaybookQuestion,
+    Question,
+    RatiosQuestion,
+    SearchQuestion,
+    WholeQuestion,
+)
 from fivefold.web.runs import RunSummary
 from fivefold.web.site import Site
 
-QuestionName = Literal["micro-batch", "sequence", "batch", "run", "changes"]
+LONG = ("gpus", "model")  # questions that take a search
 
 
 class Catalog(Record):
@@ -35,12 +45,6 @@ class Catalog(Record):
 
     models: tuple[str, ...]
     machines: tuple[str, ...]
-
-
-class RunQuestion(Question):
-    """... and for how many tokens."""
-
-    tokens: float = Field(1e12, description="Tokens of the whole run, for batch and run.")
 
 
 def router(site: Site) -> APIRouter:
@@ -69,12 +73,10 @@ def _short(api: APIRouter, site: Site) -> None:
         """The same for a question that is too long for an address."""
         return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
 
-    @api.get("/ask/{question}")
-    async def ask(
-        question: QuestionName, asked: Annotated[RunQuestion, Query()]
-    ) -> list[Answer | Change | Batch | WholeRun | Lengths]:
-        """What people ask of a layout: ``fivefold ask QUESTION --json``."""
-        return await site.answer(asked, lambda noun: _asked(question, noun, asked.chosen(), asked.tokens))
+    @api.get("/ratios")
+    async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Ratios:
+        """When each axis stops paying: ``fivefold ratios --json``."""
+        return await site.answer(asked, lambda noun: answers.ratios(noun, asked.chosen()))
 
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
@@ -85,10 +87,22 @@ def _short(api: APIRouter, site: Site) -> None:
 def _others(api: APIRouter, site: Site) -> None:
     """Questions that take a process of their own, and what lies in the folder."""
 
-    @api.get("/search", response_model=SearchResult)
+    @api.get("/search", response_model=Found)
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
-        """The best of all legal layouts that fit: ``fivefold search --json``."""
+        """The best of all legal layouts that fit, or one run on several machines: ``fivefold search --json``."""
         return JSONResponse(await _long(site, "search", asked))
+
+    @api.get("/ask/{question}", response_model=list[Answer | Change | Batch | WholeRun | Lengths])
+    async def ask(question: Ask, asked: Annotated[WholeQuestion, Query()]) -> Any:
+        """What people ask of a layout, or of a model and a machine: ``fivefold ask QUESTION --json``."""
+        if question in LONG or not asked.layout:  # which a search answers
+            return JSONResponse(await _long(site, f"ask {question}", asked))
+        return await site.answer(asked, lambda noun: answers.asked(question, asked, noun, folder=site.folder))
+
+    @api.get("/plan", response_model=Playbook)
+    async def plan(asked: Annotated[PlaybookQuestion, Query()]) -> Response:
+        """From a model, a machine and tokens to a run file, step by step: ``fivefold plan --json``."""
+        return JSONResponse(await _long(site, "plan", asked))
 
     @api.get("/dryrun")
     async def dryrun(asked: Annotated[Question, Query()]) -> dict[str, Any]:
@@ -107,16 +121,8 @@ def _others(api: APIRouter, site: Site) -> None:
         return await site.work.soon(lambda: list(run_folder.read(site.folder.path(folder)).compared))
 
 
-async def _long(site: Site, verb: str, asked: About) -> dict[str, Any]:
+async def _long(site: Site, verb: str, asked: About) -> Any:
     event = await site.long(verb, asked)
     if "mistake" in event:
         raise Mistake(event["mistake"])
-    result: dict[str, Any] = event["result"]
-    return result
-
-
-def _asked(question: QuestionName, noun: Noun, layout: Layout, tokens: float) -> list[Any]:
-    from fivefold.asked.answers import answers as asked
-    from fivefold.machine.site import Site as Assumed
-
-    return asked(question, noun.model, noun.machine, layout, job=noun.job, tokens=tokens, site=Assumed())
+    return event["result"]

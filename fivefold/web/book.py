@@ -9,6 +9,7 @@ import re
 from functools import cache
 from html import unescape
 from importlib.resources import files
+from itertools import count
 from typing import NamedTuple
 
 from latex2mathml.converter import convert
@@ -24,7 +25,6 @@ LIVE = {
     "timeline": ("time", "pipeline"), "ratios": ("time", "traffic"), "published": ("expected",),
 }  # fmt: skip
 """What of a plan a chapter is about: shown below it, live."""
-FORMULA = '<span class="scroll" tabindex="0" role="region" aria-label="formula">{}</span>'
 
 
 class Chapter(NamedTuple):
@@ -57,9 +57,14 @@ def chapter(name: str) -> Chapter:
         if token.type == "table_open":
             token.attrSet("class", "rows")
     html = reader.renderer.render(tokens, reader.options, {})
-    html = re.sub(r"<code>\$(.+?)\$</code>", _formula, html)
+    numbers = count(1)
+    html = re.sub(r"<code>\$(.+?)\$</code>", lambda found: _formula(found[1], next(numbers)), html)
     html = html.replace("<pre>", '<pre tabindex="0">')
-    html = html.replace("<table", '<div class="scroll" tabindex="0" role="region" aria-label="table"><table')
+    html = re.sub(
+        "<table",
+        lambda _: f'<div class="scroll" tabindex="0" role="region" aria-label="table {next(numbers)}"><table',
+        html,
+    )
     return Chapter(name, chapters()[name], html.replace("</table>", "</table></div>"), LIVE.get(name, ()))
 
 
@@ -82,5 +87,6 @@ def _mend(token: Token) -> None:
         del token.attrs["href"]
 
 
-def _formula(found: re.Match[str]) -> str:
-    return FORMULA.format(convert(unescape(found[1]), display="block"))
+def _formula(text: str, number: int) -> str:
+    said = convert(unescape(text), display="block")
+    return f'<span class="scroll" tabindex="0" role="region" aria-label="formula {number}">{said}</span>'

@@ -9,14 +9,15 @@ import json
 import warnings
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from fivefold.asked.across import is_asked
 from fivefold.asked.job import load_job
+from fivefold.asked.words import tokens_of
 from fivefold.job import Job
-from fivefold.layout.search_result import Aim
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
@@ -36,6 +37,16 @@ Lines = Annotated[
     BeforeValidator(lambda given: tuple(each for each in given if each) if isinstance(given, list | tuple) else given),
     Field(max_length=32),
 ]
+
+Goal = Literal["time", "cost", "memory", "energy", "robust"]
+
+
+def _number_of_tokens(text: str) -> str:
+    tokens_of(text)  # raises if it is none
+    return text
+
+
+Tokens = Annotated[Line, AfterValidator(_number_of_tokens)]  # 2e12 or 2T, kept as it was said
 
 
 class Noun(NamedTuple):
@@ -132,6 +143,12 @@ class Question(About):
         return Layout.parse(self.layout)
 
 
+class RatiosQuestion(Question):
+    """What ``ratios`` is asked."""
+
+    layout: Line = Field("dp1", description="The degrees that stay; each axis is varied alone.")
+
+
 class CompareQuestion(About):
     """... and what is laid beside each other: every layout on every machine, by every software, in every precision."""
 
@@ -160,9 +177,11 @@ class CompareQuestion(About):
 
 
 class SearchQuestion(About):
-    """What ``search`` is asked, besides."""
+    """What ``search`` is asked, besides: of layouts of one machine, or of a run on several."""
 
-    by: Aim = Field("time", description="What the best has least of.")
+    by: Goal = Field(
+        "time", description="What the best has least of; robust: of what it loses if the run is otherwise."
+    )
     top: int = Field(10, ge=1, le=200, description="How many layouts to show.")
     where: Line = Field("", description="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")
     memory: Line = Field("", description="Most that a rank's peak may be, such as 72GiB.")
@@ -170,6 +189,47 @@ class SearchQuestion(About):
     exact: bool = Field(False, description="The ranking alone, without a proposal.")
     front: int = Field(1, ge=1, le=64, description="Memory limits for the front of memory against time.")
     also: Lines = Field((), description="Another precision to try, such as fp8.")
+    two: bool = Field(False, description="Also tensor parallelism in two dimensions, which is not run.")
+    keep: Line = Field("", description="Change one thing at a time from this layout: what helps most?")
+    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
+    machines: Lines = Field((), description="More machines: one table of the run on each.")
+    tokens: Tokens = Field("", description="Of the run, with several machines or ranks: such as 2T.")
+    deadline: Line = Field("", description="The fewest ranks of each machine whose run takes at most this: 30d.")
+    ranks: Line = Field("", description="Numbers of ranks to try, from FEW-MANY: 64-512.")
+    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
+
+    @property
+    def is_of_a_run(self) -> bool:
+        """Whether it is answered by one run on several machines or numbers of ranks."""
+        return is_asked(self.by, self.machines, self.tokens or None, self.deadline or None, self.ranks or None)
+
+
+class WholeQuestion(Question):
+    """What ``ask`` is asked, besides; without a layout, of the one that a search puts first."""
+
+    layout: Line = Field("", description="Such as 'dp16 tp8 pp4 v2 zero1 mbs1'; without it, the fastest that fits.")
+    tokens: Tokens = Field("1e12", description="Of the whole run, for batch and run: 2T.")
+    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
+    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
+    noise: Line = Field("", description="Of batch: the gradient noise scale in tokens, or a run's folder that has it.")
+
+
+class PlaybookQuestion(About):
+    """What ``plan`` is asked, besides."""
+
+    tokens: Tokens = Field("1e12", description="Of the whole run: 2T.")
+    batch: Literal["advised", "job"] = Field(
+        "advised", description="The batch: by the literature (unless gbs), or the job's."
+    )
+    where: Line = Field("", description="Of the search: only such layouts, as 'tp<=8 cp=1'.")
+    price: Lines = Field((), description="Dollars per GPU and hour: 'h100=2.2/h', or '2.2'.")
+    assume: Lines = Field((), description="Of a whole run: failures=, restart=, checkpoint=, pue=, grid=, …")
+
+
+def of_ranks(word: str, ranks: int) -> str:
+    """A machine in words, with another number of ranks: ``h100:8 nic=1Gbit`` of 64 is ``h100:64 nic=1Gbit``."""
+    named, space, others = word.partition(" ")
+    return f"{named.rpartition(':')[0] or named}:{ranks}{space}{others}"
 
 
 def _table(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fivefold.layout.spans import Level
 from fivefold.machine.spec import Machine
 from fivefold.show import memory as shown
 from fivefold.show.drawing import memory, pipeline, streams
-from fivefold.show.drawing.bars import Part, stacked
+from fivefold.show.drawing.bars import Part, scale, stacked
 from fivefold.show.pipeline import finding
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
@@ -41,10 +41,10 @@ def html(found: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
                  for each, row in zip(found.ranks, found.table.rows, strict=True))  # fmt: skip
     parts = [Part(name, name, size, show_bytes(size)) for name, size in at_peak.parts.items()]
     lines = stream_lines(found.played, tape)
+    whole, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
         "rehearsed.html", found=found, step=found.step, predicted=predicted, rank=rank, chip=chip, peak=at_peak,
-        parts=parts, bar=stacked(parts, whole=max(chip, sum(at_peak.parts.values())) * 1.02, label="memory at the peak",
-                                 limit=chip),
+        parts=parts, bar=stacked(parts, whole=whole, label="memory at the peak", limit=limit),
         memory=memory.picture(drawn, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
         memory_looks=[(name, name) for name in memory.looks(drawn)],
         memory_finding=shown.finding(drawn, rank=rank, capacity_bytes=chip),

@@ -28,7 +28,7 @@ class Site:
         return await self.work.soon(lambda: action(self.resolve(about)))
 
     async def long(self, verb: str, about: About) -> dict[str, Any]:
-        """The last event of a search or rehearsal: a ``result`` or a ``mistake``."""
+        """The last event of what takes a process of its own: a ``result`` or a ``mistake``."""
         last: dict[str, Any] = {"mistake": "ended without an answer; it needed more memory or time than there is"}
         async for event in self.events(verb, about):
             if "progress" not in event:

@@ -1,6 +1,6 @@
 """A process of its own for what takes long: reads a question as JSON from stdin, writes a line of JSON per event.
 
-    {"progress": [done, total]} … {"result": …}        or {"mistake": "one line"}
+    {"progress": [done, total, name]} … {"result": …}        or {"mistake": "one line"}
 
 Its limit of memory keeps an unreasonable question from taking the computer with it.
 """
@@ -11,19 +11,25 @@ import json
 import resource
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, get_args
 
+from fivefold.asked.across import priced
+from fivefold.asked.answers import Question
+from fivefold.asked.words import tokens_of
 from fivefold.layout.search_result import SearchResult
+from fivefold.machine.catalog import resolve
 from fivefold.record import Fault, Mistake
+from fivefold.web import answers
+from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun, SearchQuestion
+from fivefold.web.question import Noun, PlaybookQuestion, SearchQuestion, WholeQuestion
 
 MEMORY_BYTES = 24 * 2**30  # of address space
 EVERY_SECONDS = 0.1  # between two reports of progress
-
-Report = Callable[[int, int], None]
 
 
 def main() -> None:
@@ -44,11 +50,11 @@ class Progress:
     def __init__(self) -> None:
         self.last = 0.0
 
-    def __call__(self, done: int, total: int) -> None:
-        """``done`` of ``total``."""
+    def __call__(self, done: int, total: int, name: str = "") -> None:
+        """``done`` of ``total``, 0 if it is not known; ``name``: of what is done now."""
         if monotonic() - self.last >= EVERY_SECONDS:
             self.last = monotonic()
-            say(progress=[done, total])
+            say(progress=[done, total, name])
 
 
 def say(**event: Any) -> None:
@@ -59,47 +65,66 @@ def say(**event: Any) -> None:
 def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, Noun]:
     """The question, and the nouns that it names."""
     question = kind.read(asked["question"], origin="question")
-    return question, question.resolve(folder=Folder(Path(asked["root"])), local=Path(asked["local"]))
+    folder, local = place(asked)
+    return question, question.resolve(folder=folder, local=local)
 
 
-def search(asked: dict[str, Any], report: Report) -> dict[str, Any]:
+def place(asked: dict[str, Any]) -> tuple[Folder, Path]:
+    """Where files of requests lie, and what this computer is."""
+    return Folder(Path(asked["root"])), Path(asked["local"])
+
+
+def search(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold search --json`` prints."""
-    return _found(asked, report).model_dump(mode="json")
+    question, nouns = noun(asked, SearchQuestion)
+    return _searched(asked, question, nouns, report).model_dump(mode="json")
 
 
-def ranked(asked: dict[str, Any], report: Report) -> dict[str, Any]:
+def ranked(asked: dict[str, Any], report: Report) -> Any:
     """The same with the whole ranking of ``--exact``: beside a proposal only the best of it is sure to be found."""
-    proposed = _found(asked, report)
-    if proposed.proposal is None:
+    question, nouns = noun(asked, SearchQuestion)
+    proposed = _searched(asked, question, nouns, report)
+    if not isinstance(proposed, SearchResult) or proposed.proposal is None:
         return proposed.model_dump(mode="json")
-    every = _found(asked, report, exact=True, levels=1)
+    every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report)
     counts = {"evaluated": proposed.evaluated + every.evaluated, "seconds": proposed.seconds + every.seconds}
     return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
 
 
-def _found(asked: dict[str, Any], report: Report, *, exact: bool = False, levels: int | None = None) -> SearchResult:
-    from fivefold.asked.search import ALIKE, limited, others
-    from fivefold.job import recipe
-    from fivefold.layout.where import Where
-    from fivefold.plan.search import search as run
-
-    question, (model, machine, job, _) = noun(asked, SearchQuestion)
-    within = ALIKE if question.within is None else question.within
-    return run(
-        model=model, machine=limited(machine, question.memory or None), job=job, by=question.by, top=question.top,
-        levels=question.front if levels is None else levels, within=None if exact or question.exact else within,
-        where=Where.parse(question.where), recipes=[recipe(name) for name in question.also],
-        reduces=others(job), report=report,
+def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, report: Report) -> Found:
+    (folder, local), numbers = place(asked), count(1)
+    return answers.search(
+        question, nouns, machine=lambda name: resolve(name, local=local, find=folder.path), report=report,
+        done=lambda name: report(next(numbers), 0, name),
     )  # fmt: skip
 
 
-def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
+def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
+    """What ``fivefold ask --json`` prints."""
+    question, nouns = noun(asked, WholeQuestion)
+    found = answers.asked(about, question, nouns, folder=place(asked)[0])
+    return [each.model_dump(mode="json") for each in found]
+
+
+def plan(asked: dict[str, Any], report: Report) -> Any:
+    """What ``fivefold plan --json`` prints."""
+    from fivefold.cli.playbook import playbook
+
+    question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
+    found = playbook(
+        model, priced([machine], question.price)[0], job, tokens=tokens_of(question.tokens), batch=question.batch,
+        where=question.where, assume=question.assume,
+    )  # fmt: skip
+    return found.model_dump(mode="json")
+
+
+def dryrun(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold dryrun --json`` prints, as ``data``, and the pictures of it, as ``html``."""
     from fivefold.layout.legal import refuse
     from fivefold.plan.predict import predict
-    from fivefold.web.question import Question
+    from fivefold.web.question import Question as Step
 
-    question, (model, machine, job, _) = noun(asked, Question)
+    question, (model, machine, job, _) = noun(asked, Step)
     layout = question.chosen()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     from fivefold.check.dryrun import dryrun as run
@@ -111,8 +136,9 @@ def dryrun(asked: dict[str, Any], report: Report) -> dict[str, Any]:
     return {"data": data(found, predicted), "html": html(found, machine=machine, predicted=predicted)}
 
 
-VERBS: dict[str, Callable[[dict[str, Any], Report], dict[str, Any]]] = {
-    "search": search, "ranked": ranked, "dryrun": dryrun,
+VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
+    "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan,
+    **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }  # fmt: skip
 
 if __name__ == "__main__":

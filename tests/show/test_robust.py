@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fivefold.layout.search_result import Regret, Robustness, SearchResult, Told
@@ -10,6 +12,7 @@ from fivefold.show import html
 from fivefold.show.robust import worded
 from fivefold.show.search import page
 from fivefold.web.pages.search import SearchPage, shown
+from fivefold.web.site import Site
 from tests.plan.search.test_search import FEW, NODE, SMALL
 from tests.show.test_search import printed
 
@@ -31,9 +34,13 @@ def found() -> SearchResult:
     return plain.replace(by="robust", robust=Robustness(scenarios=TOLD, rows=ROWS))
 
 
-def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult) -> None:
+def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_path: Path) -> None:
     asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
-    for told in (printed(page(found), width=160), html.search(found), shown(asked, found)):
+    for told in (
+        printed(page(found), width=160),
+        html.search(found),
+        shown(Site(tmp_path, local=tmp_path), asked, found),
+    ):
         for words in (
             "dp8 zero0 mbs1",
             "3.4%",

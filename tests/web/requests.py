@@ -67,7 +67,15 @@ WORDS = {
     "folder": ["runs/a", "..", "/", "", "inside", "\\x00", "own.toml"],
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
-    "question": ["micro-batch", "sequence", "batch", "run", "changes", "gpus"],
+    "question": ["micro-batch", "sequence", "batch", "run", "changes"],
+    "tokens": ["1e12", "2T", "x", "nan", "-1"],
+    "price": ["2.2", "h100=2.2/h", "b200=1", "=", "x=y"],
+    "assume": ["failures=1", "grid=france", "grid=nowhere", "pue"],
+    "noise": ["4e6", "runs/a", "../..", "/etc", "nan"],
+    "deadline": ["30d", "1", "0d"],
+    "ranks": ["8-16", "16-8", "x"],
+    "machines": ["h200:8", "nothing:8", "../outside.toml"],
+    "by": ["time", "energy", "robust", "x"],
     "name": ["index", "network", "../notation", "..%2f", "nothing"],
 }
 NUMBERS = ["0", "1", "8", "64", "8192", "-1", "1e9", "3.5", "999999999999999999999", "nan", "inf", "x", "true", "", "١"]
@@ -110,7 +118,13 @@ PATHS = [
     "/api/../../etc/passwd",
     "/%2e%2e/%2e%2e/etc/passwd",
 ]
-SLOW = ("/api/search", "/api/dryrun", "/search/events", "/rehearse/events")  # a process each: asked elsewhere
+SLOW = (
+    "/api/search",
+    "/api/plan",
+    "/api/dryrun",
+    "/search/events",
+    "/rehearse/events",
+)  # a process each: asked elsewhere
 
 
 def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
@@ -137,6 +151,8 @@ def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, 
     for name in picked:
         known = WORDS.get(name, NUMBERS)
         values += [(name, chance.choice(JUNK if chance.random() < 0.1 else known))] * chance.choice((1, 1, 1, 2))
+    if path.startswith("/api/ask"):  # without one it is a search
+        values = [("layout", chance.choice(WORDS["layout"])), *(each for each in values if each[0] != "layout")]
     if chance.random() < 0.05:
         values.append((chance.choice(JUNK) or "x", chance.choice(JUNK)))
     path = path.replace("{question}", chance.choice([*WORDS["question"], "x"])).replace(

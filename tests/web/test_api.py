@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from starlette.testclient import TestClient
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
 from fivefold.units import show_bytes
 from fivefold.web import worker
+from fivefold.web.question import About, Goal, PlaybookQuestion, RatiosQuestion, SearchQuestion, WholeQuestion
 from tests.web.conftest import OWN
 
 CASES = [
@@ -41,6 +43,25 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]
     for question in ("micro-batch", "sequence", "changes", "run"):
         assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
+    more = {"tokens": "2T", "price": "2.2", "assume": "failures=1"}
+    options = ["--tokens", "2T", "--price", "2.2", "--assume", "failures=1"]
+    assert client.get("/api/ask/run", params=query | more).json() == printed("ask", "run", *words, *options)
+    noise = client.get("/api/ask/batch", params=query | {"noise": "4e6"}).json()
+    assert noise == printed("ask", "batch", *words, "--noise", "4e6")
+    outside = client.get("/api/ask/batch", params=query | {"noise": ".."})
+    assert "outside of the folder" in outside.json()["detail"]
+
+
+def test_what_a_search_must_answer_is_asked_in_a_process(folder: Path) -> None:
+    """In this one, where the server takes one of its own."""
+    asked = {"question": {"model": "nano", "machine": "h100:2"}, "root": str(folder), "local": str(folder / "none")}
+    assert worker.VERBS["ask gpus"](asked, lambda *done: None) == printed("ask", "gpus", "nano", "h100:2")
+
+
+def test_ratios_are_what_the_command_prints(client: TestClient) -> None:
+    words, query = CASES[0]
+    found = client.get("/api/ratios", params={name: query[name] for name in query if name != "layout"}).json()
+    assert found == printed("ratios", *words[:2], *words[3:])
 
 
 def test_search_is_what_the_command_prints(folder: Path) -> None:
@@ -54,6 +75,57 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
     expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2 cp=1 pp=1", "--top", "4")
     assert found.pop("seconds") > 0
     assert found == {key: value for key, value in expected.items() if key != "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("words", "query"),
+    [
+        (["--by", "energy", "--assume", "grid=france"], {"by": "energy", "assume": ["grid=france"]}),
+        (["h100:4", "--tokens", "2T", "--by", "cost", "--price", "2.5/h"],
+         {"machines": ["h100:4"], "tokens": "2T", "by": "cost", "price": ["2.5/h"]}),
+        (["--ranks", "1-2", "--deadline", "30d", "--tokens", "1e9"],
+         {"ranks": "1-2", "deadline": "30d", "tokens": "1e9"}),
+        (["--keep", "dp2", "--by", "memory"], {"keep": "dp2", "by": "memory"}),
+    ],
+)  # fmt: skip
+def test_a_search_of_another_kind_is_what_the_command_prints(
+    folder: Path, words: list[str], query: dict[str, Any]
+) -> None:
+    machines = [word for word in words if word.startswith("h100")]
+    options = [word for word in words if word not in machines]
+    where = "zero<=1 ac=none mbs=1"
+    question = {"model": "nano", "machine": "h100:2", "gbs": 8, "where": where} | query
+    asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
+    printed_ = printed("search", "nano", "h100:2", *machines, "--gbs", "8", "--where", where, *options)
+    assert worker.search(asked, lambda *done: None) == printed_
+    assert worker.ranked(asked, lambda *done: None) == printed_
+
+
+def test_plan_is_what_the_command_prints(folder: Path) -> None:
+    question = {"model": "nano", "machine": "h100:2", "tokens": "1e9", "where": "zero<=1 ac=none mbs=1 pp=1"}
+    asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
+    words = ["nano", "h100:2", "--tokens", "1e9", "--where", "zero<=1 ac=none mbs=1 pp=1"]
+    assert worker.plan(asked, lambda *done: None) == printed("plan", *words)
+
+
+DONE_HERE = {"json", "help", "job", "from", "gpus"}  # what a page has instead: its address, its files
+NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees"}  # writes files, trains, prints more
+
+
+@pytest.mark.parametrize(
+    ("command", "question"),
+    [("search", SearchQuestion), ("ask", WholeQuestion), ("plan", PlaybookQuestion), ("ratios", RatiosQuestion)],
+)
+def test_what_a_command_may_be_asked_so_may_the_page(command: str, question: type[About]) -> None:
+    options = {
+        name.removeprefix("--") for each in get_command(cli).commands[command].params  # type: ignore[attr-defined]
+        for name in each.opts if name.startswith("--")
+    }  # fmt: skip
+    names = {"2d": "two"}
+    assert {names.get(name, name) for name in options} - DONE_HERE - NOT_BY_A_PAGE <= set(question.model_fields)
+    if command == "search":
+        (by,) = (each for each in get_command(cli).commands["search"].params if each.name == "by")  # type: ignore[attr-defined]
+        assert get_args(by.type_descriptor.annotation) == get_args(Goal)  # type: ignore[attr-defined]
 
 
 def test_compare_is_what_the_command_prints(client: TestClient) -> None:

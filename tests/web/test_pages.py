@@ -214,6 +214,22 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert page.locator("input[name=layout]").input_value() == layout
 
 
+def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
+    page.goto("/search?model=nano&machine=h100:2&gbs=8&where=pp%3D1+cp%3D1+mbs%3D1")
+    page.get_by_label("best by").select_option("energy")
+    page.locator("summary", has_text="A whole run").click()
+    page.get_by_label("other machines").fill("b200:1 nic=1Gbit")
+    page.get_by_label("other machines").nth(1).fill("h100:1")
+    page.get_by_role("button", name="Search", exact=True).click()
+    rows = page.get_by_role("region", name="the run on each machine").locator("tbody tr")
+    playwright.expect(rows).to_have_count(3)
+    assert serious(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert fits_the_window(page)
+    page.get_by_role("row", name=re.compile("b200:1 nic=1Gbit")).get_by_role("link").click()
+    assert page.locator("input[name=machine]").input_value() == "b200:1 nic=1Gbit"
+
+
 def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
     page.goto("/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192&run=1")
     playwright.expect(page.locator("#going p")).to_contain_text("layouts")

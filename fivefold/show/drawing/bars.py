@@ -8,6 +8,8 @@ from typing import NamedTuple
 from fivefold.show.drawing.svg import element, joined, percent
 from fivefold.show.elements import Raw
 
+NEAR = 4  # times the largest bar
+
 
 class Part(NamedTuple):
     """One part. ``look``: the class that colours it; ``text``: its size in words."""
@@ -22,6 +24,12 @@ class Part(NamedTuple):
         return f"{self.size / whole:.1%}" if whole else "–"
 
 
+def scale(largest: float, limit: float) -> tuple[float, float | None]:
+    """How wide bars of up to ``largest`` are, and the ``limit`` if it is near; one far away would flatten them."""
+    near = limit <= NEAR * largest
+    return (max(largest, limit) if near else largest or 1.0) * 1.02, limit if near else None
+
+
 def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Raw:
     """The bar, ``whole`` wide; ``limit``: where a capacity lies."""
     bars, at = [], 0.0
@@ -32,6 +40,6 @@ def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | N
                                 class_=f"k-{part.look}", data_tip=tip))  # fmt: skip
         at += part.size
     if limit is not None:
-        bars.append(element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%",
-                            class_="limit"))  # fmt: skip
+        bars += [element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%", class_=look)
+                 for look in ("limit-ground", "limit")]  # fmt: skip
     return element("svg", joined(bars), class_="bar", height=22, role="img", aria_label=label)

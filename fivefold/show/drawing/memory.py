@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from fivefold.layout.spans import Level
-from fivefold.show.drawing.plot import SIDE, byte_unit, plot, ticks, time_unit
+from fivefold.show.drawing.plot import SIDE, plot, ticks, time_unit
 from fivefold.show.drawing.svg import element, joined, percent
 from fivefold.show.elements import Raw
 from fivefold.show.memory import LOOKS, finding, parts, peak
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_seconds
 
 HEIGHT = 250
 TOLD = 240  # places along the time at which the mouse is told what lives
@@ -76,7 +76,7 @@ def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float,
 def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
     if capacity_bytes is not None:
         at = percent(1 - capacity_bytes / ceiling)
-        yield element("line", x1=0, x2="100%", y1=at, y2=at, class_="limit")
+        yield from (element("line", x1=0, x2="100%", y1=at, y2=at, class_=look) for look in ("limit-ground", "limit"))
         yield element("text", f"chip {show_bytes(capacity_bytes)}", x="100%", y=at, dy=-5, text_anchor="end",
                       class_="limit-text")  # fmt: skip
     x, y = percent(top.seconds / last), percent(1 - top.live_bytes / ceiling)

@@ -15,7 +15,7 @@ from fivefold.plan import questions
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.record import Mistake
 from fivefold.show.drawing import interval, memory, pipeline
-from fivefold.show.drawing.bars import Part, stacked
+from fivefold.show.drawing.bars import Part, scale, stacked
 from fivefold.show.memory import finding as memory_finding
 from fivefold.show.pipeline import finding
 from fivefold.show.table import PARTS
@@ -91,11 +91,11 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
     """The answer with its pictures."""
     found = answers.planned(noun, layout, rank=rank)
     step, chip = found.step, noun.machine.chip.memory_bytes
-    whole = max(chip, *(stage.peak_bytes for stage in step.memory.stages))
+    whole, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step, "rank": found.rank, "drawn": found.drawn, "layout": layout,
         "chip": chip, "room": room_bytes(noun.machine), "cost": cost(step, noun.machine),
-        "stages": [(stage, stage_bar(stage, whole=whole, chip=chip)) for stage in step.memory.stages],
+        "stages": [(stage, stage_bar(stage, whole=whole, limit=limit)) for stage in step.memory.stages],
         "fullest": memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(found.levels, rank=found.rank, capacity_bytes=chip),
@@ -115,10 +115,10 @@ def memory_parts(stage: StageMemory) -> list[Part]:
     return [Part(part, part, size, show_bytes(size)) for part, size in sizes]
 
 
-def stage_bar(stage: StageMemory, *, whole: float, chip: int) -> Any:
+def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
     """The parts as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
-    return stacked(memory_parts(stage), whole=whole * 1.02, label=label, limit=chip)
+    return stacked(memory_parts(stage), whole=whole, label=label, limit=limit)
 
 
 def time_parts(step: Step) -> list[Part]:

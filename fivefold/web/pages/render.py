@@ -16,7 +16,7 @@ from fivefold.show.drawing.svg import legend
 from fivefold.show.robust import share
 from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_count, show_seconds
-from fivefold.web.question import About
+from fivefold.web.question import About, of_ranks
 
 PAGES = (
     ("plan", "Plan"),
@@ -35,7 +35,7 @@ environment = Environment(
 environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
-    "regret": share,
+    "regret": share, "of_ranks": of_ranks,
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
 environment.globals |= {

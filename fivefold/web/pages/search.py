@@ -6,16 +6,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from fivefold.layout.search_result import Ranked, SearchResult
+from fivefold.layout.search_result import Ranked, SearchResult, Walk
+from fivefold.layout.whole_run import Offer, Offers
+from fivefold.machine.catalog import resolve
 from fivefold.show.drawing import scatter
+from fivefold.show.drawing.plot import time_unit
 from fivefold.show.robust import worded
-from fivefold.units import GIB, show_bytes, show_seconds
+from fivefold.show.whole_run import OFFERED, assumption, row, span
+from fivefold.units import byte_unit, show_bytes, show_seconds
+from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Stream
-from fivefold.web.question import SearchQuestion
+from fivefold.web.question import SearchQuestion, of_ranks
 from fivefold.web.site import Site
+
+FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 
 
 class SearchPage(Begun, SearchQuestion):
@@ -36,14 +43,19 @@ def router(site: Site) -> APIRouter:
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(
-            asked.as_(SearchQuestion), lambda result: shown(asked, SearchResult.model_validate(result))
+            asked.as_(SearchQuestion), lambda result: shown(site, asked, FOUND.validate_python(result))
         )
 
     return pages
 
 
-def shown(asked: SearchPage, found: SearchResult) -> str:
+def shown(site: Site, asked: SearchPage, found: Found) -> str:
     """The result as HTML."""
+    if isinstance(found, Offers):
+        return fragment("offers.html", found=found, headings=OFFERED, row=row, span=span, assumption=assumption,
+                        to=lambda each: plan_of(site, asked, each))  # fmt: skip
+    if isinstance(found, Walk):
+        return fragment("walk.html", found=found, top=asked.top, to=lambda each: _plan(asked, layout=each.layout))
     return fragment(
         "found.html", asked=asked, found=found, to=lambda each: address(asked, each),
         front=front(asked, found) if len(found.front) > 1 else None,
@@ -58,7 +70,14 @@ def address(asked: SearchQuestion, each: Ranked) -> str:
     return _plan(asked, layout=each.step.layout, reduce=each.reduce, **changes)
 
 
-def _plan(asked: SearchQuestion, *, layout: str, reduce: str, **changes: Any) -> str:
+def plan_of(site: Site, asked: SearchQuestion, offer: Offer) -> str:
+    """The plan of an offer, on the machine by the word with which it was asked for."""
+    words = (asked.machine, *asked.machines)
+    known = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
+    return asked.about().url("/plan", machine=of_ranks(known[offer.machine], offer.ranks), layout=offer.layout)
+
+
+def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **changes: Any) -> str:
     settings = (*asked.set, f"reduce={reduce}") if reduce != "micro_batch" else asked.set
     return asked.about().url("/plan", layout=layout, set=settings, **changes)
 
@@ -76,12 +95,15 @@ def front(asked: SearchQuestion, found: SearchResult) -> Any:
                look="dot other")
         for each in found.best if (each.step.layout, each.reduce) not in on_it
     ]  # fmt: skip
+    size, unit = byte_unit(max(each.x for each in points))
+    per_second, time = time_unit(max(each.y for each in points))
     return scatter.picture(
-        points, label="memory against time of the layouts that are the fastest for their memory", stairs=True,
-        x_title="memory of the fullest rank, GiB", y_title="s",
+        [each._replace(x=each.x / size, y=each.y * per_second) for each in points], stairs=True,
+        label="memory against time of the layouts that are the fastest for their memory",
+        x_title=f"memory of the fullest rank, {unit}", y_title=time,
     )  # fmt: skip
 
 
 def _point(layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot") -> scatter.Point:
     tip = f"{layout}\n{show_seconds(seconds)}, {show_bytes(size)}" + (f", {precision}" if precision else "")
-    return scatter.Point(size / GIB, seconds, tip, href, look)
+    return scatter.Point(size, seconds, tip, href, look)

@@ -14,10 +14,10 @@ from fivefold.check.sweep.rows_file import SUFFIXES, read
 from fivefold.record import Mistake
 from fivefold.show.drawing import heat, scatter
 from fivefold.show.sweep.row import Row
-from fivefold.units import GIB, show_bytes, show_count, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page
-from fivefold.web.question import TEXT, About
+from fivefold.web.question import TEXT, About, of_ranks
 from fivefold.web.site import Site
 
 SHOWN, DOTS = 300, 1500  # rows of the table, and points
@@ -84,14 +84,15 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     most = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= most)
     chosen = [*best[:DOTS], *over][:DOTS]
+    size, unit = byte_unit(max((row.peak_bytes or 0 for row in chosen), default=0))
     dots = [
         scatter.Point(
-            (row.peak_bytes or 0) / GIB, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
+            (row.peak_bytes or 0) / size, row.tokens_per_second_per_gpu or 0.0, told(row), address(row),
             "dot over" if row.status != "fits" else "dot measured" if row.measured == "measured" else "dot",
         )
         for row in chosen
     ]  # fmt: skip
-    return scatter.picture(dots, label="memory against speed of the rows", x_title="peak of the fullest rank, GiB",
+    return scatter.picture(dots, label="memory against speed of the rows", x_title=f"peak of the fullest rank, {unit}",
                            y_title="tokens/s", zero=True)  # fmt: skip
 
 
@@ -116,10 +117,8 @@ def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tu
 
 def address(row: Row) -> str:
     """The plan of a row."""
-    name, *words = row.machine.split()
-    machine = " ".join([f"{name}:{row.ranks}", *words])
     about = About(
-        model=row.model[:TEXT], machine=machine[:TEXT], seq=row.sequence, gbs=row.batch,
+        model=row.model[:TEXT], machine=of_ranks(row.machine, row.ranks)[:TEXT], seq=row.sequence, gbs=row.batch,
         precision=row.precision, stack=None if row.stack == "fivefold" else row.stack,
     )  # fmt: skip
     return about.url("/plan", layout=row.layout)

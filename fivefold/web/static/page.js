@@ -161,6 +161,15 @@ document.addEventListener("input", (event) => {
   }
 });
 
+// Of what may be said several times there is always room for one more.
+document.addEventListener("input", (event) => {
+  const last = event.target.closest?.("[data-grow]")?.lastElementChild;
+  if (last !== event.target || !last.value) return;
+  const next = last.cloneNode();
+  next.value = "";
+  last.after(next);
+});
+
 // A row and its point, which lead to the same plan, light up together; a click anywhere in a row is its plan.
 const rowOf = (element) => element.closest?.("table.linking tbody tr");
 const leads = (element) => (element?.tagName === "TR" ? element.querySelector("a[href]") : element)?.getAttribute("href");
@@ -192,10 +201,9 @@ if (worker) {
     line.textContent = "begins …";
     stream = new EventSource(`${worker.dataset.stream}${url.search}`);
     stream.addEventListener("progress", (event) => {
-      const [done, total] = JSON.parse(event.data);
-      bar.max = total;
-      bar.value = done;
-      line.textContent = `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}`;
+      const [done, total, name] = JSON.parse(event.data);
+      if (total) Object.assign(bar, { max: total, value: done });
+      line.textContent = total ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}` : `search ${done}: ${name}`;
     });
     stream.addEventListener("found", (event) => {
       found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
