@@ -244,8 +244,10 @@ def _split(text: str) -> tuple[str, int | None]:
     if not colon or Path(count).suffix in (".toml", ".json"):
         return text.strip(), None
     if not (count.isascii() and count.isdigit() and count.strip("0")):
+        few, dash, many = count.partition("-")
+        several = f"; search takes several by --ranks {count}" if dash and few.isdecimal() and many.isdecimal() else ""
         raise Mistake(
-            f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8"
+            f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{several}"
         )
     if len(count) > len(str(RANKS)):
         raise Mistake(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")
