@@ -242,16 +242,22 @@ def table(answers: list[Answer]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=20)
+def options(description: str | None, *, groups: int) -> argparse.ArgumentParser:
+    """Which cases, where their journal is, and for how long; ``groups``: how many by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=groups)
     parser.add_argument("--each", type=int, default=4, help="layouts of a group")
-    parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/agree-time"))
     parser.add_argument("--minutes", type=float, default=1e9, help="end after so many; the same command goes on")
     parser.add_argument("--markdown", type=Path)
+    return parser
+
+
+def main() -> None:
+    """See the module."""
+    parser = options(__doc__, groups=20)
+    parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--profile", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.profile:

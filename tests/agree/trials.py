@@ -9,7 +9,6 @@ turns, and judge the pick. Every job is a line of FOLDER/trials.jsonl; called ag
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -20,7 +19,7 @@ from fivefold.check.finalists import ROUNDS
 from fivefold.check.trial import STEPS, trial
 from fivefold.machine.toml import read
 from fivefold.record import read_lines
-from tests.agree.time import Answer, Case, calmest, cases
+from tests.agree.time import Answer, Case, calmest, cases, options
 
 TRIED = 2
 JUDGED_STEPS, JUDGED_ROUNDS = 16, 3
@@ -79,6 +78,8 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
 
 def lines_of(known: list[Judged]) -> list[str]:
     """Summary and table, in Markdown."""
+    if not known:
+        return ["no job was judged yet"]
     plain, tried = ([each[i] for each in known] for i in (6, 7))
     return [
         f"{len(known)} jobs of four layouts: regret of the layout predicted best {statistics.fmean(plain):.1%} in the "
@@ -97,14 +98,7 @@ def lines_of(known: list[Judged]) -> list[str]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--each", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("runs/agree-time"))
-    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many; the same command goes on")
-    parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
+    given = options(__doc__, groups=8).parse_args()
     answers = calmest(Answer(**line) for line in read_lines(given.folder / "cases2.jsonl"))
     path = given.folder / "trials.jsonl"
     known = [Judged(**line) for line in read_lines(path)] if path.exists() else []
