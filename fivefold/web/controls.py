@@ -126,7 +126,8 @@ def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
     if field == "zero":
         return [0, 1, 2, 3]
     if field == "ac":
-        return [*dict.fromkeys(["none", "selective", "norm+act", "full", now])]
+        some = ["full@1"] if layout.pp > 1 else []
+        return [*dict.fromkeys(["none", "selective", "norm+act", *some, "full", now])]
     if field == "schedule":
         return list(SCHEDULES) if layout.pp > 1 else []
     if field in ("cp_kind", "sp"):
