@@ -1,7 +1,8 @@
 """Recomputation: which operations of a layer run again in its backward, and which tensors need not be kept.
 
 A sequence of recomputed operations keeps its inputs from outside and drops what it writes. A written tensor that other
-operations keep stays kept, except in the cheap groups (norm, act, rope, up), whose output is dropped and recomputed.
+operations keep stays kept, except in the cheap groups (norm, act, rope, up), whose output, and its cast to fp8 or fp4
+beside it, is dropped and recomputed.
 Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
 """
 
@@ -58,9 +59,10 @@ def recompute(
     if not any(chosen):
         return Unit(tuple(ops))
     _mark_messages(ops, chosen)
-    written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
     cheap = {name for op, again in zip(ops, chosen, strict=True) if again and groups(op) & wanted & CHEAP
              for name in op.writes}  # fmt: skip
+    _mark_casts(ops, chosen, cheap)
+    written = {name for op, again in zip(ops, chosen, strict=True) if again for name in op.writes}
     kept_by_others = {name for op, again in zip(ops, chosen, strict=True) if not again for name in op.keeps}
     dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.stays}
     marked = [
@@ -116,6 +118,17 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fuse
         if running:
             needed |= dropped.intersection(first.reads)
     return found[::-1]
+
+
+def _mark_casts(ops: Sequence[Op], chosen: list[bool], cheap: set[str]) -> None:
+    """Mark the casts of what a cheap group writes, which are dropped with it: the linear layer saves its input as it
+    was given, and casts it again (NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py and
+    transformer_layer.py, set_save_original_input).
+    """
+    for index, op in enumerate(ops):
+        if op.kind == "cast" and cheap.issuperset(op.reads):
+            chosen[index] = True
+            cheap.update(op.writes)
 
 
 def _mark_messages(ops: Sequence[Op], chosen: list[bool]) -> None:
