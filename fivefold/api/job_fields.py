@@ -39,6 +39,7 @@ class JobWords(TypedDict, total=False):
     # of its stack
     loss: str
     kernels: str
+    rope: str
     compile: bool
     joint: bool
     linears: str

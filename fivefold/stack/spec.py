@@ -91,6 +91,9 @@ class Stack(Record):
     # PyTorch's kernels one by one, which keep no more; plain: PyTorch's under autograd, which keep more; norms: so the
     # activation alone
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"] = "fused"
+    # rotary embedding where other kernels are fused: one of them, or PyTorch's one by one, with the concatenation of
+    # the heads (Megatron's latent attention without apply_rope_fusion)
+    rope: Literal["fused", "apart"] = "fused"
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
@@ -136,8 +139,9 @@ class Stack(Record):
     shards: Literal["within", "beside"] = "within"
     # units: as in FSDP; weights: by modules, and ahead, as DeepSpeed's coordinator does (``plan/count/fetches.py``),
     # within these numbers of elements: gathered ahead at once, of a weight that is never freed, until a weight is used
-    # again that is not freed meanwhile, and gathered at most
-    fetch: Literal["units", "weights"] = "units"
+    # again that is not freed meanwhile, and gathered at most; lists: each weight alone, and its gradient too, as lists
+    # of a tensor per rank that PyTorch copies one by one (DeepSpeed until 2021; ``plan/count/lists.py``)
+    fetch: Literal["units", "weights", "lists"] = "units"
     fetch_ahead: Elements = 50_000_000
     fetch_small: Elements = 100_000
     fetch_reuse: Elements = 1_000_000_000

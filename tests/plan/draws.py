@@ -173,6 +173,7 @@ STACK: dict[str, Draw] = {
     "reshard": any_of(Stack, "reshard"),
     "gathers_again": any_of(Stack, "gathers_again"),
     "shards": any_of(Stack, "shards"),
+    "rope": any_of(Stack, "rope"),
     "fetch": any_of(Stack, "fetch"),
     "fetch_ahead": one(0, 1000, 50_000_000),
     "fetch_small": one(0, 100, 100_000),

@@ -16,7 +16,8 @@ from fivefold.train.supported import OURS, check_supported, idle_window
 OTHERS: dict[str, Any] = {
     "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
     "received": "held", "shards": "beside", "fetch": "weights", "reduce_bucket": 1000,
-    "dispatcher": "fused", "scatter_hops": True, "offload": ("optimizer",),
+    "dispatcher": "fused", "scatter_hops": True, "rope": "apart",
+    "offload": ("optimizer",),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fivefold.machine import reached, spec
 from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import Chip, Machine
 from fivefold.plan.count.memory import allocator
-from fivefold.plan.price import compute, network, roofline, timeline, unit_time
+from fivefold.plan.price import compute, data_parallel, network, roofline, timeline, unit_time
 from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
@@ -144,7 +144,7 @@ A100, H100, B200 = reached.A100, reached.H100, reached.B200
 CONSTANTS: tuple[Constant, ...] = (
     _of_chip("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
     Constant("COMPILED_HOST", unit_time.COMPILED_HOST, (0.05, 1.0), set_on=("torchtitan", "kempnerforge")),
-    Constant("EVENNESS", unit_time.EVENNESS, (1.0, 8.0), set_on=("vtrain",)),
+    Constant("EVENNESS", unit_time.EVENNESS, (1.7, 8.0), set_on=("vtrain",)),
     Constant("CONTENTION", unit_time.CONTENTION, (0.02, 0.3), set_on=ALL),
     _of_joule("AMPERE_JOULE", reached.AMPERE_JOULE, AMPERE, "bf16",
               between=(0.54e12, 0.65e12), set_on=("korthikanti2022",)),
@@ -193,6 +193,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("BULK_STEP_SECONDS", network.BULK_STEP_SECONDS, (5e-6, 12e-6), set_on=SIMUMAX),
     Constant("QUICK_SHARE", network.QUICK_SHARE, (0.4, 0.6)),
     Constant("CROWDING", network.CROWDING, (0.005, 0.05)),
+    Constant("PART_SECONDS", data_parallel.PART_SECONDS, (6e-6, 15e-6)),
     Constant("GATHER_ONE_WAY", network.GATHER_ONE_WAY, (1.0, 2.0)),
     Constant("EXCHANGE_ONE_WAY", network.EXCHANGE_ONE_WAY, (1.0, 2.0)),
     Constant("near latency", NVLINK3.latency_seconds, (2e-6, 5e-6), _link(0, "latency_seconds")),

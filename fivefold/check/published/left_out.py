@@ -34,6 +34,7 @@ NO_MOVE = 1e-9
 
 Factors = Mapping[str, float]
 Progress = Callable[[str, int, int], None]
+Known = dict[tuple[Quantity, frozenset[tuple[str, float]]], dict[int, float]]  # errors by constants, of runs by id
 
 
 class Fit(Record):
@@ -76,8 +77,11 @@ def predictions(run: Run, factors: Factors) -> dict[str, float]:
 class Problem:
     """What the constants that were set on ``source`` are set on without it: the runs of all other sources."""
 
-    def __init__(self, source: str, others: Mapping[str, Sequence[Run]]) -> None:
-        """``others``: by source; that of ``source`` itself is not looked at."""
+    def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
+        """``others``: by source; that of ``source`` itself is not looked at. ``known``: filled with every error, for
+        the problems of other sources on the same runs.
+        """
+        self.known = {} if known is None else known
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
         self.time = [constant for constant in CONSTANTS if not constant.set_without(source)]
         self.memory = [constant for constant in OF_MEMORY if not constant.set_without(source)]
@@ -121,8 +125,13 @@ class Problem:
 
     def _errors(self, quantity: Quantity, among: Sequence[int]) -> dict[int, float]:
         """ln(predicted / measured) by index of the run."""
-        with scaled(self.factors):
-            return {index: _error(self.runs[index][1], quantity, self.factors) for index in among}
+        constants = self.time if quantity == "time" else self.memory
+        factors = {each.name: self.factors[each.name] for each in constants if self.factors[each.name] != 1.0}
+        known = self.known.setdefault((quantity, frozenset(factors.items())), {})
+        runs = {index: self.runs[index][1] for index in among}
+        with scaled(factors):
+            known |= {id(run): _error(run, quantity, factors) for run in runs.values() if id(run) not in known}
+        return {index: known[id(run)] for index, run in runs.items()}
 
     def _mean(self, errors: Mapping[int, float]) -> float:
         """Over sources, of the mean size of each one's errors, of which large ones saturate."""
@@ -182,11 +191,14 @@ def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None
     missing = [source for source in sources if not any(fit.source == source for fit in fits)]
     cases = {name: [*cases_of([name])] for name in (SOURCES if missing else ())}
     others = {name: drawn(found) for name, found in cases.items() if found}
+    known: Known = {}
     for done, source in enumerate(missing):
         if report is not None:
             report(source, done, len(missing))
         if source in others:
-            fits = tuple(sorted((*fits, *Problem(source, others).solve()), key=lambda fit: SOURCES.index(fit.source)))
+            fits = tuple(
+                sorted((*fits, *Problem(source, others, known).solve()), key=lambda fit: SOURCES.index(fit.source))
+            )
             write(fits, path)
     return fits
 

@@ -2,9 +2,9 @@
 
 zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
 stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.gathers_again``); of several units, or weight by weight: ``buckets.py`` · tp, cp, ep as in the operation
-lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per
-further predicted token
+(``sharding.gathers_again``); of several units, or weight by weight: ``buckets.py``, ``lists.py`` · tp, cp, ep as in the
+operation lists · pp the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop),
+and 4 per further predicted token
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.plan.count.buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
+from fivefold.plan.count.lists import by_lists, list_messages, staying
 from fivefold.plan.count.memory.states import gathered_bytes, local_parts
 from fivefold.plan.count.message import Message
 from fivefold.plan.count.operations.op import Message as Exchange
@@ -44,6 +45,8 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
     found = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     found += joined_messages(counts, layout, chunks=chunks)
+    if by_lists(counts, layout):
+        found += [message for message, _ in staying(counts, layout, chunks)]
     joined = {"all_gather"} if joins_gathers(counts, layout) else set()
     joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
     for chunk in chunks:
@@ -77,7 +80,9 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     for unit, shards, replicas in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
-        if shards > 1:
+        if shards > 1 and by_lists(counts, layout):
+            yield from list_messages(counts, layout, name, unit, shards)
+        elif shards > 1:
             twice = gathers_again(name, layout, counts.job)
             gathers = 1 if policy(layout, counts.job).weights_stay else micro_batches * (2 if twice else 1)
             group = f"{prefix}shard"

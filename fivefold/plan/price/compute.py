@@ -17,7 +17,7 @@ from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import activation_width
 from fivefold.plan.price import roofline
 from fivefold.plan.price.measured import Measured
-from fivefold.plan.price.passes import eager_passes
+from fivefold.plan.price.passes import ROPE_APART, Passes, eager_passes
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {
@@ -114,7 +114,9 @@ class Prices:
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
-            return self._in_passes(op)
+            return self._in_passes(op, eager_passes(op, width=activation_width(self.job)))
+        if op.kind == "rope" and self.job.stack.rope == "apart" and self.measured is None:
+            return self._in_passes(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate, rounds = LOSS_RATE * self.chip.multiprocessors, self._rounds(*op.shape[:2])
             apart = (rounds - 1) * roofline.KERNEL_SECONDS
@@ -138,9 +140,8 @@ class Prices:
             backward_kernels=kernels if backward else 0,
         )
 
-    def _in_passes(self, op: Op) -> OpTime:
+    def _in_passes(self, op: Op, passes: Passes) -> OpTime:
         """Seconds of an operation that PyTorch's kernels compute one after another."""
-        passes = eager_passes(op, width=activation_width(self.job))
         rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
         small = roofline.KERNEL_SECONDS
         forward = self.moving(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * small

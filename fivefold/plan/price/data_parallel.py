@@ -15,17 +15,23 @@ from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.sharding import gathers_again, policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Name, apart
+from fivefold.plan.count.lists import by_lists, staying
 from fivefold.plan.count.traffic import copy_messages, unit_messages
 from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.unit_time import AXES, CONTENTION
 from fivefold.plan.price.units import Units
+
+# Seconds of the host for each part of a list: a view in Python and a copy that it launches.
+# Source: docs/how-a-step-costs/constants.md.
+PART_SECONDS = 9e-6
 
 
 class GatherReduceTime(NamedTuple):
     """Seconds to gather a unit's weights, to reduce its gradients, and to all-reduce those of replicated weights, and
     over replicas where that is done less often than the reduction.
 
-    ``gather_busy``, ``reduce_busy``: of them those in which they keep the core busy (``Network.busy``).
+    ``gather_busy``, ``reduce_busy``: of them those in which they keep the core busy (``Network.busy``). ``again``: to
+    gather them for a backward, if that is not as often as for a forward.
     """
 
     gather: float
@@ -33,6 +39,7 @@ class GatherReduceTime(NamedTuple):
     copies: float
     gather_busy: float = 0.0
     reduce_busy: float = 0.0
+    again: float | None = None
 
 
 class StepEnds(NamedTuple):
@@ -54,18 +61,21 @@ class DataParallel:
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
-        each = self.counts.reduces_each(layout, name)
+        each, lists = self.counts.reduces_each(layout, name), by_lists(self.counts, layout)
         key = (name, layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
                layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
-               each, self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+               each, lists and layout.ac, self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
         found = self._gather_reduces.get(key)
         if found is None:
-            gather = reduce = copies = gather_busy = reduce_busy = 0.0
+            gather = reduce = copies = gather_busy = reduce_busy = again = 0.0
             for message in unit_messages(self.counts, layout, name):
                 asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
                 seconds, busy = self.units.network.seconds(*asked), self.units.network.busy(*asked)
+                if lists:  # the host launches the copies of its parts while they travel
+                    seconds = max(seconds, message.ranks * PART_SECONDS)
                 if message.collective == "all_gather":
                     gather, gather_busy = gather + seconds, gather_busy + busy
+                    again += seconds * (message.times // layout.micro_batches(self.job) - 1)
                 elif message.group.endswith("replica") and each:
                     copies += seconds
                 else:
@@ -74,7 +84,8 @@ class DataParallel:
                 pair = message.axis == "pp"
                 place = _dualpipe_replicas(layout) if pair else group_of(layout, message.group, message.ranks)
                 copies += message.times * self.units.network.seconds(message.collective, message.payload, place)
-            found = self._gather_reduces[key] = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
+            found = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy, again if lists else None)
+            self._gather_reduces[key] = found
         return found
 
     def each_way(self, layout: Layout, name: Name) -> tuple[MessageTime, MessageTime]:
@@ -84,7 +95,7 @@ class DataParallel:
         gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
         reduces = self.counts.reduces_each(layout, name) and not self.follows(name)
         reduce = MessageTime(time.reduce, time.reduce_busy) if reduces else nothing
-        back = gather if again else nothing
+        back = nothing if not again else gather if time.again is None else MessageTime(time.again, 0.0)
         return gather if gathers else nothing, MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
 
     def follows(self, name: Name) -> bool:
@@ -118,7 +129,7 @@ class DataParallel:
         """
         if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
             return StepEnds(0.0, 0.0)
-        copies = 0.0
+        copies = self._staying(layout, chunks) if by_lists(self.counts, layout) else 0.0
         gathers, reduces = list[MessageTime](), list[MessageTime]()  # in the order of the units
         forward, backward = list[float](), list[float]()  # of the first stage's units
         stays, work = policy(layout, self.job).weights_stay, self.counts.stage_work(layout)
@@ -146,6 +157,16 @@ class DataParallel:
         early = gather - _hidden(gathers, forward, chunks=len(chunks)) if self.job.stack.weights == "ahead" else gather
         late = reduce - _hidden(reduces, backward, chunks=len(chunks))
         return StepEnds(early + late + copies, self.contention * (gather + reduce - early - late))
+
+    def _staying(self, layout: Layout, chunks: tuple[int, ...]) -> float:
+        """Seconds to gather the weights that stay after an update, and to copy them out part by part."""
+        return sum(
+            self.units.network.seconds(
+                message.collective, message.payload, group_of(layout, message.group, message.ranks)
+            )
+            + parts * PART_SECONDS
+            for message, parts in staying(self.counts, layout, chunks)
+        )
 
     def _broadcast(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Seconds in which each rank of a shard group in turn broadcasts the whole tensors that it updates."""

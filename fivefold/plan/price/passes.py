@@ -36,6 +36,7 @@ EAGER: dict[tuple[str, int], Passes] = {
     ("loss", 4): Passes(4.0, 1.0, 13, 1),
 }
 ONE = Passes(1.0, 1.0, 1, 1)
+ROPE_APART = Passes(4.58, 4.35, 15, 11)  # NVIDIA/Megatron-LM:megatron/core/models/common/embeddings/rope_utils.py
 
 
 def eager_passes(op: Op, *, width: int) -> Passes:

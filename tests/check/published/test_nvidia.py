@@ -27,7 +27,7 @@ def cases(source: str) -> dict[str, Case]:
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 90, 85),
         (megatron_bridge_perf, 142, 70),
-        (megatron_bridge_memory, 12, 72),
+        (megatron_bridge_memory, 15, 69),
         (deepseek_v3, 1, 4),
     ],
 )
@@ -139,3 +139,12 @@ def test_packed_samples_give_memory_but_no_time() -> None:
     runs = [case for case in cases("megatron_bridge_memory").values() if case.rivals == "llama3-70b fine-tuning"]
     assert [case.memory_bytes for case in runs] == [59e9, 55.6e9, 50.2e9]
     assert {case.step_seconds for case in runs} == {None}
+
+
+def test_exchanges_of_qwen3_run_beside_another_micro_batch_or_not() -> None:
+    runs = [cases("megatron_bridge_memory")[f"megatron_bridge_memory-00{row}"] for row in (23, 24, 25)]
+    assert [("ep" in case.job.stack.overlap, case.job.stack.pairs) for case in runs] == [
+        (False, False), (True, True), (True, True)
+    ]  # fmt: skip
+    assert {(case.job.stack.graphs, case.job.stack.dispatcher) for case in runs} == {("none", "all_to_all")}
+    assert {case.layout.micro_batches(case.job) for case in runs} == {64}

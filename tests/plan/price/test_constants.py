@@ -18,7 +18,11 @@ PRICED = [*sorted((ROOT / "fivefold/plan/price").glob("*.py")), ROOT / "fivefold
 # Words and sizes, not figures of the model: kinds of kernels, axes, bytes of a dtype, the table of errors and its use.
 NO_FIGURES = {"KERNELS", "FUSED_INTO_SUM", "AXES", "TABLE", "WIDTH", "REACHED", "A100", "H100", "B200", "GB200"}
 NO_FIGURES |= {"ALIGNED"}  # 16 bytes in elements of 16 bits
-NO_FIGURES |= {"EAGER", "ONE"}  # counts, which tests/plan/price/test_passes.py holds to the engine's operations
+NO_FIGURES |= {
+    "EAGER",
+    "ONE",
+    "ROPE_APART",
+}  # counts, which tests/plan/price/test_passes.py holds to the engine's operations
 NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED"}
 
 

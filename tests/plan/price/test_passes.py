@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.plan.price.passes import EAGER as PASSES
+from fivefold.plan.price.passes import ROPE_APART
 from fivefold.train.measure.meter import tensors
 from fivefold.train.model.kernels.eager import EAGER
 from fivefold.train.model.kernels.loss import cross_entropy
@@ -93,3 +94,26 @@ def test_passes_are_those_of_the_operations(kind: str, width: int) -> None:
     assert moved == pytest.approx(told.forward * first, rel=NEAR)
     assert backward.moved == pytest.approx(told.backward * second, rel=NEAR)
     assert (kernels, backward.kernels) == (told.kernels, told.backward_kernels)
+
+
+def rotated(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
+    """Heads of latent attention as Megatron rotates them without apply_rope_fusion (_apply_rotary_pos_emb_bshd)."""
+    still, turned = torch.split(heads, [nope, angles.shape[-1]], dim=-1)
+    turned = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
+    cos, sin = ((function(angles) * 1.0).to(heads.dtype) for function in (torch.cos, torch.sin))
+    first, second = torch.chunk(turned, 2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((still, torch.cat((turned, turned[..., :0]), dim=-1)), dim=-1)
+
+
+def test_latent_attention_is_rotated_in_as_many_passes_as_megatrons() -> None:
+    heads, angles = torch.ones(R, 1, 16, 128 + 64, dtype=torch.bfloat16).requires_grad_(), torch.ones(R, 1, 1, 64)
+    with Passes() as forward:
+        out = rotated(heads, angles, nope=128)
+    upstream = torch.ones_like(out)
+    with Passes() as backward:
+        torch.autograd.grad(out, heads, upstream)
+    fused = 2 * heads.nbytes
+    assert (forward.kernels, backward.kernels) == (ROPE_APART.kernels, ROPE_APART.backward_kernels)
+    assert forward.moved == pytest.approx(ROPE_APART.forward * fused, rel=NEAR)
+    assert backward.moved == pytest.approx(ROPE_APART.backward * fused, rel=NEAR)

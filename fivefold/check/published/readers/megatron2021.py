@@ -17,6 +17,7 @@ from fivefold.stack.catalog import named
 
 SOURCE = "megatron2021"
 MEGATRON = named("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
+DEEPSPEED = named("megatron-deepspeed").replace(family="deepspeed", fetch="lists")  # of 2021
 
 
 def cases() -> Iterator[Case | Excluded]:
@@ -49,7 +50,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("megatron-deepspeed").replace(family="deepspeed") if zero == 3 else MEGATRON,
+        stack=DEEPSPEED if zero == 3 else MEGATRON,
         model=model,
         machine=machines,
         layout=layout,

@@ -2,7 +2,9 @@
 
 NVIDIA-NeMo/Megatron-Bridge@067f987: skills/nemo-mbridge-perf-*/SKILL.md, examples/model_verification_cards. Its "GB"
 are 1e9 bytes. Moonlight's recipe (src/megatron/bridge/recipes/moonlight/moonlight_16b.py@08de997) reduces gradients
-and keeps both moments in 16 bits, hides no expert or tensor messages; the rest is as in ``megatron_bridge_perf``.
+and keeps both moments in 16 bits, hides no expert or tensor messages, has no fused rotary embedding; the rest is as in
+``megatron_bridge_perf``. What a table calls SFT of Qwen3-30B-A3B is mock pretraining without CUDA graphs
+(nemo-mbridge-perf-expert-parallel-overlap/SKILL.md@58241a1), and unfused permutation, for which we have no price.
 """
 
 from __future__ import annotations
@@ -55,6 +57,12 @@ NO_SETUP = "the study prints neither GPUs nor batch"
 
 # moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
 MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
+# Whether one micro-batch runs beside another.
+PAIRS = {
+    "alltoall, no EP overlap": False,
+    "alltoall, EP overlap": True,
+    "alltoall, EP overlap + delayed wgrad": True,
+}
 MODULES = RECOMPUTED | {
     "selective: [] (none)": "none",
     "selective: core_attn": "selective",
@@ -75,8 +83,6 @@ def _rule(row: Row) -> str:
         return ADAPTERS
     if name == "not named":
         return NO_SETUP
-    if name == "Qwen3-30B-A3B SFT":
-        return PACKED
     return ""
 
 
@@ -97,12 +103,16 @@ def _case(row: Row) -> Case:
         return _moonlight(row)
     if name.startswith("Llama3-70B"):
         return _llama(row)
-    model = printed(named_model(name), row)
+    model = printed(named_model(name.removesuffix(" SFT")), row)
     on = chip(row["hardware"])
     silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
     layout = layout_of_row(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
     sequence = integer(row, "seq") or 4096  # the length of all its performance recipes
     stack = stack_of(model, layout, precision=row["precision"], chip=on)
+    if row["technique"] in PAIRS:
+        pairs = PAIRS[row["technique"]]
+        overlap = (*named("megatron-core").overlap, *(("ep",) if pairs else ()))
+        stack = stack.replace(graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
     recipe = narrow_gradients(precision_of(row["precision"], chip=on))
     return _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
 
@@ -112,7 +122,7 @@ def _moonlight(row: Row) -> Case:
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
-    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"))
+    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="apart")
     made = _made(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
     return made._replace(rivals="moonlight recomputation")
 

@@ -252,7 +252,21 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
+        if local.model.activation == "clamped_swiglu":
+            both = _clamped_apart(both, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
         return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
     return both
+
+
+def _clamped_apart(op: Op, *, size: int) -> Op:
+    """The activation as Megatron clamps its halves: by a kernel each and one that joins them, before the fused one.
+
+    Source: NVIDIA/Megatron-LM:megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    """
+    clamped = op.name.replace(".act", ".clamped")
+    return op._replace(
+        writes=op.writes | {clamped: 2 * size}, keeps=(*op.keeps, clamped), backward_scratch=2 * size,
+        moved_bytes=op.moved_bytes + 8 * size, moved_backward_bytes=op.moved_backward_bytes + 10 * size,
+    )  # fmt: skip
