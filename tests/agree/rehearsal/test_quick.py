@@ -111,6 +111,9 @@ CASES = (
     Case("grouped", 8, "dp2 pp2 v2 interleaved zero3 mbs1", 192, 8, reduce="step"),
     Case("odd", 8, "dp2 pp2 zbv v2 zero3 mbs1", 192, 8),  # both ends of a tied table on one rank
     Case("llama3-8b", 4, "dp2 pp2 zb1p zero3 mbs1", 2048, 8, loss="chunked"),
+    # one block a stage, whose sums are reduced while its next gradient is made
+    Case("grouped", 4, "dp4 pp4 zb2p zero2 mbs1", 16, 48),
+    Case("grouped", 4, "dp4 pp4 1f1b zero2 mbs1", 16, 32),
     # weights that stay gathered from a forward to the next backward
     Case("llama3-8b", 4, "dp8 zero3 mbs1 ac=full", 4096, 32, reshard="backward"),
     Case("qwen3-30b-a3b", 3, "dp4 ep2 zero3 mbs1", 768, 16, reshard="backward"),

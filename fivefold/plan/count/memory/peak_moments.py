@@ -61,7 +61,7 @@ class PeakFinder:
         self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None, held: bool = False
     ) -> tuple[int, Cause]:  # fmt: skip
         """Peak bytes of a pass and their cause; cached, shared by stages with equal units."""
-        last, lag = last and not self.policy.gradients_stay, self.lag_bytes(before)
+        last, lag = last and not self.policy.gradients_stay, self.lag_bytes(kind, stage, before)
         key = self.stages.chunks[stage].alike, kind, first, last, lag, held, self.reductions.each
         found = self.stages.pass_peaks.get(key)
         if found is None:
@@ -77,13 +77,13 @@ class PeakFinder:
             self.stages.late[key] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
         return self.stages.late[key]
 
-    def lag_bytes(self, before: Before | None) -> int:
-        """Bytes of gradient sums whose reduction the pass ``before`` has left under way."""
+    def lag_bytes(self, kind: Kind, stage: int, before: Before | None) -> int:
+        """Bytes of gradient sums whose reduction the pass ``before`` has left under way, beside this one."""
         if before is None:
             return 0
         units = self.stages.chunks[before.stage].runs
         late = [self._split(unit).late_bytes if before.kind != "BW" else 0 for unit in units]
-        return self.reductions.under_way(units, before, late)
+        return self.reductions.under_way(units, before, late, then=(kind, stage))
 
     def made_by_w(self, stage: int) -> int:
         """Bytes of this rank's reduced gradients that W of a stage makes, not its B."""
@@ -98,7 +98,7 @@ class PeakFinder:
         units: Sequence[RunMemory] = self.stages.chunks[stage].runs
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
-        first, lag = first and not self.reductions.lasting, self.lag_bytes(before)
+        first, lag = first and not self.reductions.lasting, self.lag_bytes(kind, stage, before)
         if kind == "W":
             return self._weights(units, first=first, last=last, lagging=lag)
         found = self._forward(units, first=first, held=held, lagging=lag)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts
-from fivefold.plan.count.memory.in_flight import Before, Reduced
+from fivefold.plan.count.memory.in_flight import Before, Kind, Reduced
 from fivefold.plan.count.memory.liveness import Sums
 from fivefold.plan.count.memory.stage import RunMemory
 from fivefold.plan.count.memory.states import UnitStates
@@ -121,10 +121,18 @@ class Reductions:
         """Bytes of a unit's sums that live until the next reduction has begun: not experts', which come first."""
         return unit.parts[0].sums if self.lags else 0
 
-    def under_way(self, units: tuple[RunMemory, ...], before: Before, late: list[int]) -> int:
+    def under_way(
+        self, units: tuple[RunMemory, ...], before: Before, late: list[int], *, then: tuple[Kind, int]
+    ) -> int:  # fmt: skip
         """Bytes of sums under way after a backward pass: of the unit of its stage that was reduced last. ``late``:
-        bytes that each unit of the stage puts off from B to W.
+        bytes that each unit of the stage puts off from B to W; ``then``: the next pass. Of two alike in a row that make
+        the gradients of one unit alone, the second ends the reduction before it allocates the unit's sums anew.
         """
+        if self.each and then == (before.kind, before.stage) and before.kind != "B":
+            made = [unit for unit, put_off in zip(units, late, strict=True) if put_off or before.kind == "BW"]
+            first_by_experts = before.kind == "BW" and made[0].born.experts > 0
+            if [unit.run.times for unit in made] == [1] and not first_by_experts:
+                return 0
         found = (
             unit
             for unit, put_off in zip(units, late, strict=True)
