@@ -18,6 +18,7 @@ from fivefold.layout.stages import recomputed_layers, recomputed_stages
 from fivefold.model.spec import Model
 from fivefold.train.model.dropout import Dropout
 from fivefold.train.model.float8.attach import attach as attach_float8
+from fivefold.train.model.float8.cast import TILES_OF_POWERS
 from fivefold.train.model.kernels.fused.kernels import attach as attach_triton
 from fivefold.train.model.linear import WgradStore
 from fivefold.train.model.tf32 import attach as attach_tf32
@@ -47,7 +48,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         if isinstance(getattr(part, "wgrad_store", None), WgradStore):
             part.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
-    if job.stack.kernels == "triton":
+    fused = job.stack.kernels == "triton"
+    if fused:
         attach_triton(module)
     if job.stack.attention == "unfused":
         for attention in (part for part in module.modules() if hasattr(part, "core")):
@@ -64,7 +66,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         cut = layout.sp and layout.tp > 1
         expert.attach(
             module, ranks, sp=cut, sequence=job.sequence, zigzag=layout.cp_kind == "ring",
-            narrow=job.precision.dispatches == "fp8",
+            narrow=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
         )  # fmt: skip
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.train.model.float8.cast import E4M3, TILES_OF_POWERS, Cast, widen
+from fivefold.train.model.float8.cast import E4M3, Cast, widen
+from fivefold.train.model.float8.matmul import Caster
 from fivefold.train.model.linear import Work
 from fivefold.train.model.moe import Moe, TokenDispatcher
 from fivefold.train.model.routing import Sequences
@@ -24,11 +25,13 @@ from fivefold.train.parallel.mesh import Axis, Ranks
 
 
 def attach(
-    module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True, narrow: bool = False
-) -> None:
+    module: nn.Module, ranks: Ranks, *, sp: bool, sequence: int | None = None, zigzag: bool = True,
+    narrow: Caster | None = None,
+) -> None:  # fmt: skip
     """Give every ``Moe`` in ``module`` its dispatcher and sequences; ``sp``: rows of the stream are sharded over tp.
 
-    ``sequence``: tokens of a whole one; ``zigzag``: how cp cuts it, else contiguous; ``narrow``: dispatch in fp8.
+    ``sequence``: tokens of a whole one; ``zigzag``: how cp cuts it, else contiguous; ``narrow``: casts rows
+    that are dispatched in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
     for layer in (part for part in module.modules() if isinstance(part, Moe)):
@@ -64,7 +67,7 @@ def balance(module: nn.Module, *axes: Axis) -> Tensor:
 class DispatchPlan:
     """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
 
-    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: bool) -> None:
+    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: Caster | None) -> None:
         self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
         self._counts, self._received_counts = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
@@ -111,8 +114,8 @@ def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | No
 def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
     """Start the all_to_all over ep of rows [n, D] (fp8 if narrow) or routing weights [n], sorted by expert."""
     parts: tuple[Tensor, ...] = (x,)
-    if plan.narrow and x.dim() > 1:
-        cast = TILES_OF_POWERS(x)
+    if plan.narrow is not None and x.dim() > 1:
+        cast = plan.narrow(x)
         parts = (cast.data.view(torch.uint8), cast.scale)
     return tuple(all_to_all(part, plan.ep, sent=plan.sent, received=plan.received) for part in parts)
 
@@ -125,7 +128,7 @@ def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dty
         arrived = [each.wait() for each in pending]
     if plan.order is not None:
         arrived = [x.index_select(0, plan.order) for x in arrived]
-    if plan.narrow:
+    if plan.narrow is not None:
         data, scale, *rest = arrived
         arrived = [widen(Cast(data.view(E4M3), scale), dtype), *rest]
     return arrived
@@ -142,9 +145,9 @@ def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...
 
 
 class AllToAllDispatcher(TokenDispatcher):
-    """Token dispatcher for experts sharded over ep and etp; ``narrow``: rows travel to the experts in fp8."""
+    """Token dispatcher for experts sharded over ep and etp; ``narrow``: casts rows that travel in fp8."""
 
-    def __init__(self, ep: Axis, etp: Axis, *, narrow: bool = False) -> None:
+    def __init__(self, ep: Axis, etp: Axis, *, narrow: Caster | None = None) -> None:
         self.ep, self.etp, self.narrow = ep, etp, narrow
         self.meanwhile: list[Work] = []  # work the backward runs while the rows' gradients travel
 

@@ -19,10 +19,9 @@ def attach(blocks: nn.Module, job: Job) -> None:
     """Give every ``Linear`` and ``Experts`` in ``blocks`` fp8 GEMMs, if the job's recipe has fp8."""
     if not job.precision.narrow:
         return
-    dense, grouped = (
-        Float8Gemms(job.precision, kernel=not job.emulate),
-        Float8GroupedGemms(job.precision, kernel=not job.emulate),
-    )
+    fused = job.stack.kernels == "triton"
+    dense = Float8Gemms(job.precision, kernel=not job.emulate, fused=fused)
+    grouped = Float8GroupedGemms(job.precision, kernel=not job.emulate, fused=fused)
     for part in blocks.modules():
         if isinstance(part, Linear):
             part.gemms = dense

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from fivefold.train.model.kernels.fused import casts
 from fivefold.units import ceil_div
 
 TILE = 128
@@ -36,25 +37,33 @@ class Cast(NamedTuple):
     outer: Tensor | None = None
 
 
-def by_tensor(x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
+def by_tensor(
+    x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+) -> Cast:  # fmt: skip
     """One scale [] for all of ``x``; ``amax``: max |x| if it is known already, of any shape that broadcasts to ``x``.
-    ``powers``: the factor is rounded down to a power of two."""
-    return Cast(*_cast(x, amax, ONE, ONE, dtype, powers))
+    ``powers``: the factor is rounded down to a power of two; ``fused``: by Triton's kernels, as in all of these."""
+    return Cast(*_cast(x, amax, ONE, ONE, dtype, powers, fused))
 
 
-def by_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
+def by_matrix(
+    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+) -> Cast:  # fmt: skip
     """One scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
-    return Cast(*_cast(x, None, ALL, ALL, dtype, powers))
+    return Cast(*_cast(x, None, ALL, ALL, dtype, powers, fused))
 
 
-def by_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
+def by_row(
+    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+) -> Cast:  # fmt: skip
     """One scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
-    return Cast(*_cast(x, None, 1, ALL, dtype, powers))
+    return Cast(*_cast(x, None, 1, ALL, dtype, powers, fused))
 
 
-def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
+def by_tile(
+    x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+) -> Cast:  # fmt: skip
     """One scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉]; the last tile of a row may be short."""
-    return Cast(*_cast(x, None, 1, TILE, dtype, powers))
+    return Cast(*_cast(x, None, 1, TILE, dtype, powers, fused))
 
 
 # For rows dispatched to experts in fp8: with power-of-two scales the second cast, along columns for wgrad, changes
@@ -62,9 +71,11 @@ def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Ca
 TILES_OF_POWERS = partial(by_tile, powers=True)
 
 
-def by_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False) -> Cast:
+def by_block(
+    w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+) -> Cast:  # fmt: skip
     """One scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉]; border blocks may be small."""
-    return Cast(*_cast(w, None, TILE, TILE, dtype, powers))
+    return Cast(*_cast(w, None, TILE, TILE, dtype, powers, fused))
 
 
 def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
@@ -87,15 +98,18 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 
 @torch.library.custom_op("fivefold::cast", mutates_args=())
 def _cast(
-    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool
+    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Data and scale as one custom op, so that the dry run counts only its outputs, as of a fused GPU kernel."""
-    top = torch.finfo(dtype).max
+    data, top = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
+    if fused and x.numel() and (amax is None or amax.numel() == 1):
+        scale = x.new_empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, dtype=torch.float32)
+        casts.cast(x, amax, data, scale, rows=rows, columns=columns, powers=powers)
+        return data, scale
     largest = _amax(x, rows, columns) if amax is None else amax
     factor = (top / largest.double().clamp(min=LEAST)).float()
     if powers:
         factor = factor.log2().floor_().exp2_()
-    data = torch.empty(x.shape, dtype=dtype, device=x.device)
     source, target = _rows(x), _rows(data)
     for part in row_chunks(source):
         wide = source[..., part, :] * _broadcast_scale(factor, source.shape, part)
@@ -105,7 +119,7 @@ def _cast(
 
 @_cast.register_fake
 def _(
-    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool
+    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     return data, torch.empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, device=x.device)

@@ -8,6 +8,7 @@ rows (``units.py``); else the GEMMs are emulated.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -24,15 +25,16 @@ from fivefold.units import ceil_div
 class Float8GroupedGemms(GroupedGemms):
     """fp8 grouped GEMMs with the casts of ``recipe``; groups of rows end at ``offsets`` [E]."""
 
-    def __init__(self, recipe: Recipe, *, kernel: bool = False) -> None:
-        """``kernel``: on the chip's fp8 units, else emulated."""
+    def __init__(self, recipe: Recipe, *, kernel: bool = False, fused: bool = False) -> None:
+        """``kernel``: on the chip's fp8 units, else emulated; ``fused``: Triton's casts of rows and weights."""
         self.kernel = kernel
-        self.casts, self.wide, self.scaling = casts_of(recipe), recipe.wide_gradients, recipe.scaling
+        self.casts, self.wide, self.scaling = casts_of(recipe, fused=fused), recipe.wide_gradients, recipe.scaling
         self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # of a row that share a scale; 0: all
         self.narrow_gradients = recipe.gradients_bytes == 1
         self.powers = recipe.dispatches == "fp8"  # rows come in fp8: casting them again must lose nothing more
         if self.powers:
-            self.casts = self.casts._replace(x=TILES_OF_POWERS, gradient=TILES_OF_POWERS)
+            tiles = partial(TILES_OF_POWERS, fused=fused)
+            self.casts = self.casts._replace(x=tiles, gradient=tiles)
 
     def operand(self, x: Tensor) -> Cast:
         """Cast rows [n, in] for ``fprop``."""

@@ -49,17 +49,24 @@ CASTS: dict[Scaling, Casts] = {
 COMMON = ("tensorwise", "blocks16")  # with a scale of the whole matrix
 
 
-def casts_of(recipe: Recipe) -> Casts:
-    """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp)."""
+def casts_of(recipe: Recipe, *, fused: bool = False) -> Casts:
+    """The casts of ``recipe``; with wide weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp).
+    ``fused``: by Triton's kernels, but for blocks.
+    """
     found = CASTS[recipe.scaling]
-    return found._replace(weight_back=_matrix) if recipe.wide_gradients else found
+    found = found._replace(weight_back=_matrix) if recipe.wide_gradients else found
+    if not fused or recipe.scaling in ("blocks", "blocks16"):
+        return found
+    return Casts(*(partial(each, fused=True) for each in found))
 
 
 class Float8Gemms(LinearGemms):
-    """fp8 GEMMs with the casts of ``recipe``. ``kernel``: on the chip's fp8 units, else emulated in fp32."""
+    """fp8 GEMMs with the casts of ``recipe``. ``kernel``: on the chip's fp8 units, else emulated in fp32; ``fused``:
+    casts by Triton's kernels.
+    """
 
-    def __init__(self, recipe: Recipe, *, kernel: bool) -> None:
-        self.casts, self.kernel, self.wide = casts_of(recipe), kernel, recipe.wide_gradients
+    def __init__(self, recipe: Recipe, *, kernel: bool, fused: bool = False) -> None:
+        self.casts, self.kernel, self.wide = casts_of(recipe, fused=fused), kernel, recipe.wide_gradients
         self.common = recipe.scaling in COMMON
         self.narrow_gradients = recipe.gradients_bytes == 1
 

@@ -2,6 +2,7 @@
 
 kernels    the set of them, a ``Kernels``                            launch   sizes of programs; whether Triton is here
 norms · rotary · activations · loss · rows   autograd functions over custom ops, whose bodies call ``kernels/triton/``
+casts      to fp8 with scales, called by the custom op of ``model/float8/cast.py``
 
 A custom op is one operation for the meter, the rehearsal (which has no Triton) and torch.compile.
 """
