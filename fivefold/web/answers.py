@@ -15,7 +15,6 @@ from fivefold.layout.spans import Level
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.layout.whole_run import Offers
-from fivefold.machine.balance import Ratios
 from fivefold.machine.site import assumed
 from fivefold.machine.spec import Machine
 from fivefold.plan.predict import Planner, planner, predict
@@ -71,13 +70,6 @@ def asked(about: AskedQuestion, question: WholeQuestion, noun: Noun, *, folder: 
         tokens=tokens_of(question.tokens), site=assumed(question.assume),
         noise=noise_of(question.noise or None, find=folder.path),
     )  # fmt: skip
-
-
-def ratios(noun: Noun, layout: Layout) -> Ratios:
-    """What ``fivefold ratios --json`` prints."""
-    from fivefold.plan.ratios import ratios as run
-
-    return run(noun.model, machine=noun.machine, layout=layout, job=noun.job)
 
 
 def search(

@@ -73,11 +73,6 @@ def _short(api: APIRouter, site: Site) -> None:
         """The same for a question that is too long for an address."""
         return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
 
-    @api.get("/ratios")
-    async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Ratios:
-        """When each axis stops paying: ``fivefold ratios --json``."""
-        return await site.answer(asked, lambda noun: answers.ratios(noun, asked.chosen()))
-
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
         """Predicted steps side by side: ``fivefold compare --json``."""
@@ -98,6 +93,11 @@ def _others(api: APIRouter, site: Site) -> None:
         if question in LONG or not asked.layout:  # which a search answers
             return JSONResponse(await _long(site, f"ask {question}", asked))
         return await site.answer(asked, lambda noun: answers.asked(question, asked, noun, folder=site.folder))
+
+    @api.get("/ratios", response_model=Ratios)
+    async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Response:
+        """When each axis stops paying: ``fivefold ratios --json``."""
+        return JSONResponse(await _long(site, "ratios", asked))
 
     @api.get("/plan", response_model=Playbook)
     async def plan(asked: Annotated[PlaybookQuestion, Query()]) -> Response:

@@ -26,7 +26,7 @@ from fivefold.record import Fault, Mistake
 from fivefold.web import answers
 from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun, PlaybookQuestion, SearchQuestion, WholeQuestion
+from fivefold.web.question import Noun, PlaybookQuestion, RatiosQuestion, SearchQuestion, WholeQuestion
 
 MEMORY_BYTES = 24 * 2**30  # of address space
 EVERY_SECONDS = 0.1  # between two reports of progress
@@ -118,6 +118,14 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     return found.model_dump(mode="json")
 
 
+def ratios(asked: dict[str, Any], report: Report) -> Any:
+    """What ``fivefold ratios --json`` prints."""
+    from fivefold.plan.ratios import ratios as run
+
+    question, (model, machine, job, _) = noun(asked, RatiosQuestion)
+    return run(model, machine=machine, layout=question.chosen(), job=job).model_dump(mode="json")
+
+
 def dryrun(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold dryrun --json`` prints, as ``data``, and the pictures of it, as ``html``."""
     from fivefold.layout.legal import refuse
@@ -137,7 +145,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
-    "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan,
+    "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan, "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }  # fmt: skip
 

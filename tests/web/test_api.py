@@ -58,10 +58,10 @@ def test_what_a_search_must_answer_is_asked_in_a_process(folder: Path) -> None:
     assert worker.VERBS["ask gpus"](asked, lambda *done: None) == printed("ask", "gpus", "nano", "h100:2")
 
 
-def test_ratios_are_what_the_command_prints(client: TestClient) -> None:
-    words, query = CASES[0]
-    found = client.get("/api/ratios", params={name: query[name] for name in query if name != "layout"}).json()
-    assert found == printed("ratios", *words[:2], *words[3:])
+def test_ratios_are_what_the_command_prints(folder: Path) -> None:
+    question = {"model": "llama3-8b", "machine": "h100:8", "seq": 8192}
+    asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
+    assert worker.ratios(asked, lambda *done: None) == printed("ratios", "llama3-8b", "h100:8", "--seq", "8192")
 
 
 def test_search_is_what_the_command_prints(folder: Path) -> None:
