@@ -25,7 +25,7 @@ BLOCK = "display:inline-block"
 KEY = f"{BLOCK};width:10px;height:10px"
 STYLE = """
 .fivefold{font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:60rem;
- --soft:color-mix(in srgb,currentColor 62%,transparent);--rule:color-mix(in srgb,currentColor 16%,transparent)}
+ --soft:color-mix(in srgb,currentColor 72%,transparent);--rule:color-mix(in srgb,currentColor 16%,transparent)}
 body[data-jp-theme-light=false] .fivefold,.vscode-dark .fivefold,html[theme=dark] .fivefold,.dark .fivefold{
  color-scheme:dark}
 .fivefold h1{font-size:1.5rem;margin:.2rem 0}.fivefold h2{font-size:1.15rem;margin:1.6rem 0 .4rem}
@@ -102,12 +102,15 @@ def figures(pairs: Iterable[tuple[str, str]]) -> str:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> str:
     """A table; columns named in ``left`` are words, the others numbers."""
     kinds = [' class="w"' if name in left else "" for name in headings]
-    head = "".join(f"<th{kind}>{words(name)}</th>" for kind, name in zip(kinds, headings, strict=True))
+    head = "".join(
+        f"<th{kind}>{words(name)}</th>" if name.strip() else f"<td{kind}></td>"
+        for kind, name in zip(kinds, headings, strict=True)
+    )
     body = "".join(
         "<tr>" + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def grid(what: Grid) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -353,5 +354,56 @@ def test_everybody_can_read_it(page: Any, path: str) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
         page.goto(path)
+        assert serious(page) == []
+        assert fits_the_window(page)
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """A cell's output, with a picture."""
+    return fivefold.search("nano", "h100:2", gbs=8, where="pp=1 cp=1 zero<=1", front=4)._repr_html_()
+
+
+THEMES = {  # what each notebook sets, and how it paints its page
+    "Jupyter": ('<body data-jp-theme-light="{light}" style="{style}">', ("#fff", "#000000de"), ("#111", "#ffffffde")),
+    "VS Code": ('<body class="vscode-{scheme}" style="{style}">', ("#fff", "#3b3b3b"), ("#1f1f1f", "#ccc")),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("notebook", THEMES)
+def test_a_notebook_is_read_in_its_theme(page: Any, shown: str, notebook: str, scheme: str) -> None:
+    """Its pictures too, which are files of their own: they follow the notebook, and not the browser."""
+    page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
+    body, *inks = THEMES[notebook]
+    ground, ink = inks[scheme == "dark"]
+    head = body.format(
+        light=str(scheme == "light").lower(),
+        scheme=scheme,
+        style=f"background:{ground};color:{ink};color-scheme:{scheme}",
+    )
+    page.set_content(f'<html lang="en"><head><title>cell</title></head>{head}<main>{shown}</main></body></html>')
+    assert serious(page) == []
+    shot = page.locator("img").screenshot()
+    corner = page.evaluate(
+        """async (data) => {
+            const bits = await createImageBitmap(await (await fetch("data:image/png;base64," + data)).blob());
+            const canvas = Object.assign(document.createElement("canvas"), { width: bits.width, height: bits.height });
+            const ink = canvas.getContext("2d");
+            ink.drawImage(bits, 0, 0);
+            return [...ink.getImageData(20, 4, 1, 1).data.slice(0, 3)];
+        }""",
+        base64.b64encode(shot).decode(),
+    )
+    assert (max(corner) < 64) == (scheme == "dark")
+
+
+def test_a_report_can_be_read(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(cli, ["report", "nano", "h100:2"]).exit_code == 0
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        page.set_content((tmp_path / "report.html").read_text(encoding="utf-8"))
         assert serious(page) == []
         assert fits_the_window(page)
