@@ -58,6 +58,7 @@ class JobWords(TypedDict, total=False):
     weight_gradients: str
     joined: Sequence[str]
     run_ahead: bool
+    further_kernels: Sequence[int]
     graphs: str
     dispatcher: str
     pairs: bool

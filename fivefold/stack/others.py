@@ -70,6 +70,14 @@ NANOTRON = Entry(
             ("dp",), f"{NANOTRON_REPOSITORY}@0e0a27e:scripts/scaling_benchmarks.py; stages wait for theirs"
         ),
         "async_tp": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
+        # forward: sequence lengths from the mask (6), keys and values joined and turned (2), the output turned (1),
+        # SiLU apart from its product (1); backward: of these 8, sums of 4 weights and 2 norms, the norms' second
+        # kernels (2), and the stream's sums (2)
+        "further_kernels": Fact(
+            (10, 18),
+            f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CoreAttention, CausalSelfAttention, "
+            "GLUActivation; @069c21c:src/nanotron/optim/gradient_accumulator.py, _accumulate_grad",
+        ),
         "run_ahead": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8: torch.distributed holds what it sends: record_stream"),
     },
     runs={

@@ -16,6 +16,7 @@ from fivefold.sizes import Elements, Multiple
 
 Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
+Launches = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Runs(Record):
@@ -117,6 +118,9 @@ class Stack(Record):
     # CUDA graphs spare the host its launches: of the choice of experts, of all but the experts and their messages
     # (Megatron's scopes moe_router and moe_preprocess; attn besides), or of the whole step
     graphs: Literal["none", "router", "partial", "full"] = "none"
+    # kernels that the host launches for a block beside those of its operations, forward and backward: masks, copies of
+    # views, sums of gradients weight by weight
+    further_kernels: tuple[Launches, Launches] = (0, 0)
     # fused: a token goes once to each rank that wants it, sorted by expert underway (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
     pairs: bool = False  # one micro-batch's forward beside another's backward: each hides the other's ep messages

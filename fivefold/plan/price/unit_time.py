@@ -46,10 +46,11 @@ class UnitTimer:
 
     def __init__(
         self, model: Model, machine: Machine, network: Network, job: Job, place: Callable[[str], Group],
-        ops: tuple[Op, ...], times: list[OpTime],
+        ops: tuple[Op, ...], times: list[OpTime], *, further: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
+        """``further``: kernels launched beside those of ``ops``, forward and backward."""
         self.model, self.machine, self.network, self.job = model, machine, network, job
-        self.place, self.ops, self.times = place, ops, times
+        self.place, self.ops, self.times, self.further = place, ops, times, further
         self.nccl, self.beside = machine.backend == "nccl", machine.overlaps
         self.contention = CONTENTION if self.nccl else 0.0  # elsewhere messages show what they keep the core busy
         self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
@@ -195,6 +196,9 @@ class UnitTimer:
             ahead, back = self.sent.get(index, (0, 0))
             both = time.kernels + ahead, time.backward_kernels + (time.kernels if op.recomputed else 0) + back
             found.append((0, 0) if self._in_graph(op) else both)
+        if self.job.stack.graphs == "none":
+            (ahead, back), (more, later) = found[0], self.further
+            found[0] = ahead + more, back + later + (more if self.ops[0].recomputed else 0)
         return found
 
     def _forward_with_host(self, host: float) -> float:

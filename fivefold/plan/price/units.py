@@ -108,7 +108,10 @@ class Units:
     def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
         times = self.kernels(part, run, ranks=ranks)
         ops = self.counts.unit(part, run.name).ops
-        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, ops, times)
+        further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
+        return UnitTimer(
+            self.counts.model, self.machine, self.network, self.job, place, ops, times, further=further
+        )  # fmt: skip
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""
