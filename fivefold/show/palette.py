@@ -58,7 +58,7 @@ CONFIG: dict[str, Any] = {
     "font": FONT,
     "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": PALE_INK,
              "labelColor": TEXT, "gridColor": RULE, "domainColor": RULE, "tickColor": RULE},
-    "legend": {"labelFontSize": 12, "symbolType": "square"},
+    "legend": {"labelFontSize": 12, "symbolType": "square", "columnPadding": 22},
     "text": {"fontSize": 12, "color": INK},
     "bar": {"discreteBandSize": {"band": 0.7}},
     "view": {"stroke": None},

@@ -22,7 +22,7 @@ MOST_NAMES = 3  # of one label
 
 
 def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
-    """Forward passes of a predicted step; operations without FLOPs lie on the floor, at what they move."""
+    """Forward passes of a predicted step; of operations without FLOPs the title says what they take."""
     alt = _altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
@@ -30,7 +30,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     if not values:
         raise Mistake(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(v["intensity"] / 1.5 for v in values)])
-    high = max([ridge * 4, *(v["intensity"] * 2.5 for v in values)])
+    high = max([ridge * 4, *(v["intensity"] * 3.4 for v in values)])
     floor = min(min(v["rate"] for v in values) / 2, low * bandwidth)
     roof = [{"intensity": at, "rate": min(peak, at * bandwidth)} for at in (low, ridge, high)]
     x = alt.X("intensity:Q", title="FLOPs per byte of memory moved", axis=alt.Axis(tickCount=6, format="~s"),
@@ -40,10 +40,13 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     line = alt.Chart(alt.Data(values=roof)).mark_line(color=TEXT, strokeWidth=2).encode(x=x, y=y)
     base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
     size = alt.Size("seconds:Q", scale=alt.Scale(range=[30, 420], zero=True), legend=None)
-    colours = {"matmul-bound": BLUE, "memory-bound": ORANGE}
+    bounds = {value["bound"] for value in values}
+    colours = {name: ink for name, ink in {"matmul-bound": BLUE, "memory-bound": ORANGE}.items() if name in bounds}
     dots = base.mark_point(filled=True, opacity=0.85).encode(color=_colour("bound", colours), size=size,
                                                              tooltip=["name:N", "text:N"])  # fmt: skip
-    names = base.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
+    one, two = (base.transform_filter(f"{no}(indexof(datum.label, '\\n') >= 0)") for no in ("!", ""))
+    names = one.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
+    names += two.mark_text(align="left", dx=9, dy=-23, fontSize=11, lineBreak="\n").encode(text="label:N")
     notes = [
         {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_count(peak)}FLOP/s {dtype}"},
         {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_count(bandwidth)}B/s of memory"},
@@ -90,7 +93,8 @@ def _label(value: dict[str, Any]) -> str:
         return ""
     names = [value["label"], *value["others"]]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    lines = [", ".join(names[:MOST_NAMES][at : at + 2]) for at in range(0, min(MOST_NAMES, len(names)), 2)]
+    return ",\n".join(lines) + more
 
 
 def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -102,6 +106,4 @@ def _finding(step: Step, values: list[dict[str, Any]], peak: float) -> str:
     seconds = sum(value["seconds"] for value in values)
     reached = sum(value["rate"] * value["seconds"] for value in values) / seconds / peak
     whole = sum(op.times * op.forward_seconds for op in step.operations)
-    return (
-        f"Matmuls reach {reached:.0%} of the peak; what only moves bytes takes {1 - seconds / whole:.0%} of the forward"
-    )
+    return f"Matmuls reach {reached:.0%} of the peak; moving bytes takes {1 - seconds / whole:.0%} of the forward"
