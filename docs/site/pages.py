@@ -263,7 +263,9 @@ theme:
     - {media: "(prefers-color-scheme: dark)", scheme: slate, toggle: {icon: material/weather-sunny, name: light}}
 markdown_extensions: [tables, attr_list, md_in_html, toc: {permalink: true}, pymdownx.highlight, pymdownx.superfences]
 plugins: [search]
+extra_css: [extra.css]
 """
+CSS = "[data-md-color-scheme=default] .md-nav__link--active { color: #3046c0; }\n"  # which the theme has too pale
 
 
 def main() -> None:
@@ -292,6 +294,7 @@ def main() -> None:
     for name, text in made.items():
         (pages / name).write_text(text, encoding="utf-8")
     (pages / "reference/sheet.html").write_text(cheat_sheet(), encoding="utf-8")
+    (pages / "extra.css").write_text(CSS, encoding="utf-8")
     known = own | set(made) | set(outside)
     lines = [CONFIG.rstrip(), "nav:"]
     for part, names in nav(known).items():
