@@ -45,6 +45,7 @@ class JobWords(TypedDict, total=False):
     linears: str
     column_inputs: str
     gathers_again: str
+    unit_buffers: str
     shards: str
     fetch: str
     fetch_ahead: int
@@ -54,6 +55,7 @@ class JobWords(TypedDict, total=False):
     reduce_bucket: int
     copies: str
     outputs: str
+    deferred: str
     received: str
     weight_gradients: str
     joined: Sequence[str]

@@ -113,8 +113,8 @@ class Watched:
         self.meter.updating = False
         self.measured = self._measure(self.meter)
         if len(self._ends) < METERED:
-            if self._buckets and _rebuilt(self.model):  # the new ones are seen
-                self.meter.live_bytes, self._buckets = self.meter.live_bytes - self._buckets, 0
+            self.meter.live_bytes -= self._buckets  # which are seen since their first use
+            self._buckets = 0
             self.meter.begin()
             if self._on_gpu:
                 torch.cuda.reset_peak_memory_stats()
@@ -267,11 +267,6 @@ def _bucket_bytes(model: nn.Module) -> int:
     told = _ddp_facts(model)
     sizes = str(told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or "")
     return sum(int(size) for size in sizes.replace(" ", "").split(",") if size)
-
-
-def _rebuilt(model: nn.Module) -> bool:
-    """Whether DistributedDataParallel has made its buckets anew, in the order of the gradients."""
-    return bool(_ddp_facts(model).get("has_rebuilt_buckets"))
 
 
 def _ddp_facts(model: nn.Module) -> dict[str, Any]:

@@ -17,9 +17,13 @@ FMS = "foundation-model-stack/fms-fsdp@5a296af"
 AUTOGRAD = {"linears": Fact("apart", "PyTorch: torch.nn.Linear, each a node of autograd")}
 HOOKS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook"
 SHARDS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _sharded_param_data; measured"
+BUFFERS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"
 FULLY_SHARDED = AUTOGRAD | {
     "gathers_again": Fact("all", f"{HOOKS}: on the output of every unit; measured"),
     "shards": Fact("beside", f"{SHARDS}: gathered weights are another tensor"),
+    "unit_buffers": Fact(
+        "held", f"{BUFFERS}: all_gather_state, _backward_prefetch, unsharded_grads, reduce_scatter_states; measured"
+    ),
 }
 DTENSOR = {
     "column_inputs": Fact(
@@ -28,11 +32,13 @@ DTENSOR = {
 }
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
 
+PLANS = "huggingface/accelerate@1.15.0:src/accelerate/parallelism_config.py"
 FSDP2 = Entry(
     name="fsdp2",
     version="0257dd1",
     family="torch",
     facts=FULLY_SHARDED
+    | DTENSOR
     | {
         "attention": Fact("flash2", "pytorch/pytorch: scaled_dot_product_attention is FlashAttention-2 since 2.2"),
         "loss": Fact("narrow", "pytorch/pytorch: torch.nn.functional.cross_entropy keeps the dtype of the logits"),
@@ -40,7 +46,11 @@ FSDP2 = Entry(
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
     },
     runs={
-        "axes": DATA_PARALLEL._replace(source=f"{FULLY_SHARD}: a mesh of one or two data-parallel dimensions"),
+        "axes": Fact(("dp", "tp", "cp"), f"{FULLY_SHARD}: beside DTensor's tp and context_parallel's ring; {PLANS}"),
+        "told_axes": Fact(("dp", "cp"), f"{PLANS}: tp as transformers' models plan it, which is counted otherwise"),
+        "cp_shards": Fact(True, f"{PLANS}, dp_shard_cp_dim_names"),
+        "cp_kinds": Fact(("ring",), f"{PLANS}, cp_backend: torch"),
+        "orders": Fact(False, f"{PLANS}, _get_mesh: copies, shards, cp, tp"),
         "zero": Fact((2, 3), f"{FULLY_SHARD}, reshard_after_forward"),
         # reshard_after_forward=False gathers for every micro-batch: zero3 with reshard=backward
         "told_zero": Fact((3,), "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py: of every module"),
@@ -85,6 +95,11 @@ TORCHTITAN = Entry(
             "held",
             "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, args_recv_info, grad_recv_info and "
             "clear_runtime_states; measured",
+        ),
+        "deferred": Fact(
+            "graph",
+            "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/_backward.py, stage_backward_input: retain_graph, "
+            "param_groups; stage.py, backward_one_chunk: not of the first stage; measured",
         ),
         "copies": Fact(
             "weight", "pytorch/pytorch@v2.13.0:torch/distributed/tensor: each Partial gradient for itself; measured"

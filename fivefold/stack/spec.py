@@ -84,8 +84,8 @@ class Stack(Record):
     # attention to one dim, as PyTorch's on CPU; unfused: scores written out
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] = "flash"
     # fused: the logits exist once and become their gradient; chunked: never whole; plain: PyTorch's, with fp32 copies;
-    # narrow: PyTorch's in the logits' dtype; widened: one fp32 copy that becomes its own gradient (Megatron); copied:
-    # as widened, but beside the fp32 logits (nanotron)
+    # narrow: PyTorch's in the logits' dtype, which the caller holds until the end of the backward; widened: one fp32
+    # copy that becomes its own gradient (Megatron); copied: as widened, but beside the fp32 logits (nanotron)
     loss: Literal["plain", "narrow", "widened", "copied", "chunked", "fused"] = "fused"
     # Norms, rotary embedding, activation and loss. fused: a kernel each, in our engine Triton's on GPUs and PyTorch's
     # on CPUs (``on``); triton, compiled, eager: ours, written in Triton, by torch.compile of whole blocks, or as
@@ -137,6 +137,11 @@ class Stack(Record):
     # too, whose backward needs no weights (FSDP2's pre-backward hooks); root: as all, but embedding and head are one
     # unit without a pipeline, which stays gathered from its forward to its backward (accelerate's FSDP2)
     gathers_again: Literal["needed", "all", "root"] = "needed"
+    # what a unit's messages bring and take lives while they travel; or as the host allocates and lets go of it, on CPUs
+    # too: what a gather brought lives beside the weights copied from it until the next unit's has come, in a backward
+    # ahead of them from the start of the unit before; a unit's gradients until all are made, and their copy for the
+    # reduction until the next unit's is made (FSDP2)
+    unit_buffers: Literal["let_go", "held"] = "let_go"
     # of ZeRO-2: a rank's shard lies within the weights, which stay gathered from step to step; or it alone stays, and
     # beside it weights are gathered for each forward and its backward, with a pipeline for a step (FSDP2 with
     # reshard_after_forward=False)
@@ -159,6 +164,10 @@ class Stack(Record):
     # a stage of a pipeline lets go of what it has sent on, or holds its output, the logits of the last, until the
     # backward of that micro-batch (PyTorch's)
     outputs: Literal["let_go", "held"] = "let_go"
+    # between the halves of a split backward live the operands of the weight gradients that are put off; or the graph:
+    # all that the forward kept below the last weight, and the gradient of each operation on weights, while the first
+    # stage puts off all of its backward (PyTorch's)
+    deferred: Literal["operands", "graph"] = "operands"
     # what a stage receives lives while it is needed, or in buffers of every micro-batch of a step, throughout, as the
     # gradients of its inputs do once they are made (PyTorch's)
     received: Literal["let_go", "held"] = "let_go"

@@ -164,8 +164,15 @@ def watched_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
 
 
 def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    """Gradients beside their buckets, one all-reduce; of an all-reduce a rank of two sends all once."""
-    step = two_ranks(tmp_path, lambda: watched_ranks(nn.parallel.DistributedDataParallel))
+    """Gradients beside their buckets, one all-reduce; of an all-reduce a rank of two sends all once. Where unused
+    parameters are looked for, the first buckets stay, and their use is a message.
+    """
+    ddp = nn.parallel.DistributedDataParallel
+    both = two_ranks(tmp_path, lambda: {"": watched_ranks(ddp), "unused": watched_ranks(
+        lambda module: ddp(module, find_unused_parameters=True))})  # fmt: skip
+    step, other = both[""], both["unused"]
+    assert other["traffic"][0]["messages"] == 2
+    assert other["memory"]["peak_bytes"] == pytest.approx(step["memory"]["peak_bytes"], rel=0.02)
     kept = 4 * ROWS * (WIDTH + BLOCKS * 5 * WIDTH)
     (stage,) = step["memory"]["stages"]
     assert step["traffic"] == [{"axis": "dp", "collective": "all_reduce", "messages": 1, "bytes": 4 * WEIGHTS}]

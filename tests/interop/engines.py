@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import nullcontext
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from tests.interop.loops import Batch, CausalLM, Loop, adamw, loss, plain_step
+from tests.interop.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pretrained, adamw, loss, plain_step
 
 
-def accelerate() -> Loop:
-    """accelerate's FSDP2 with its wrapping by the blocks' class: what is left of the model is one unit. It takes FSDP
-    on accelerators alone, and on CPUs DistributedDataParallel in its place, unless it is told afterwards.
-    """
+def _launched(**more: str) -> None:
+    """The environment that accelerate's launcher makes."""
     rank = str(dist.get_rank())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true",
-                   "FSDP_VERSION": "2"}  # fmt: skip
+                   "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", **more}  # fmt: skip
+
+
+def accelerate(*, pretrained: bool) -> Loop:
+    """accelerate's FSDP2 with its wrapping by the blocks' class: of models ``pretrained`` embedding, and norm with head
+    are units too, of others what is left is one. It takes FSDP on accelerators alone, and on CPUs
+    DistributedDataParallel in its place, unless it is told afterwards.
+    """
+    _launched(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"],
         reshard_after_forward=True,
     )  # fmt: skip
-    model: nn.Module = CausalLM()
+    model: nn.Module = Pretrained() if pretrained else CausalLM()
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     accelerator.state.fsdp_plugin = plugin
     accelerator.state.distributed_type = DistributedType.FSDP
@@ -32,6 +40,34 @@ def accelerate() -> Loop:
     model, optimizer = accelerator.prepare(model, adamw(model.parameters()))
     inner = optimizer.optimizer  # type: ignore[attr-defined]
     return model, inner, plain_step(model, inner), None, 0
+
+
+def trainer(*, half: bool = False) -> Loop:
+    """transformers' own Llama in its Trainer: accelerate wraps it by DistributedDataParallel. ``half``: bf16=True."""
+    _launched()
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    config = LlamaConfig(
+        hidden_size=SHAPE.width, num_hidden_layers=SHAPE.layers, num_attention_heads=SHAPE.heads,
+        num_key_value_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim, intermediate_size=SHAPE.ffn,
+        vocab_size=SHAPE.vocab, max_position_embeddings=SEQUENCE, tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=half, report_to="none", ddp_broadcast_buffers=False
+    )
+    found = Trainer(model=LlamaForCausalLM(config), args=arguments)
+    model: Any
+    model, optimizer = found.accelerator.prepare(found.model, adamw(found.model.parameters()))
+    found.optimizer, inner, found.current_gradient_accumulation_steps = optimizer, optimizer.optimizer, 1
+
+    def step(micro: list[Batch]) -> None:
+        for place, (ids, _) in enumerate(micro):
+            with nullcontext() if place == len(micro) - 1 else found.accelerator.no_sync(model):
+                found.training_step(model, {"input_ids": ids, "labels": ids})
+        inner.step()
+        inner.zero_grad()
+
+    return model, inner, step, None, 0
 
 
 BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here

@@ -120,6 +120,18 @@ class CausalLM(nn.Module):
         return self.lm_head(self.model(x))  # type: ignore[no-any-return]
 
 
+class Pretrained(CausalLM):
+    """With what accelerate asks transformers' models for, to shard embedding and head apart from the rest."""
+
+    base_model_prefix = "model"
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        return self.model.embed
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.lm_head
+
+
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -138,8 +150,10 @@ def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[list[Batch]], None], DeviceMesh | None, int]
 
 
-def ddp(*, zero: int = 0, view: bool = False) -> Loop:
-    """DistributedDataParallel, with ZeroRedundancyOptimizer for ZeRO-1; micro-batches but the last under no_sync."""
+def ddp(*, zero: int = 0, view: bool = False, half: bool = False) -> Loop:
+    """DistributedDataParallel, with ZeroRedundancyOptimizer for ZeRO-1; micro-batches but the last under no_sync.
+    ``half``: the forward under autocast to bf16.
+    """
     model = nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=view, broadcast_buffers=False)
     if zero:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -151,34 +165,54 @@ def ddp(*, zero: int = 0, view: bool = False) -> Loop:
     def step(micro: list[Batch]) -> None:
         for place, (ids, targets) in enumerate(micro):
             with nullcontext() if place == len(micro) - 1 else model.no_sync():
-                logits = model(ids)
-                (loss(logits, targets) / len(micro)).backward()  # type: ignore[no-untyped-call]
-                del logits
+                with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                    logits = model(ids)
+                    mean = loss(logits, targets) / len(micro)
+                mean.backward()  # type: ignore[no-untyped-call]
+                del logits, mean
         optimizer.step()
         optimizer.zero_grad()
 
     return model, optimizer, step, None, 0
 
 
-def fsdp2(*, reshard: bool = True, half: bool = False, recompute: int = 0) -> Loop:
+def fsdp2(*, reshard: bool = True, half: bool = False, recompute: int = 0, by_operation: bool = False) -> Loop:
     """As torchtitan's apply_fsdp: embedding, each block, norm with head, root; reduced after every micro-batch.
 
-    ``half``: bf16 weights, fp32 reductions. ``recompute``: every how many blocks one is recomputed; 0: none is.
+    ``half``: bf16 weights, fp32 reductions. ``recompute``: every how many blocks one is recomputed; 0: none is;
+    ``by_operation``: of it all but every second product and attention.
     """
     mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), Llama()
     if recompute:
-        checkpointed(model, every=recompute)
+        checkpointed(model, every=recompute, by_operation=by_operation)
     fully_sharded(model, mesh, reshard=reshard, half=half)
     optimizer = adamw(model.parameters())
     return model, optimizer, plain_step(model, optimizer), mesh, 0
 
 
-def checkpointed(model: Llama, *, every: int) -> None:
+def checkpointed(model: Llama, *, every: int, by_operation: bool = False) -> None:
     """As torchtitan's apply_ac: blocks under checkpoint_wrapper, without reentrance."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+    more = {"context_fn": _every_second, "early_stop": False} if by_operation else {}
     for name in [name for name in model.blocks if int(name) % every == 0]:
-        model.blocks[name] = checkpoint_wrapper(model.blocks[name], preserve_rng_state=False)  # type: ignore[no-untyped-call]
+        model.blocks[name] = checkpoint_wrapper(model.blocks[name], preserve_rng_state=False, **more)  # type: ignore[no-untyped-call]
+
+
+def _every_second() -> Any:
+    """torchtitan's SelectiveAC: attention and every second product are kept."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    counts, aten = {False: 0, True: 0}, torch.ops.aten
+    kept = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
+
+    def policy(context: Any, func: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        again = bool(context.is_recompute)
+        counts[again] += func == aten.mm.default
+        keeps = func in kept or (func == aten.mm.default and counts[again] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 def fully_sharded(model: Llama, mesh: DeviceMesh, *, reshard: bool = True, half: bool = False) -> None:

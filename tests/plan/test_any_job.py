@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import named
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.liveness import Sums
+from fivefold.plan.count.memory.backward import Sums
 from fivefold.plan.count.memory.rank_memory import RankMemory, memory
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import predict

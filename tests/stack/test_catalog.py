@@ -76,7 +76,7 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
         ("torchtitan", "tp2 nosp", "torchtitan has no tensor parallelism without sequence parallelism"),
         ("torchtitan", "dp2 tp2 order=dp-cp-tp-pp", "torchtitan has no other orders of the ranks"),
         ("nanotron", "dp8 zero1/4", "nanotron has no shard groups"),
-        ("fsdp2", "tp2", "fsdp2 has no tp; take tp1"),
+        ("fsdp2", "pp2", "fsdp2 has no pp; take pp1"),
     ],
 )
 def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:

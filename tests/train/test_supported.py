@@ -16,8 +16,8 @@ from fivefold.train.supported import OURS, check_supported, idle_window
 OTHERS: dict[str, Any] = {
     "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
     "received": "held", "shards": "beside", "fetch": "weights", "reduce_bucket": 1000,
-    "dispatcher": "fused", "scatter_hops": True, "rope": "apart", "further_kernels": (10, 18),
-    "offload": ("optimizer",),
+    "unit_buffers": "held", "deferred": "graph", "dispatcher": "fused", "scatter_hops": True, "rope": "apart",
+    "further_kernels": (10, 18), "offload": ("optimizer",),
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ ACCELERATE: Table = {
     "accelerate.parallelism_config.parallelism_config_tp_size": field("layout.tp", 1),
     "accelerate.parallelism_config.parallelism_config_cp_size": field("layout.cp", 1),
     "accelerate.parallelism_config.parallelism_config_cp_backend": part("layout.cp_kind: DeepSpeed's is Ulysses", None),
+    "accelerate.parallelism_config.parallelism_config_sp_size": part("layout.cp, Ulysses of DeepSpeed", 1),
     "accelerate.dynamo_config.dynamo_backend": part("job.stack.compile", "NO"),
     "accelerate.deepspeed_config.zero_stage": part(ZERO, 2),
     "accelerate.deepspeed_config.gradient_accumulation_steps": part("job.global_batch", 1),

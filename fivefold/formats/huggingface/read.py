@@ -60,6 +60,7 @@ def read(document: Document, asked: Asked) -> Reading:
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
     fields |= _batch(values, fields, kind) | _optimizer(values, kind) | _stack(values, kind)
+    fields |= _units(values, model) if kind == "fsdp" else {}
     fields |= sizes(values) if kind == "deepspeed" else {}
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
@@ -108,6 +109,10 @@ def _names(source: str) -> set[str]:
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """dp, and how weights and states are sharded."""
     tp, cp = values[f"{PARALLEL}tp_size"], values["sequence_parallel_degree"] or values[f"{PARALLEL}cp_size"]
+    ulysses = values.whole(f"{PARALLEL}sp_size")
+    if cp > 1 and ulysses > 1:
+        raise Mistake(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
+    cp = max(cp, ulysses)
     if kind == "deepspeed":
         tp = max(tp, values["deepspeed.tensor_parallel.autotp_size"] or 1)
         cp = max(cp, values["deepspeed.sequence_parallel_size"] or 1)
@@ -116,7 +121,13 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
     dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
     found: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
-    if cp > 1 and kind == "deepspeed":
+    if tp > 1:  # rows are all-reduced: transformers' tp_plan of a model, DeepSpeed's AutoTP
+        found["layout.sp"] = False
+        if kind != "deepspeed":
+            values.doubt(
+                f"{PARALLEL}tp_size", "cuts neither the embedding nor, in the loss, the logits; counted as cut"
+            )
+    if ulysses > 1 or (cp > 1 and kind == "deepspeed"):
         found["layout.cp_kind"] = "ulysses"
     if kind == "deepspeed":
         shard = values["deepspeed.zero_optimization.mics_shard_size"]
@@ -167,6 +178,18 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     elif strategy.startswith("HYBRID") and replicas > per_node and replicas % per_node == 0:
         found["layout.shard_group"] = per_node
     return found | ({"job.stack.reshard": "backward"} if keeps else {})
+
+
+def _units(values: Values, model: Model) -> dict[str, Any]:
+    """What FSDP gathers at once: blocks, and the rest as a unit that stays gathered under FSDP1, and under FSDP2 if
+    embedding and head are one weight (accelerate/utils/fsdp_utils.py, fsdp2_prepare_model).
+    """
+    said, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
+    version = values["fsdp_config.version"] if said else values[f"{FSDP}version"]
+    if values.says(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
+        values.doubt(policy, "units of another size; counted as blocks")
+    joined = version == 1 or model.tied_embeddings
+    return {"job.stack.gathers_again": "root"} if joined else {}
 
 
 def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -111,11 +111,12 @@ def accelerate(plan: Plan) -> Written:
         f"{FSDP}offload_params": False,
         f"{FSDP}activation_checkpointing": False,
     }
-    if layout.shard_group:
+    if layout.shard_group or layout.cp > 1:
         prefix = "accelerate.parallelism_config.parallelism_config_"
         values |= {
-            f"{prefix}dp_replicate_size": layout.dp // layout.shard_group,
-            f"{prefix}dp_shard_size": layout.shard_group,
+            f"{prefix}dp_replicate_size": layout.dp * layout.cp // layout.shards,
+            f"{prefix}dp_shard_size": layout.shards // layout.cp,
+            **({f"{prefix}cp_size": layout.cp} if layout.cp > 1 else {}),
         }
     nodes, _ = plan.hosts
     extra = {

@@ -18,7 +18,8 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
-from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums, play, play_split
+from fivefold.plan.count.memory.backward import Sums
+from fivefold.plan.count.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
 from fivefold.plan.count.memory.states import UnitStates, unit_states
 from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.kernels import in_one_kernel
@@ -131,7 +132,8 @@ class Counts:
         """Live bytes of a unit whose weight gradients (W) are deferred; ``together`` as in ``liveness.play_split``."""
         key = part, name, sums, together
         if key not in self._splits:
-            self._splits[key] = self._play(partial(play_split, together=together), part, name, sums)
+            how = play_graph if self.job.stack.deferred == "graph" else partial(play_split, together=together)
+            self._splits[key] = self._play(how, part, name, sums)
         return self._splits[key]
 
     def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:

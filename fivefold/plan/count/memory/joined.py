@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.fetches import Fetches, fetches
+from fivefold.plan.count.memory.moment import LiveBytes
 from fivefold.plan.count.memory.stage import RunMemory
-
-if TYPE_CHECKING:
-    from fivefold.plan.count.memory.peak_moments import LiveBytes
 
 
 class Joined:

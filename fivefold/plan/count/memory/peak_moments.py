@@ -2,8 +2,8 @@
 
     F   gather? forward …        BW   gather? backward reduce? …        B   backward …        W   weights reduce? …
 
-The order of events is that of ``train/parallel/zero.py``: under overlap the next unit's weights are gathered ahead;
-what becomes of gradients is in ``reductions.py``.
+The order of events is that of ``train/parallel/zero.py``: under overlap the next unit's weights are gathered ahead; or
+that of FSDP2 (``held``). What becomes of gradients is in ``reductions.py``.
 In a run of equal units live bytes grow or shrink evenly, so only its first and last can be the peak.
 """
 
@@ -11,36 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
 
-from fivefold.layout.sharding import joins_ends, policy, regathers
+from fivefold.layout.sharding import gathers_again, joins_ends, policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts, Run
+from fivefold.plan.count.memory.backward import Sums
 from fivefold.plan.count.memory.in_flight import Before, Kind
 from fivefold.plan.count.memory.joined import Joined
-from fivefold.plan.count.memory.liveness import Profile, SplitProfile, Sums
+from fivefold.plan.count.memory.liveness import Profile, SplitProfile
+from fivefold.plan.count.memory.moment import Cause, LiveBytes, ends
 from fivefold.plan.count.memory.reductions import Change, Reductions, cut
 from fivefold.plan.count.memory.stage import RunMemory, Stages, held_bytes
+from fivefold.plan.count.memory.stage_buffers import StageBuffers
 from fivefold.plan.count.memory.states import UnitStates
+from fivefold.plan.count.memory.weights_pass import WeightsPass
 from fivefold.plan.count.operations.part import part_of
-
-Cause = tuple[Any, ...]  # (index of the run, of the unit in it, phase, operation), or one word
-
-
-class LiveBytes(NamedTuple):
-    """Live bytes at a moment, by part."""
-
-    cause: Cause
-    gradients: int  # change since the pass began
-    activations: int
-    gathers: int
-    rest: int  # everything else, with the logits
-    logits: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """The sum of the parts."""
-        return self.gradients + self.activations + self.gathers + self.rest
 
 
 class PeakFinder:
@@ -54,8 +39,15 @@ class PeakFinder:
         self.offloads = "activations" in job.offload
         self.regathers, self.root = regathers(layout, job), joins_ends(layout, job)
         self.keeps = not self.policy.weights_stay and not self.regathers  # gathered from an F to a B
-        self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead"  # the next unit's weights are gathered
         self.reductions, self.joined = Reductions(counts, layout), Joined(counts, layout)
+        # What a gather brought lives beside the weights, or the next unit's weights are gathered.
+        self.holds = job.stack.unit_buffers == "held" and layout.shards > 1 and not self.joined.by_weights
+        self.ahead = "dp" in job.stack.overlap and job.stack.weights == "ahead" and not self.holds
+        self.embed = self.holds and gathers_again("embed", layout, job)  # is gathered for its backward
+        self.graph = job.stack.deferred == "graph"  # stays between B and W
+        self.lingers = job.stack.loss == "narrow"  # whose caller holds the logits until the backward has ended
+        self.weights = WeightsPass(self.reductions, self._split, graph=self.graph)
+        self.buffers = StageBuffers(layout, job, stages=len(stages.chunks), stream=self.stream)
 
     def fullest(
         self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None, held: bool = False
@@ -74,7 +66,8 @@ class PeakFinder:
         chunk = self.stages.chunks[stage]
         key = chunk.alike, self.reductions.each
         if key not in self.stages.late:
-            self.stages.late[key] = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
+            late = sum(each.run.times * self._split(each).late_bytes for each in chunk.runs)
+            self.stages.late[key] = chunk.kept if self.graph and stage == 0 else late - self.buffers.of_graph(stage)
         return self.stages.late[key]
 
     def lag_bytes(self, kind: Kind, stage: int, before: Before | None) -> int:
@@ -99,12 +92,24 @@ class PeakFinder:
         if all_ends:
             units = [unit._replace(noted=True) for unit in units]
         first, lag = first and not self.reductions.lasting, self.lag_bytes(kind, stage, before)
-        if kind == "W":
-            return self._weights(units, first=first, last=last, lagging=lag)
+        whole = self.graph and stage == 0  # its backward is not split: B only waits
+        if kind == "B" and whole:
+            kept, there = self.stages.chunks[stage].kept, held_bytes(units) if held else 0
+            cause, rest = (len(units) - 1, 0, "backward", "waits"), self.stream + self.buffers.output(stage)
+            return iter([LiveBytes(cause, lag, kept, there, rest)])
+        if kind == "W" and not whole:
+            found = self.weights.moments(units, first=first, last=last, lagging=lag)
+            return self._without(found, self.buffers.of_graph(stage)) if self.graph else found
         found = self._forward(units, first=first, held=held, lagging=lag)
         if kind != "F":
-            found = self._backward(units, first=first, last=last, split=kind == "B", held=held, lagging=lag)
+            found = self._backward(units, stage, first=first, last=last, split=kind == "B", held=held, lagging=lag)
+        if kind == "W":  # the gradient of its output is a buffer that W does not count as its own
+            found = self._without(found, self.stream * self.buffers.received)
         return self.joined.changed(found, units, stage=stage, backward=kind != "F")
+
+    def _without(self, found: Iterator[LiveBytes], size: int) -> Iterator[LiveBytes]:
+        """The moments less ``size`` bytes of activations, which are counted beside the pass."""
+        return (at._replace(activations=max(0, at.activations - size)) for at in found)
 
     def _split(self, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
         return self.counts.split(unit.part, unit.run.name, born, together=self.reductions.each)
@@ -122,13 +127,21 @@ class PeakFinder:
         """Bytes of weights that are being gathered ahead."""
         return part.travel + (0 if self.policy.weights_stay else part.whole)
 
-    def _fetched(self, unit: RunMemory) -> int:
-        """Peak bytes while a unit's parts (dense, experts) are gathered one after another."""
+    def _fetched(self, unit: RunMemory, before: RunMemory | None = None) -> int:
+        """Peak bytes while a unit's parts (dense, experts) are gathered one after another; held: beside what was
+        brought for the unit ``before``, which goes before they are copied.
+        """
+        if self.holds:
+            return unit.state.whole + max(self._whole(unit), before.state.whole if before else 0)
         whole = top = 0
         for part in unit.parts:
             whole += 0 if self.policy.weights_stay else part.whole
             top = max(top, whole + part.travel)
         return top
+
+    def _whole(self, unit: RunMemory) -> int:
+        """Bytes of a unit's weights that a gather allocates."""
+        return 0 if self.policy.weights_stay else unit.state.whole
 
     def _forward(
         self, units: Sequence[RunMemory], *, first: bool, held: bool, lagging: int
@@ -140,15 +153,23 @@ class PeakFinder:
             gathered = 0 if self.policy.weights_stay or (held and run.name != "embed") else state.whole
             stale = first or bool(gathered)
             entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
-            for before in _ends(unit):
+            for before in ends(unit):
                 earlier = self._earlier(profile.kept_bytes, before, kept)
+                former = unit if before else units[place - 1] if place else None
                 if stale and not (self.ahead and place + before):
-                    yield LiveBytes((place, before, "gather"), lagging, earlier, whole + self._fetched(unit), entering)
+                    fetched = whole + self._fetched(unit, former)
+                    yield LiveBytes((place, before, "gather"), lagging, earlier, fetched, entering)
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
                     following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
                     coming = self._coming(following.parts[0]) if following and not held else 0
                 mine = gathered * (1 + before if self.keeps and not held else 1)
+                if self.holds and stale:  # what was brought for the head goes before the loss
+                    coming = state.whole
+                    if run.name == "head":
+                        rest = entering + unit.logits
+                        yield LiveBytes((place, before, "forward"), lagging, earlier, whole + mine + coming, rest)
+                        coming = 0
                 yield LiveBytes(
                     (place, before, "forward"), lagging, earlier, whole + mine + coming,
                     profile.forward_peak_bytes + self.own_tokens, unit.logits,
@@ -158,52 +179,63 @@ class PeakFinder:
             kept = self._earlier(profile.kept_bytes, run.times, kept)
 
     def _backward(
-        self, units: Sequence[RunMemory], *, first: bool, last: bool, split: bool, held: bool, lagging: int
+        self, units: Sequence[RunMemory], stage: int, *, first: bool, last: bool, split: bool, held: bool, lagging: int,
     ) -> Iterator[LiveBytes]:  # fmt: skip
         """``held``: weights are gathered; ``lagging``: bytes of sums that are reduced but not yet freed."""
         sums, kept, gathers = self.reductions, self._kept_before(units), not self.policy.weights_stay
         whole = self._table_whole(units) + (units[-1].state.whole if gathers and units[-1].run.name == "head" else 0)
         whole += held_bytes(units, but="head") if held else 0
         grown = after = 0  # gradients; kept for W
+        logits = self.buffers.output(stage)  # and outputs, that live until the pass has ended
         for place, unit in reversed([*enumerate(units)]):
             run, state = unit.run, unit.state
             off = self._split(unit).late_bytes if split else 0  # kept for W
-            born = sums.born(unit, first=first, deferred=off > 0)
-            block = gathers and run.name not in ("embed", "head")
-            stays, regathered = block and held, state.whole if block and not held else 0
+            stays, regathered = self._is_block(run) and held, state.whole if self._again(run) and not held else 0
             let_go, reduces = self._let_go(unit, stays=stays), sums.reduces(unit, last=last) and not off
+            born = sums.born(unit, first=first, deferred=off > 0 and self.weights.makes_all, reduces=reduces)
             change, lag = self._change(unit, first=first, reduces=reduces, off=off), sums.lag_bytes(unit) * reduces
             profile, table = self._with_table(unit, born, first=first, last=last, reduces=reduces, split=split)
-            for done in _ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
+            for done in ends(unit, second=bool(lag), but_one=self._comes_ahead(place)):
                 earlier = self._earlier(unit.later.kept_bytes, run.times - done - 1, kept[place]) + after + done * off
                 still, at, gone = lag if done and reduces else lagging, run.times - done - 1, 0
                 gradients = grown + done * change.lasting + still
                 if unit.born.experts and reduces and sums.midway and not split:
                     profile, gone = self._reducing(unit, born, first=first, lagging=still)
                 mine, born_then = profile.backward_kept_bytes, profile.backward_sums_bytes
-                if regathered and not (self.ahead and (done or place + 1 < len(units))):
-                    yield LiveBytes(
-                        (place, at, "gather"), gradients, earlier + unit.later.kept_bytes,
-                        whole + self._fetched(unit), self.stream,
-                    )  # fmt: skip
                 before = unit if done < run.times - 1 else units[place - 1] if place else None
                 coming = 0 if held else self._coming_back(unit, before)
                 here = whole - (done * state.whole if stays else 0)
-                if coming and regathered and unit.born.experts:  # gathered before the dense weights, waited for after
-                    yield LiveBytes(
-                        (place, at, "gather"), gradients, earlier + unit.later.kept_bytes,
-                        here + regathered + unit.parts[-1].travel + coming, self.stream,
-                    )  # fmt: skip
+                alone = not (self.ahead and (done or place + 1 < len(units)))
+                for size in self._arrivals(unit, whole, here, coming, alone=alone) if regathered else ():
+                    kept_here, rest = earlier + unit.later.kept_bytes, self.stream + logits
+                    yield LiveBytes((place, at, "gather"), gradients, kept_here, size, rest)
+                late = self.holds and isinstance(profile, Profile) and profile.after_loss_bytes
+                if late:  # what the head gathers ahead, after its loss
+                    cause = (place, at, "backward", "head.out")
+                    yield LiveBytes(cause, gradients, earlier, here + coming, late, unit.logits)
                 yield LiveBytes(
                     (place, at, "backward", profile.backward_cause), gradients + born_then + table, earlier + mine,
-                    here + regathered + coming, profile.backward_peak_bytes - mine - born_then, unit.logits,
+                    here + regathered + (0 if late else coming),
+                    profile.backward_peak_bytes - mine - born_then + logits, unit.logits,
                 )  # fmt: skip
                 if reduces:
-                    beginning, rest = gradients + change.reducing - gone, self._made_last(unit)
-                    yield LiveBytes((place, at, "reduce"), beginning, earlier, here - let_go, rest)
+                    beginning, rest = gradients + change.reducing - gone, self._made_last(unit) + logits
+                    beginning, still_coming = (beginning - still, coming) if sums.holds else (beginning, 0)
+                    yield LiveBytes((place, at, "reduce"), beginning, earlier, here - let_go + still_coming, rest)
             grown += run.times * change.lasting + change.waits
             whole, after = whole - let_go * (run.times if stays else 1), after + run.times * off
-            lagging = lag if reduces else lagging
+            lagging, logits = lag if reduces else lagging, logits + self._lingering(unit, split=split)
+
+    def _lingering(self, unit: RunMemory, *, split: bool) -> int:
+        """Bytes that a unit's backward no longer needs and that live until the pass has ended."""
+        return unit.logits * self.lingers + (self._split(unit).released_bytes if split else 0)
+
+    def _arrivals(self, unit: RunMemory, whole: int, here: int, coming: int, *, alone: bool) -> Iterator[int]:
+        """Bytes of gathered weights while a unit's come for its backward; ``alone``: not ahead."""
+        if alone:
+            yield whole + self._fetched(unit)
+        if coming and unit.born.experts and self.ahead:  # before the dense ones, awaited after
+            yield here + unit.state.whole + unit.parts[-1].travel + coming
 
     def _let_go(self, unit: RunMemory, *, stays: bool) -> int:
         """Bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
@@ -212,9 +244,19 @@ class PeakFinder:
             return own
         return {"head": own + self.reductions.table.whole, "embed": 0}.get(str(unit.run.name), own)
 
+    def _is_block(self, run: Run) -> bool:
+        """Whether the gathered weights of a unit are let go after its forward, or stay for its backward."""
+        return not self.policy.weights_stay and run.name not in ("embed", "head")
+
+    def _again(self, run: Run) -> bool:
+        """Whether a unit is gathered for its backward."""
+        return self._is_block(run) or (self.embed and run.name == "embed")
+
     def _made_last(self, unit: RunMemory) -> int:
         """Bytes that live when the last gradient of a unit is made: of the stream, or of the table."""
         narrow, wide = self.reductions.of_sums
+        if self.reductions.holds and unit.run.name == "embed":
+            return 0  # its gradient counts as such
         return unit.state.sums * narrow // wide if unit.run.name == "embed" else self.stream
 
     def _with_table(
@@ -233,17 +275,19 @@ class PeakFinder:
         """What a backward does to gradients; ``off``: bytes that it keeps for W, which then makes them all if they are
         reduced with every micro-batch.
         """
-        if off and self.reductions.each:
+        if off and self.weights.makes_all:
             return Change(0, 0, 0)
         made_later = self._split(unit).made_bytes if off and self.reductions.late else 0
         return self.reductions.change(unit, first=first, reduces=reduces, made_later=made_later)
 
     def _comes_ahead(self, place: int) -> bool:
         """Whether, in the backward, the last unit of this run gathers nothing ahead while the one before it does."""
-        return self.ahead and not self.policy.weights_stay and place <= 1
+        return (self.ahead or self.holds) and not self.policy.weights_stay and place <= 1
 
     def _coming_back(self, unit: RunMemory, before: RunMemory | None) -> int:
         """Bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
+        if self.holds:
+            return before.state.whole if before and self._again(before.run) else 0
         ahead = self.ahead and not self.policy.weights_stay and unit.run.name != "embed"
         return self._coming(before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
@@ -253,53 +297,6 @@ class PeakFinder:
         shard = min(cut(experts), sums.shards(unit, first=first))
         gone = lagging if sums.lags else cut(experts) and experts.sums
         return self.counts.profile(unit.part, unit.run.name, born._replace(reduced=shard, gone=gone)), gone
-
-    def _weights(
-        self, units: Sequence[RunMemory], *, first: bool, last: bool, lagging: int
-    ) -> Iterator[LiveBytes]:  # fmt: skip
-        """Moments of W: deferred weight gradients from the last unit to the first."""
-        left, grown, sums = 0, 0, self.reductions
-        for unit in units:
-            late = self._split(unit).late_bytes
-            left += unit.run.times * late
-            if not late and not (sums.each or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
-                grown += unit.state.reduced - unit.state.sums
-        for place in reversed(range(len(units))):
-            unit, profile = units[place], self._split(units[place])
-            if not profile.late_bytes:
-                continue
-            reduces, change = sums.reduces(unit, last=last), self._change_by_w(unit, first=first, last=last)
-            # those of experts are allocated with their first gradient; all are, if they are reduced every time
-            born = sums.born(unit, first=first)
-            born = born if sums.each and not sums.bucketed else born._replace(dense=0)
-            allocated = born.dense + born.experts + (born.table if born.tied and sums.each else 0)
-            lag = sums.lag_bytes(unit) if reduces else 0
-            for done in _ends(unit, second=bool(lag)):
-                still, at = lag if done and reduces else lagging, unit.run.times - done - 1
-                here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
-                rest = profile.weights_peak_bytes - profile.late_bytes
-                yield LiveBytes((place, at, "weights"), gradients + allocated, here, 0, rest)
-                if reduces:
-                    here -= profile.late_bytes
-                    if unit.born.experts:
-                        shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first))
-                        midway = gradients + born.experts + shard
-                        yield LiveBytes((place, at, "reduce"), midway, here, 0, profile.experts_bytes)
-                    beginning = gradients + change.reducing
-                    yield LiveBytes((place, at, "reduce"), beginning, here, 0, profile.closing_bytes)
-            left -= unit.run.times * profile.late_bytes
-            grown += unit.run.times * change.lasting
-            lagging = lag if reduces else lagging
-
-    def _change_by_w(self, unit: RunMemory, *, first: bool, last: bool) -> Change:
-        """What W does to gradients whose dense sums B has allocated, unless they are reduced every time."""
-        sums = self.reductions
-        reduces = sums.reduces(unit, last=last)
-        if sums.each or sums.bucketed:
-            return sums.change(unit, first=first, reduces=reduces)
-        experts = unit.born.experts if first else 0
-        lasting = unit.state.reduced - unit.state.sums if reduces else sums.late * self._split(unit).made_bytes
-        return Change(experts + sums.shards(unit, first=first), experts + lasting, 0)
 
     def _kept_before(self, units: Sequence[RunMemory]) -> list[int]:
         """For each run, activations kept by the runs before it."""
@@ -317,12 +314,3 @@ class PeakFinder:
     def _stays(self, run: Run) -> bool:
         """Whether gathered weights stay until the backward: of the head, which follows, or a table that it shares."""
         return run.name == "head" or (run.name == "embed" and (self.root or self.reductions.tied))
-
-
-def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
-    """Indices in a run: first, last, on request ``second`` and last ``but_one``; none if none can be the peak."""
-    times = unit.run.times
-    if not unit.noted or times == 1:
-        return (0,) if unit.noted else ()
-    between = ([1] if second else []) + ([times - 2] if but_one else [])
-    return (0, *sorted({place for place in between if 0 < place < times - 1}), times - 1)

@@ -123,7 +123,7 @@ class _Ranks:
         when = self.reductions.when
         tied = self.reductions.adds and self.reductions.is_tied
         self.heads: Heads = "" if self.policy.weights_stay else "tied" if tied else "own"
-        self.buffers = layout.pp > 1 and self.job.stack.received == "held"
+        self.buffers = self.finder.buffers.received
         self.live_passes = live_passes(
             layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps,
             buffers=self.buffers, heads=self.heads,
@@ -133,7 +133,9 @@ class _Ranks:
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
         self.totals = [self._total(held) for held in self.held]
         self.kept = [
-            self._on_device(chunk) - self.stream * (self.buffers and stage > 0 and not self.finder.offloads)
+            self._on_device(chunk)
+            - self.stream * (self.buffers and stage > 0 and not self.finder.offloads)
+            + self.finder.buffers.output(stage)
             for stage, chunk in enumerate(self.stages.chunks)
         ]
         weights = [self._weights(held) for held in self.held]
@@ -236,6 +238,8 @@ class _Ranks:
         made = [0 if reductions.lasting or reductions.bucketed else chunk.experts for chunk in chunks]
         if reductions.each and not reductions.bucketed:
             made = [finder.made_by_w(stage) if split else 0 for stage in held]
+        elif finder.graph and split and not reductions.lasting:
+            made = sums
         sums = [whole - by_w for whole, by_w in zip(sums, made, strict=True)]
         gone = [self._gradients(chunk.states) - self._during(chunk.states) for chunk in chunks]
         if (

@@ -4,6 +4,7 @@
     each          sums live within a unit's backward (its W), and are added to the shard that the first one allocates
 
 Where reductions overlap compute, a unit's sums live until the next one's reduction has begun, or the next pass ended.
+FSDP2 copies a unit's gradients when all are made, and its copy lives until the next one's is made (``held``).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import NamedTuple
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts
+from fivefold.plan.count.memory.backward import Sums
 from fivefold.plan.count.memory.in_flight import Before, Kind, Reduced
-from fivefold.plan.count.memory.liveness import Sums
 from fivefold.plan.count.memory.stage import RunMemory
 from fivefold.plan.count.memory.states import UnitStates
 
@@ -41,8 +42,10 @@ class Reductions:
         self.midway = ours and not self.bucketed  # experts are reduced within their block's backward
         buckets = (2 if "dp" in job.stack.overlap else 1) if layout.shards > 1 and keeps.weights_stay else 0
         self.bucket = buckets * job.stack.reduce_bucket * job.precision.summed_bytes
-        # A unit's sums live until the next unit's are reduced.
-        self.lags = "dp" in job.stack.overlap and not self.stays and (ours or not self.each) and not self.bucketed
+        # A unit's sums, or the copy of its gradients, live until the next unit's are reduced.
+        self.holds = job.stack.unit_buffers == "held" and not self.stays and not self.bucketed
+        overlaps = "dp" in job.stack.overlap and not self.stays and (ours or not self.each) and not self.bucketed
+        self.lags = self.holds or overlaps
         # Gradients that matmuls accumulate are one buffer, allocated from the start; and shards of ZeRO-3's buckets.
         summed = job.stack.weight_gradients not in ("apart", "bucketed") and self.stays
         self.lasting = summed or (self.bucketed and not keeps.weights_stay)
@@ -57,23 +60,28 @@ class Reductions:
         self.table_waits = self.adds and not counts.reduces_each(layout, "embed")  # in the sums, until the last pass
         recipe = job.precision
         self.of_sums = recipe.table_gradients_bytes, recipe.summed_bytes  # per element of a gradient, of its sum
+        # The first gradients become the sums (PyTorch's AccumulateGrad), where they have their format.
+        alike = recipe.gradients_bytes == recipe.summed_bytes and job.stack.weight_gradients in ("apart", "bucketed")
+        self.become = alike and not ours and not self.bucketed
         waiting = model.vocab * model.width * recipe.table_gradients_bytes // layout.tp
         self.waiting = waiting if self.tied and not self.adds else 0
 
     @property
     def when(self) -> Reduced:
         """After which passes a reduction may be under way."""
-        return "never" if not self.lags else "each" if self.each else "last"
+        return "never" if not self.lags or self.holds else "each" if self.each else "last"
 
     def reduces(self, unit: RunMemory, *, last: bool) -> bool:
         """Whether the gradients of ``unit`` are reduced in a pass in which all of them have come."""
         return not self.stays and (last or self.bucketed or self._each(unit))
 
-    def born(self, unit: RunMemory, *, first: bool, deferred: bool = False) -> Sums:
-        """Sums that a backward of ``unit`` allocates; ``deferred``: its B, whose W allocates those of all it puts off,
-        if these are reduced with every micro-batch, so that B allocates only those of a table that it looks up.
+    def born(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
+        """Sums that a backward of ``unit`` allocates; ``deferred``: its B, whose W makes all that it puts off, so that
+        B allocates only those of a table that it looks up; ``reduces``: the gradients are reduced then.
         """
-        if deferred and self.each:
+        if (reduces and self._copied(first=first)) or (first and self.become and not deferred):
+            return NO_SUMS._replace(held=True)
+        if deferred:
             born = self.born(unit, first=first)
             return Sums(table=born.table, tied=born.tied)
         bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
@@ -114,6 +122,11 @@ class Reductions:
         waits = {"head": waiting, "embed": -waiting}.get(str(unit.run.name), 0)
         shards = self.shards(unit, first=first)
         gone = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
+        if reduces and self.holds:  # the copy is made, then the gradients are let go, then the shard is made
+            copied = self._copied(first=first)
+            made, whole = (gone * self.of_sums[0] // self.of_sums[1], born - gone) if copied else (0, born)
+            lasting = shards if copied else shards - gone
+            return Change(whole + waits + gone + max(made, lasting), whole + lasting, waits)
         born += bucket
         return Change(born + waits + shards, born + (shards - gone if reduces else 0), waits)
 
@@ -140,6 +153,10 @@ class Reductions:
         )
         unit = next(found, None)
         return self.lag_bytes(unit) if unit is not None else 0
+
+    def _copied(self, *, first: bool) -> bool:
+        """Whether gradients that are reduced are copied from where they were made, as no sums live yet."""
+        return self.holds and (first or self.each)
 
     def _each(self, unit: RunMemory) -> bool:
         return self.each and not (self.table_waits and unit.run.name == "embed")

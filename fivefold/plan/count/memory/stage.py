@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, cast
 
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run, run_part
-from fivefold.plan.count.memory.liveness import Profile, Sums
+from fivefold.plan.count.memory.backward import Sums
+from fivefold.plan.count.memory.liveness import Profile
 from fivefold.plan.count.memory.states import UnitStates
 from fivefold.plan.count.operations.part import Part, part_of
 

@@ -256,7 +256,9 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
             both = _clamped_apart(both, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
-        return both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
+        both = both._replace(writes=both.writes | {silu: size}, keeps=(*both.keeps, silu))
+        whole = local.job.stack.joint or local.model.activation == "clamped_swiglu"
+        return both if whole else both._replace(backward_scratch=0)  # the product's backward frees what silu's makes
     return both
 
 

@@ -11,7 +11,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.liveness import Sums, play
+from fivefold.plan.count.memory.backward import Sums
+from fivefold.plan.count.memory.liveness import play
 from fivefold.plan.count.memory.rank_memory import RankMemory, memory, over_time
 from fivefold.plan.count.operations.layer import kind_of
 from fivefold.plan.count.operations.op import elementwise, matmul

@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.liveness import Sums
+from fivefold.plan.count.memory.backward import Sums
 from fivefold.plan.count.operations.feedforward import routed_rows
 from fivefold.plan.count.operations.layer import Kind
 from fivefold.plan.count.operations.op import Op
