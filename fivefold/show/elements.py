@@ -47,7 +47,7 @@ body[data-jp-theme-light=false] .fivefold,.vscode-dark .fivefold,html[theme=dark
 .fivefold .wide{overflow-x:auto}.fivefold table{border-collapse:collapse;margin:.4rem 0;font-size:13px}
 .fivefold th,.fivefold td{text-align:right;padding:2px 12px 2px 0;border-bottom:1px solid var(--rule);
  vertical-align:top;font-variant-numeric:tabular-nums;background:none}
-.fivefold th{font-weight:600;color:var(--soft)}.fivefold .w{text-align:left}
+.fivefold th{font-weight:600;color:var(--soft)}.fivefold table :is(td,th).w{text-align:left}
 .fivefold td:not(.w){white-space:nowrap}.fivefold td.w{min-width:5.5rem}
 .fivefold .good{color:light-dark(#1a7f37,#4ac26b)}.fivefold .bad{color:light-dark(#c62828,#ff7b72);font-weight:600}
 .fivefold summary{cursor:pointer;color:var(--soft)}

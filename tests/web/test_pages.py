@@ -365,7 +365,12 @@ def shown() -> str:
 
 
 THEMES = {  # what each notebook sets, and how it paints its page
-    "Jupyter": ('<body data-jp-theme-light="{light}" style="{style}">', ("#fff", "#000000de"), ("#111", "#ffffffde")),
+    "Jupyter": (
+        '<body data-jp-theme-light="{light}" style="{style}" class="jp-RenderedHTMLCommon"><style>'
+        ":not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td {{ text-align: right }}</style>",
+        ("#fff", "#000000de"),
+        ("#111", "#ffffffde"),
+    ),
     "VS Code": ('<body class="vscode-{scheme}" style="{style}">', ("#fff", "#3b3b3b"), ("#1f1f1f", "#ccc")),
 }
 
@@ -384,6 +389,7 @@ def test_a_notebook_is_read_in_its_theme(page: Any, shown: str, notebook: str, s
     )
     page.set_content(f'<html lang="en"><head><title>cell</title></head>{head}<main>{shown}</main></body></html>')
     assert serious(page) == []
+    assert page.evaluate("getComputedStyle(document.querySelector('td.w')).textAlign") in ("left", "start")
     shot = page.locator("img").screenshot()
     corner = page.evaluate(
         """async (data) => {
