@@ -65,7 +65,7 @@ def report(
         raise Mistake(
             "of what? fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], or --from FILE --gpus h100:64"
         )
-    elif all(Path(word).suffix in SUFFIXES or Path(word).is_dir() for word in what):
+    elif all(_is_written(Path(word)) for word in what):
         if job != Default():
             raise Mistake("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
         title, parts, commands = _of_files([Path(word) for word in what])
@@ -78,6 +78,12 @@ def report(
     path = out or folder / NAME
     _write(path, title, parts, commands)
     say(f"wrote {path}")
+
+
+def _is_written(path: Path) -> bool:
+    """Whether it is what a command has written, rather than a word of a question, as a model's config or folder is."""
+    model = path.name == "config.json" or (path.is_dir() and (path / "config.json").exists())
+    return not model and (path.suffix in SUFFIXES or path.is_dir())
 
 
 def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
@@ -143,7 +149,9 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
     from fivefold.plan.predict import planner, predict
     from fivefold.show import report as page
 
-    if not 2 <= len(what) <= 3:
+    if len(what) == 1:
+        raise Mistake(f"report {what[0]}: on what machine? write such as: fivefold report {what[0]} h100:8")
+    if len(what) > 3:
         raise Mistake("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:

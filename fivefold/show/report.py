@@ -34,7 +34,7 @@ PAGE = """
 :root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
 body{background:var(--card);color:var(--text)}
 .fivefold h2{border-top:1px solid var(--rule);padding-top:1rem}
-@media print{@page{margin:14mm}body{max-width:none;padding:0;color-scheme:light}.fivefold h2{break-after:avoid}
+@media print{@page{margin:14mm}body{max-width:none;padding:0;color-scheme:light}.fivefold :is(h2,h3){break-after:avoid}
  .fivefold svg,.fivefold table,.fivefold .barred{break-inside:avoid}.fivefold details:not([open]){display:none}
  *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

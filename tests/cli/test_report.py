@@ -142,7 +142,13 @@ def test_what_commands_have_written() -> None:
         ((), "of what? fivefold report RUN"),
         (("--from", "a.toml"), "give the machine alone, as --gpus h100:64"),
         (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "give the machine alone"),
-        (("nano",), "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE"),
+        (("nano",), "report nano: on what machine? write such as: fivefold report nano h100:8"),
+        (("own",), "report own: on what machine?"),
+        (("own/config.json",), "report own/config.json: on what machine?"),
+        (
+            ("nano", "h100:2", "dp2", "dp1"),
+            "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE",
+        ),
         (("nano", "h100:2", "dp2", "-o", "a.pdf"), "a report is .html; print it to PDF from a browser"),
         (("nano", "h100:2", "dp3"), "needs 3 ranks"),
         (("gone.json",), "gone.json: no such file"),
@@ -151,6 +157,8 @@ def test_what_commands_have_written() -> None:
     ],
 )
 def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
+    Path("own").mkdir()
+    Path("own/config.json").write_text("{}")
     with pytest.raises(Mistake, match=re.escape(line)):
         CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
 
