@@ -73,7 +73,9 @@ def _try_best(solver: BranchAndBound, bounds: Bounds, opened: Opened) -> None:
 
 
 def _try(solver: BranchAndBound, bounds: Bounds, some: CandidateLayouts) -> None:
-    """Evaluate the most promising of some candidates that may fit."""
+    """Evaluate the most promising of some candidates that may fit; nothing of none."""
+    if not len(some.zero):
+        return
     size = bounds.memory(some)
     fits = size <= solver.incumbents.capacity
     some, size = some.take(fits), size[fits]

@@ -148,6 +148,12 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert found.reasons[0].cause == "memory"
 
 
+def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
+    long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
+    found = search(model=named("llama3-8b"), machine=NODE, job=long, top=1)
+    assert (found.best, len(found.misses) > 0) == ((), True)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
