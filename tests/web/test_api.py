@@ -41,7 +41,10 @@ def test_predict_is_what_the_command_prints(client: TestClient, words: list[str]
 
 def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]
-    for question in ("micro-batch", "sequence", "changes", "run"):
+    small = {"model": "nano", "machine": "h100:2", "layout": "dp2", "gbs": 8}  # whose lengths are searched
+    asked = client.get("/api/ask/sequence", params=small).json()
+    assert asked == printed("ask", "sequence", "nano", "h100:2", "dp2", "--gbs", "8")
+    for question in ("micro-batch", "changes", "run"):
         assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
     more = {"tokens": "2T", "price": "2.2", "assume": "failures=1"}
     options = ["--tokens", "2T", "--price", "2.2", "--assume", "failures=1"]
