@@ -70,3 +70,14 @@ def test_loading_is_light(names: list[str], absent: set[str]) -> None:
     assert names
     loaded = python(f"import sys\nfor name in {names}: __import__(name)\nprint(*sys.modules)").split()
     assert absent.intersection(loaded) == set()
+
+
+def test_a_run_is_built_without_the_compiler() -> None:
+    """``torch._dynamo`` takes two seconds of every process's start; it is loaded where something is compiled."""
+    python(
+        "import sys, torch, fivefold.check.prove\n"
+        "from fivefold.model.catalog import named\n"
+        "from fivefold.train.model.transformer import Transformer\n"
+        "with torch.device('meta'): Transformer(named('nano'))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )

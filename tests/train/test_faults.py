@@ -45,7 +45,7 @@ RUN = {
     "data": {"corpus": "corpus", "heldout": 0.2}, "checkpoints": {"every_steps": 4},
 }  # fmt: skip
 TWO = {
-    "layout": "dp2 zero2 mbs2", "job": {"steps": 400}, "checkpoints": {"every_steps": 20},
+    "layout": "dp2 zero2 mbs2", "job": {"steps": 280}, "checkpoints": {"every_steps": 8},
     "faults": {"max_restarts": 0},
 }  # fmt: skip
 NOT_HALF = "nothing is half-done, and the same command takes it up again"
@@ -594,7 +594,7 @@ def test_two_processes_end_and_go_on() -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
     set_run(folder="straight", **TWO)
     ended = Launched().wait()
-    assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 400 steps")
+    assert (ended.code, ended.error.splitlines()[-1][:18]) == (0, "finished 280 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
         "checkpoints", "data", "log.jsonl", "predicted.json", "report.html", "step.json", "tensorboard",
     ]  # fmt: skip
@@ -612,36 +612,36 @@ def test_two_processes_end_and_go_on() -> None:
     assert (ended.code, ended.line) == (1, f"stopped by SIGINT; {NOT_HALF}")
 
     run = Launched()
-    run.at_step(50)
+    run.at_step(20)
     os.kill(run.workers()[1], signal.SIGKILL)
     ended = run.wait()
     assert ended.code == 1
     goes_on = f"the same command goes on from run/checkpoints/step-{saved_step():08d}"
     assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
-    assert saved_step() >= 40
+    assert saved_step() >= 16
 
-    for begin, name in ((100, "SIGINT"), (150, "SIGTERM")):
+    for begin, name in ((40, "SIGINT"), (60, "SIGTERM")):
         run = Launched()
         run.at_step(begin)
         (os.killpg if name == "SIGINT" else os.kill)(run.process.pid, signal.Signals[name])
         ended = run.wait()
         saved = f"run/checkpoints/step-{saved_step():08d}"
         assert ended.line == (
-            f"stopped by {name} after step {saved_step()} of 400; saved {saved}; the same command goes on from there"
+            f"stopped by {name} after step {saved_step()} of 280; saved {saved}; the same command goes on from there"
         )
         assert (ended.code, saved_step() >= begin) == (1, True)
 
     run = Launched()
-    run.at_step(200)
+    run.at_step(80)
     os.killpg(run.process.pid, signal.SIGKILL)
     assert run.wait().code == -signal.SIGKILL  # and the processes went with it
-    assert saved_step() >= 180
+    assert saved_step() >= 72
 
     # From here on it heals itself: of a checkpoint without a file, of a rank that is killed, of one that is stopped.
     (cut := Path("run/checkpoints") / f"step-{saved_step():08d}" / "__1_0.distcp").unlink()
     set_run(**TWO | {"faults": {"max_restarts": 1, "watchdog_seconds": 9}})
     run = Launched()
-    run.at_step(250)
+    run.at_step(100)
     os.kill(killed := run.workers()[0], signal.SIGKILL)
     wait_for(lambda: run.workers().get(0, killed) != killed or run.process.poll() is not None)
     newest = saved_step()
@@ -660,5 +660,5 @@ def test_two_processes_end_and_go_on() -> None:
     for line, pattern in zip(said, patterns, strict=True):
         assert_line(line, pattern)
     assert ended.code == 0
-    assert (saved_step(), saved_bits()) == (400, saved_bits("straight"))
-    assert len(losses()) == 400
+    assert (saved_step(), saved_bits()) == (280, saved_bits("straight"))
+    assert len(losses()) == 280

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fivefold.train.model.operation import outside_graphs
+
 GAMMA, FIRST, SECOND = (
     value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as int64
@@ -114,7 +116,7 @@ class _Dropped(torch.autograd.Function):
         return torch.mul(gradient, mask).mul_(ctx.scale), None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     """``x`` [..., D] with elements dropped by the ``keys`` [...] of its rows."""
     out: Tensor = _Dropped.apply(x, keys, rate)  # type: ignore[no-untyped-call]
@@ -130,7 +132,7 @@ class Dropout(nn.Module):
         self.positions: Tensor | None = None
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def forward(self, x_RD: Tensor, keys_B: Tensor, tokens: int) -> Tensor:
         """``keys``: of the sequences, whose rows these are; ``tokens``: of each of them on this rank."""
         positions = torch.arange(tokens, device=x_RD.device) if self.positions is None else self.positions

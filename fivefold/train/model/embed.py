@@ -19,6 +19,11 @@ from fivefold.train.model.operation import Run, direct
 Places = Callable[[], Tensor]
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    """A table that is not initialised, as no weight is here."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)  # type: ignore[no-untyped-call]
+
+
 class Embed(nn.Module):
     """Embedding. Tensor parallelism replaces ``lookup`` and, with sp, ``own_rows``: the rank's of all rows."""
 
@@ -26,8 +31,8 @@ class Embed(nn.Module):
         super().__init__()
         self.run: Run = direct
         self.scale = model.embedding_scale
-        self.tokens = nn.Embedding(model.vocab, model.width)
-        self.positions = nn.Embedding(model.positions, model.width) if model.position == "learned" else None
+        self.tokens = _table(model.vocab, model.width)
+        self.positions = _table(model.positions, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
         rate = model.dropout_rates.embedding

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.linear import WgradStore, Work, accumulate_grad
+from fivefold.train.model.operation import outside_graphs
 
 ALIGNED_BYTES = 16  # grouped_mm takes rows and offsets that are multiples of so many bytes
 Ends = Callable[[Tensor, int], list[int]]
@@ -232,14 +233,14 @@ def _slices(ends: list[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
     found: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
     found: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
     return found

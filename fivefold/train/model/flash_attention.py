@@ -19,6 +19,7 @@ from torch import Tensor
 from fivefold.record import Mistake
 from fivefold.train.model.band_attention import band_attention, band_attention_backward
 from fivefold.train.model.dropout import PROBABILITIES, place_in
+from fivefold.train.model.operation import outside_graphs
 from fivefold.train.model.score_rule import Heads, ScoreRule
 
 aten = torch.ops.aten
@@ -88,7 +89,7 @@ class Flash:
         out: Tensor = self._by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
         return out
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _by_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: ScoreRule, documents_BT: Tensor | None,
         noise: Noise | None,

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.train.model.float8.cast import Cast, widen
+from fivefold.train.model.operation import outside_graphs
 
 Work = Callable[[], None]
 Wait = Callable[[], Tensor]
@@ -165,7 +166,7 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     return outs
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     found: tuple[Tensor, ...] = _FusedLinears.apply(x, linears[0].matrix, linears)  # type: ignore[no-untyped-call]
     return found

@@ -22,7 +22,7 @@ from fivefold.train.model.experts import Experts
 from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.linear import WgradStore, accumulate_grad
 from fivefold.train.model.mlp import Mlp
-from fivefold.train.model.operation import Run, direct
+from fivefold.train.model.operation import Run, direct, outside_graphs
 from fivefold.train.model.routing import Permutation, Sequences
 
 
@@ -130,7 +130,7 @@ class Moe(nn.Module):
                 chosen = routing.choose_experts(scores, self.bias if self.moe.balance == "free" else None, moe=self.moe)
         return routing.routing_weights(_with_balance(scores, chosen, self), chosen, moe=self.moe), chosen
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     @torch.no_grad()
     def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Permutation and dispatch plan; made once per forward and reused where operations are recomputed."""
@@ -209,26 +209,26 @@ class _Sum(torch.autograd.Function):
         return ctx.kernels.gather_rows(gradient, ctx.permutation.tokens), None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _route(x: Tensor, router: Router) -> Tensor:
     found: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
     found: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Rows [R, D] and routing weights [R, k] → copies [n, D] and their weights [n], in order of expert."""
     copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
     return copies, weights.flatten().index_select(0, permutation.order)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
     found: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
     return found

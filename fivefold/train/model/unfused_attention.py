@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fivefold.train.model.dropout import PROBABILITIES, dropped, place_in, row_keys, score_rows
-from fivefold.train.model.operation import Run, direct
+from fivefold.train.model.operation import Run, direct, outside_graphs
 from fivefold.train.model.score_rule import Heads, ScoreRule
 
 ROWS = 128  # of queries that are masked at a time
@@ -40,7 +40,7 @@ class Unfused:
         out: Tensor = run("attention.core.values", _values, shares, v_BTKH)
         return out
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _drop(self, shares: Tensor, keys_B: Tensor) -> Tensor:
         _, heads, tokens, _ = shares.shape
         first = self.heads.first(heads)
@@ -50,19 +50,19 @@ class Unfused:
         return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _scores(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
     found: Tensor = _Scores.apply(q, k, rule.scale)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _softmax(scores: Tensor, rule: ScoreRule, documents: Tensor | None) -> Tensor:
     found: Tensor = _Softmax.apply(scores, rule, documents)  # type: ignore[no-untyped-call]
     return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs
 def _values(shares: Tensor, v: Tensor) -> Tensor:
     found: Tensor = _Values.apply(shares, v)  # type: ignore[no-untyped-call]
     return found

@@ -24,6 +24,7 @@ from fivefold.train.model.flash_attention import (
     attend_backward,
     sinks_backward,
 )
+from fivefold.train.model.operation import outside_graphs
 from fivefold.train.model.score_rule import Heads, ScoreRule
 from fivefold.train.parallel.collectives import all_to_all, exchange
 from fivefold.train.parallel.mesh import Axis
@@ -63,7 +64,7 @@ class Ulysses:
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
         """[B, T / cp, heads, H] each → [B, T, heads / cp, H]."""
         heads = k_BTKH.shape[2]
@@ -73,7 +74,7 @@ class Ulysses:
         found: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
         return found
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def leave(self, out_BTNH: Tensor) -> Tensor:
         """[B, T, N / cp, H] → [B, T / cp, N, H]."""
         (back,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
@@ -117,7 +118,7 @@ class Ring:
     def __init__(self, axis: Axis, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.axis, self.rule, self.heads = axis, rule, heads
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def __call__(
         self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, documents_BT: Tensor | None = None,
         sinks_N: Tensor | None = None, keys_B: Tensor | None = None,

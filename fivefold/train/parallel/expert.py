@@ -19,6 +19,7 @@ from fivefold.train.model.float8.cast import E4M3, Cast, widen
 from fivefold.train.model.float8.matmul import Caster
 from fivefold.train.model.linear import Work
 from fivefold.train.model.moe import Moe, TokenDispatcher
+from fivefold.train.model.operation import outside_graphs
 from fivefold.train.model.routing import Sequences
 from fivefold.train.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from fivefold.train.parallel.mesh import Axis, Ranks
@@ -155,13 +156,13 @@ class AllToAllDispatcher(TokenDispatcher):
         """Start the all_to_all of the row counts per expert, [E] int64."""
         return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Start the dispatch. Returns two empty tensors that only link ``arrive`` to it in the autograd graph."""
         rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Wait for the dispatch: rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
         rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
@@ -171,7 +172,7 @@ class AllToAllDispatcher(TokenDispatcher):
         """End of each local expert's rows: cumulative counts, int32 [local experts]."""
         return plan.offsets
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
         """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
         home: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fivefold.layout.spec import CHEAP
 from fivefold.train.model import linear_op
 from fivefold.train.model.linear import Linear, fused_linears, recomputing
-from fivefold.train.model.operation import direct
+from fivefold.train.model.operation import outside_graphs, skip_wrappers
 from fivefold.train.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
@@ -40,7 +41,7 @@ def attach(
     inner forward, so hooks on the module fire once.
     """
     if compiled is not None:
-        torch._dynamo.eval_frame.skip_code(direct.__code__)  # compiled within its callers only
+        skip_wrappers()  # compiled within their callers only
     for block, again in blocks:
         wanted = groups if again else frozenset()
         if compiled is not None and wanted <= {"layer"}:
@@ -156,7 +157,7 @@ class _FullRecompute:
             return self._watched(function, *inputs)
         return function(*inputs)
 
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    @partial(outside_graphs, recursive=False)
     def _watched(self, function: Function, *inputs: Any) -> Any:
         layer = self.here.layer
         if layer is None:
@@ -189,7 +190,7 @@ class RecomputedLayer(Operation):
         self.ending: StopPoint | None = None
         self.saved: list[Tensor] | None = None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def enter(self, inputs: Sequence[Any]) -> None:
         """A watched operation begins. While recomputing, save its inputs and stop if it is the ``StopPoint``."""
         self.calls += 1
@@ -199,12 +200,12 @@ class RecomputedLayer(Operation):
             self.saved += [inputs[place].detach() for place in self.ending.places]
             raise _StopRecompute
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def leave(self) -> None:
         """The watched operation has ended."""
         self.entered, self.inside = (), None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def pack(self, tensor: Tensor) -> SavedHandle:
         """Save a handle as any operation does, and update the candidate for the ``StopPoint``."""
         place = next((place for place, x in enumerate(self.entered) if x is tensor), None)

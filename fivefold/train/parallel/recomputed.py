@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fivefold.train.model.linear import recomputing
+from fivefold.train.model.operation import outside_graphs
 
 Function = Callable[..., Any]
 
@@ -114,7 +115,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
             return KeptTensor.of(tensor)
         return OutputView(output, tensor.size(), tensor.stride(), cast(int, tensor.storage_offset()))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def pack(self, tensor: Tensor) -> KeptTensor | OutputView:
         """Pack hook of an operation that is not recomputed: keeps the outputs it saves, except cheap ones."""
         held = self.held(tensor)
@@ -133,7 +134,7 @@ class Operation:
         self.handles: list[weakref.ref[SavedHandle]] = []
         self.outputs: list[weakref.ref[RecomputedOutput]] = []
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def pack(self, tensor: Tensor) -> SavedHandle:
         """Pack hook: return a handle to recompute ``tensor``; inputs and weights are referred to instead."""
         storage = StorageWeakRef(tensor.untyped_storage())
@@ -176,7 +177,7 @@ def _tensors(made: Any) -> list[Tensor]:
 
 
 def _into(saved: list[Tensor]) -> Callable[[Tensor], None]:
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def pack(tensor: Tensor) -> None:
         saved.append(tensor.detach())
 

@@ -24,6 +24,7 @@ from fivefold.train.model.kernels.eager import EAGER, Kernels
 from fivefold.train.model.kernels.norms import Sums
 from fivefold.train.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.train.model.logits import PLAIN, LogitShape
+from fivefold.train.model.operation import outside_graphs
 from fivefold.train.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 
@@ -100,7 +101,7 @@ class GatherRows:
     def __init__(self, axis: Axis, *, sp: bool) -> None:
         self.hooks = _TensorParallelHooks(axis, sp=sp)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def __call__(self, x: Tensor) -> Tensor:
         """Own rows → all rows; without sp the identity."""
         whole: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
@@ -133,7 +134,7 @@ class VocabParallel:
         here = ids - self.hooks.axis.rank * held
         return here, (here < 0) | (here >= held)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def lookup(self, ids_R: Tensor, weight: Tensor) -> Tensor:
         """Embed ids of all rows → own rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
@@ -159,7 +160,7 @@ class NormSums(Sums):
     def __init__(self, axis: Axis, *, width: int, holders: int) -> None:
         self.axis, self.width, self.holders = axis, width, holders
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def __call__(self, rows: Tensor) -> Tensor:
         """All-reduce ``rows`` [R, 1]."""
         whole = all_reduce(rows, self.axis).wait()

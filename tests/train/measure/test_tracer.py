@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # once, before any fork
 
 from fivefold.check.split import rank_times, split, summary
 from fivefold.job import Job, recipe

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # once, before any fork
 import torch.nn.functional as F
 from torch import Tensor, nn
 

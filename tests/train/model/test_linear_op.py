@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # once, before any fork
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
