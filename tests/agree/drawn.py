@@ -3,8 +3,8 @@
     number 17 of seed 0 · dp2 tp2 pp2 zero1 …         the same for every run of a seed
 
 Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
-block and MLP, biases, norms of heads, tied tables, shaped logits; any order of axes, uneven stages, shard groups,
-schedules, recomputation. Legal is what ``refuse`` and ``check_supported`` let pass.
+block and MLP, biases, norms of heads, tied tables, shaped logits, windows, sinks, dropout; any order of axes, uneven
+stages, shard groups, schedules, recomputation. Legal is what ``refuse`` and ``check_supported`` let pass.
 """
 
 from __future__ import annotations
@@ -118,7 +118,29 @@ def _model(chance: random.Random, frame: Frame) -> Model:
         mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=6, rope_dim=4, v_dim=pick((6, 8)))
         fields |= {"mla": mla, "qk_norm": "none", "qkv_bias": False, "out_bias": False, "rope_fraction": 1.0}
     model = Model(name="drawn", vocab=VOCAB, moe=_moe(chance) if frame.experts else None, **fields)
-    return model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts, latent=frame.latent))
+    model = model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts, latent=frame.latent))
+    return model.replace(**_of_scores(random.Random(chance.random()), model, latent=frame.latent))
+
+
+def _of_scores(chance: random.Random, model: Model, *, latent: bool) -> dict[str, Any]:
+    """Which keys a query sees and how, in every second model; dropout in every fourth, all three rates apart."""
+    rates = ("dropout", "attention_dropout", "embedding_dropout")
+    fields: dict[str, Any] = {rate: chance.choice((0.0, 0.1, 0.3)) for rate in rates if chance.random() < 0.25}
+    if latent or chance.random() < 0.5:
+        return fields
+    patterns = ((), (True, False), (False, True, True))
+    if chance.random() < 0.7:
+        fields |= {
+            "window": chance.choice((3, 7, 12, 200)), "window_pattern": chance.choice(patterns),
+            "window_kind": chance.choice(("sliding", "sliding", "chunks")),
+        }  # fmt: skip
+        if model.position == "rope":
+            fields |= {"rope_theta_sliding": chance.choice((None, 50.0))}
+    if model.position == "rope":
+        fields |= {"rope_pattern": chance.choice((*patterns, ()))}
+    return fields | {
+        "attention_softcap": chance.choice((None, None, 0.5)), "attention_sinks": chance.choice((False, False, True)),
+    }  # fmt: skip
 
 
 def _of_blocks(chance: random.Random, *, experts: bool, latent: bool) -> dict[str, Any]:
@@ -188,6 +210,8 @@ def _job(chance: random.Random, layout: Layout) -> Job:
     return Job(
         sequence=sequence, global_batch=micro_batches * layout.dp * layout.mbs, precision=recipe("fp32"),
         documents=pick(("joined", "apart")), loss=pick(("fused", "chunked")), vocab_multiple=pick((1, 1, 4)),
+        reduce=pick(("micro_batch", "micro_batch", "step")), reshard=pick(("forward", "forward", "backward")),
+        attention=pick(("flash", "flash", "flash", "unfused")),
         pairs=layout.schedule.startswith("dualpipe") and pick((True, False)), steps=5, seed=chance.randrange(1000),
         optimizer=Optimizer(kind=kind, clip=pick((0.5, 0.0)), epsilon=1e-5),
         learning_rate=LearningRate(kind="constant", peak=3e-4),

@@ -21,7 +21,8 @@ Places = Callable[[], Tensor]
 
 def _table(rows: int, width: int) -> nn.Embedding:
     """A table that is not initialised, as no weight is here."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)  # type: ignore[no-untyped-call]
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    return table
 
 
 class Embed(nn.Module):

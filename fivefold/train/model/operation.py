@@ -32,7 +32,7 @@ def outside_graphs(function: Function, *, recursive: bool = True) -> Function:
         if "torch._dynamo" not in sys.modules:
             return function(*inputs, **options)
         if disabled is None:
-            disabled = torch.compiler.disable(function, recursive=recursive)  # type: ignore[no-untyped-call]
+            disabled = torch.compiler.disable(function, recursive=recursive)
         return disabled(*inputs, **options)
 
     run._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler looks for before it enters

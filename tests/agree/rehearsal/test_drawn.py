@@ -46,6 +46,12 @@ def test_the_draw_is_wide() -> None:
         "apart": sum(case.job.documents == "apart" for case in cases),
         "chunked": sum(case.job.stack.loss == "chunked" for case in cases),
         "recomputed": sum(layout.ac != "none" for layout in layouts),
+        "windows": sum(model.window is not None for model in models),
+        "sinks": sum(model.attention_sinks for model in models),
+        "soft caps": sum(model.attention_softcap is not None for model in models),
+        "dropout": sum(any(model.dropout_rates) for model in models),
+        "unfused": sum(case.job.stack.attention == "unfused" for case in cases),
+        "reduced once": sum(case.job.stack.reduce == "step" for case in cases),
     }  # fmt: skip
     assert min(many.values()) >= 20, many
     for schedule in {layout.schedule for layout in layouts}:
