@@ -41,7 +41,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         )
     if job.stack.name != "fivefold":
         raise Mistake(
-            f"job: the engine is fivefold's own and does not run as {job.stack.name}; drop stack; `predict` plans it"
+            f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
+            "(--stack fivefold); `predict` plans it as it is"
         )
     for field, ours in OURS.items():
         if getattr(job.stack, field) != ours:

@@ -25,6 +25,10 @@ TAIL = 64 << 20  # bytes of a longer text's end that are read
 RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
+class _Strange(Mistake):
+    """A text that is none of the forms."""
+
+
 class _Ranks(NamedTuple):
     """What only all ranks together explain: dumps of flight recorders, and texts of stacks by name."""
 
@@ -35,11 +39,21 @@ class _Ranks(NamedTuple):
 
 
 def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
-    """Explain every file, or every file of a folder; dumps of ranks together. ``top``: how many lines are listed."""
+    """Explain every file, or of a folder every one that it can; dumps of ranks together. ``top``: how many lines are
+    listed.
+    """
     found: list[Explanation] = []
     ranks = _Ranks({}, [], {}, [])
-    for path in _files(paths):
-        found += _read(path, ranks, top=top)
+    strange: list[_Strange] = []
+    for path, alone in _files(paths):
+        try:
+            found += _read(path, ranks, top=top)
+        except _Strange as other:
+            if alone:
+                raise
+            strange.append(other)
+    if strange and not (found or ranks.dumps or ranks.stacks):
+        raise strange[0]
     if ranks.dumps:
         with _as_torch_writes(ranks.dump_files[0]):
             found.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
@@ -48,14 +62,15 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     return tuple(found)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
+def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Files, and whether each was named itself."""
     for path in paths:
         if not path.exists():
             raise Mistake(f"{path}: no such file")
         within = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
         if not within:
             raise Mistake(f"{path}: a folder without files")
-        yield from within
+        yield from ((each, each is path) for each in within)
 
 
 def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
@@ -135,7 +150,7 @@ def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
     for each in (*said, losses.explain(losses.read(text), files=files)):
         found += [each] if each is not None else []
     if not found and str(path) not in ranks.stack_files:
-        raise Mistake(f"{path}: {KNOWN}")
+        raise _Strange(f"{path}: {KNOWN}")
     return found
 
 

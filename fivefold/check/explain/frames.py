@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LIBRARY = re.compile(
-    r"(^|/)(torch|torchgen|torchvision|triton|contextlib\.py|threading\.py|runpy\.py|importlib)(/|$)|^<"
+    r"(^|/)(torch|torchgen|torchvision|triton|contextlib\.py|threading\.py|runpy\.py|typing_extensions\.py|importlib)(/|$)"
+    r"|^<"
 )
 OPTIMIZER = re.compile(r"(^|/)(optim|optimizers?)/|(^|/)\w*(optimizer|adamw?|muon)\.py$", re.IGNORECASE)
 FSDP_GATHER = re.compile(r"all_gather|unshard|unsharded")
