@@ -198,6 +198,10 @@ def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
     [
         (("--tensor-model-parallel-size 8", "--tensor-model-parallel-size 6"), "128 ranks are not a multiple of .*=96"),
         (("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $TP"), r"is \$TP, which is not set; add TP="),
+        (
+            ("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $(cat tp)"),
+            r"what a command prints, \$\(cat",
+        ),
         (("--num-layers 96", "--num-layers 95"), "num_layers=95 does not spread over pp=16"),
         (("--num-layers 96", "--num-layers many"), "num_layers must be a whole number of 1 or more, not 'many'"),
         (("--rampup-batch-size 16 16 5859375", "--rampup-batch-size 16"), "rampup_batch_size is three numbers"),

@@ -58,10 +58,10 @@ def read(document: Document, asked: Asked) -> Reading:
     origin, found = document.origin, named(arguments, dict(table))
     for name, value in found.items():
         if name in TABLE and name != "tokenizer_model" and str(value).startswith("$"):
-            variable = str(value).strip("${}")
-            raise Mistake(
-                f"{origin}: --{name.replace('_', '-')} is {value}, which is not set; add {variable}=VALUE to the file"
-            )
+            flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
+            if str(value).startswith("$("):
+                raise Mistake(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
+            raise Mistake(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
     given_named = {**found, **({"expandable_segments": True} if segments else {})}
     return read_named(given_named, document, asked, table=table, form=("megatron", VERSION, "megatron-core"))
 
