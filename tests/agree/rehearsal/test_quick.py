@@ -42,6 +42,8 @@ CASES = (
     Case("ahead", 3, "dp2 pp2 zb1p zero3 mbs1", 192, 8),
     Case("ahead", 3, "dp2 pp2 zb1p zero3 mbs1", 192, 8, reduce="step"),
     Case("ahead, tied", 3, "dp2 zero3 mbs1", 192, 8),
+    Case("ahead, tied", 4, "dp4 pp2 zbv zero2 mbs1", 64, 8),
+    Case("ahead, tied", 4, "dp2 pp2 dualpipev zero3 mbs1", 64, 8),
     Case("clamped", 4, "dp2 tp2 ep2 etp2 zero3 mbs1 ac=moe", 192, 8, "fp32"),
     Case("deepseek-v2-lite", 3, "dp2 tp2 zero3 mbs1", 768, 4),
     Case("windows", 5, "dp2 tp2 zero1 mbs2", 192, 8),

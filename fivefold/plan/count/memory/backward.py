@@ -42,7 +42,8 @@ class Backward:
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
         self.width, self.split, self.graph, self.stay = width, split, graph, sums.held
         self.unborn = {"dense": sums.dense, "experts": sums.experts} | ({"table": sums.table} if sums.table else {})
-        self.into_table = ("embedding", *(("head.out", "loss") if sums.tied else ())) if sums.table else ()
+        tables = ("embedding",) if sums.table or sums.tied else ()
+        self.into_table = (*tables, *(("head.out", "loss") if sums.tied else ()))
         self.reduction = sums.reduced, sums.gone
         closing = (op.name for op in unit.ops if op.gradient_widths and (is_expert(op) or op.kind == "loss"))
         self.closing = next(closing, "")

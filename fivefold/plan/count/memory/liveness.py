@@ -42,6 +42,7 @@ class SplitProfile(NamedTuple):
     experts_bytes: int  # live when the last of the experts' gradients is made
     made_bytes: int  # of the weight gradients that W makes
     released_bytes: int = 0  # kept until the stage's B has ended, and no longer
+    table_peak_bytes: int = 0  # peak of W while it makes gradients of a tied table alone
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -97,7 +98,7 @@ def play_split(
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, together=together)
     back.run(kept)
-    late, weights_peak, closing, experts, every = back.late, 0, 0, 0, 0
+    late, weights_peak, table_peak, closing, experts, every = back.late, 0, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
         if id(op) in back.waiting:
@@ -106,13 +107,26 @@ def play_split(
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
             again = 0 if op.recomputed else op.regathered
-            weights_peak = max(weights_peak, left + again + made * width + op.scratch_of_casts[1])
+            here = left + again + made * width + op.scratch_of_casts[1]
+            if op.name in back.into_table and not weights_peak:
+                table_peak = max(table_peak, here)
+            else:
+                weights_peak = max(weights_peak, here)
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a weight and its bias the larger
             experts = closing if is_expert(op) else experts
             every += sum(op.gradient_widths) * width
             left -= back.held[id(op)]
     return SplitProfile(
-        back.peak, back.cause, back.kept_then, back.sums_then, late, weights_peak, closing, experts, every
+        back.peak,
+        back.cause,
+        back.kept_then,
+        back.sums_then,
+        late,
+        weights_peak,
+        closing,
+        experts,
+        every,
+        table_peak_bytes=table_peak,
     )
 
 

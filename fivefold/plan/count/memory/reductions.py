@@ -94,7 +94,7 @@ class Reductions:
         dense = unit.born.dense - kept if self._each(unit) else 0
         table = 0 if self.table_waits else unit.born.table
         experts = unit.born.experts if cut(unit.parts[-1]) else 0
-        return Sums(dense, experts, table=table, tied=unit.born.tied and table > 0)
+        return Sums(dense, experts, table=table, tied=unit.born.tied)
 
     def ends_in_b(self, unit: RunMemory, *, last: bool) -> bool:
         """Whether a table of ``unit`` is reduced before W: it looks up in it and does not multiply by it."""

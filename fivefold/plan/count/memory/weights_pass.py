@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from fivefold.plan.count.memory.backward import Sums
 from fivefold.plan.count.memory.liveness import SplitProfile
 from fivefold.plan.count.memory.moment import LiveBytes, ends
 from fivefold.plan.count.memory.reductions import Change, Reductions, cut
@@ -11,9 +12,9 @@ from fivefold.plan.count.memory.stage import RunMemory
 
 
 class WeightsPass:
-    """W of one layout; ``split``: of a unit; ``graph``: it stays between B and W."""
+    """W of one layout; ``split``: of a unit, and of ``Sums`` that B allocates; ``graph``: it stays between B and W."""
 
-    def __init__(self, reductions: Reductions, split: Callable[[RunMemory], SplitProfile], *, graph: bool) -> None:
+    def __init__(self, reductions: Reductions, split: Callable[..., SplitProfile], *, graph: bool) -> None:
         self.reductions, self.split = reductions, split
         self.makes_all = reductions.each or graph  # gradients of a unit that puts any off
 
@@ -28,20 +29,25 @@ class WeightsPass:
             if not late and not (self.makes_all or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
                 grown += unit.state.reduced - unit.state.sums
         for place in reversed(range(len(units))):
-            unit, profile = units[place], self.split(units[place])
+            unit, profile = units[place], self.split(units[place], Sums(tied=units[place].born.tied))
             if not profile.late_bytes:
                 continue
             reduces, change = sums.reduces(unit, last=last), self._change(unit, first=first, last=last)
             # those of experts are allocated with their first gradient; all are, if they are reduced every time
             born = sums.born(unit, first=first)
             born = born if self.makes_all and not sums.bucketed else born._replace(dense=0)
-            allocated = born.dense + born.experts + (born.table if born.tied and self.makes_all else 0)
+            tables = born.tied and self.makes_all and not sums.adds  # else they live from the first backward on
+            allocated = born.dense + born.experts + (born.table if tables else 0)
             lag = sums.lag_bytes(unit) if reduces else 0
             for done in ends(unit, second=bool(lag)):
                 still, at = lag if done and reduces else lagging, unit.run.times - done - 1
                 here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield LiveBytes((place, at, "weights"), gradients + allocated, here, 0, rest)
+                kept = here + min(0, rest)  # negative: of the first gradients' operands, which are gone
+                yield LiveBytes((place, at, "weights"), gradients + allocated, kept, 0, max(0, rest))
+                if profile.table_peak_bytes:  # the first gradients are a table's, and only then come the unit's own
+                    early = profile.table_peak_bytes - profile.late_bytes
+                    yield LiveBytes((place, at, "weights"), gradients + allocated - born.dense, here, 0, early)
                 if reduces:
                     here -= profile.late_bytes
                     if unit.born.experts:
