@@ -289,8 +289,9 @@ def run_part(part: Part, run: Run) -> Part:
     """What of ``part`` matters to a run: recomputation if it is recomputed, degrees of experts if it may hold any, a
     pipeline if it is the head.
     """
-    if part.recomputed and not run.recomputed:
-        part = part._replace(recomputed=frozenset())
-    if part.piped and run.name != "head":
-        part = part._replace(piped=False)
-    return part if run.routes or part.ep == part.etp == 1 else part._replace(ep=1, etp=1)
+    ep, etp = (part.ep, part.etp) if run.routes else (1, 1)
+    recomputed: frozenset[str] = part.recomputed if run.recomputed else frozenset()
+    return Part(
+        part.sequences, part.cp, part.ulysses, part.tp, part.tp_inner, part.sp, ep, etp, recomputed,
+        part.piped and run.name == "head",
+    )  # fmt: skip

@@ -54,10 +54,14 @@ class UnitTimer:
         self.nccl, self.beside = machine.backend == "nccl", machine.overlaps
         self.contention = CONTENTION if self.nccl else 0.0  # elsewhere messages show what they keep the core busy
         self.forward_exposed, self.backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        self.forward_sent, self.backward_sent = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # hidden or not
         self.hidden = [0.0, 0.0]
         self.sent: dict[int, tuple[int, int]] = {}  # messages that the host issues, forward and backward, by operation
         self.awaited: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
         self.spans: dict[str, float] = {}  # seconds by name of operation or message
+        for op, time in zip(ops, times, strict=True):
+            total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
+            self.spans[op.name] = self.spans.get(op.name, 0.0) + total
         # compute left to hide ep messages behind, forward and backward: that of the shared experts
         shared = [time for op, time in zip(ops, times, strict=True) if op.name.startswith("moe.shared.")]
         self.room = [sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)]
@@ -65,10 +69,8 @@ class UnitTimer:
             self.room = [sum(t.backward + t.weight for t in times), sum(t.forward for t in times)]
 
     def add(self, index: int) -> None:
-        """Add one operation to the longest ones, and its messages to those exposed and hidden."""
-        op, time = self.ops[index], self.times[index]
-        total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
-        self.spans[op.name] = self.spans.get(op.name, 0.0) + total
+        """Add the messages of one operation to those exposed and hidden."""
+        op = self.ops[index]
         if op.message is None:
             return
         message = op.message.uncast if op.recomputed else op.message
@@ -82,6 +84,8 @@ class UnitTimer:
         exposed = self._exposed(index, forward, side=0, beside=ahead.forward)
         back = self._exposed(index, backward, side=1, beside=ahead.backward + ahead.weight)
         axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
+        self.forward_sent[axis] += forward.seconds
+        self.backward_sent[axis] += backward.seconds + again.seconds
         if axis == "tp" and message.regather and not op.recomputed and self.beside:
             gather, reduce = self._beside_products(index, again, backward)
             again = again._replace(seconds=again.seconds - gather)
@@ -92,18 +96,6 @@ class UnitTimer:
             self.awaited[index] = exposed
         self.forward_exposed[axis] += exposed
         self.backward_exposed[axis] += back
-
-    def sent_by_axis(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of all messages in the order of ``AXES``, forward and backward, hidden or not."""
-        ahead, back = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-        for op in self.ops:
-            if op.message is None or (place := self.place(op.message.axis)).ranks == 1:
-                continue
-            message, axis = op.message.uncast if op.recomputed else op.message, op.message.axis.partition("_")[0]
-            forward, backward, again = self._passes(message, place, recomputed=op.recomputed)
-            ahead[axis] += forward.seconds
-            back[axis] += backward.seconds + again.seconds
-        return tuple(ahead.values()), tuple(back.values())
 
     def _passes(
         self, message: Message, place: Group, *, recomputed: bool
@@ -223,13 +215,16 @@ class UnitTimer:
         """The exposed messages of all operations added."""
         return UnitTime(0.0, 0.0, 0.0, tuple(self.forward_exposed.values()), tuple(self.backward_exposed.values()), "")
 
+    def kernels(self) -> tuple[float, float, float]:
+        """Seconds of the kernels alone: forward, backward with what is recomputed for it, weight gradient."""
+        again = sum([time.forward for op, time in zip(self.ops, self.times, strict=True) if op.recomputed])
+        forward, backward, weight = (sum(column) for column in list(zip(*self.times, strict=True))[:3])
+        return forward, backward + again, weight
+
     def read(self) -> UnitTime:
         """The totals of all operations added."""
-        pairs = list(zip(self.ops, self.times, strict=True))
-        again = sum(time.forward for op, time in pairs if op.recomputed)
-        forward = sum(time.forward for _, time in pairs) + self.contention * self.hidden[0]
-        backward = sum(time.backward for _, time in pairs) + again + self.contention * self.hidden[1]
-        weight = sum(time.weight for _, time in pairs)
+        forward, backward, weight = self.kernels()
+        forward, backward = forward + self.contention * self.hidden[0], backward + self.contention * self.hidden[1]
         if self.nccl:
             host = self.machine.chip.launch_seconds * (COMPILED_HOST if self.job.stack.compiles else 1)
             later = host * sum(back for _, back in self.launches)

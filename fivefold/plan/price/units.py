@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import Group, group
@@ -22,6 +23,15 @@ from fivefold.plan.price.unit_time import AXES, UnitTime, UnitTimer
 CACHED = 40_000  # values of a cache of a few numbers each
 
 
+class Nearest(NamedTuple):
+    """A unit's time, the seconds of its kernels, and seconds of messages by axis of ``AXES``, hidden or not."""
+
+    time: UnitTime
+    kernels: tuple[float, float, float]  # forward, backward and weight gradient
+    forward_sent: tuple[float, ...]
+    backward_sent: tuple[float, ...]
+
+
 class Units:
     """Seconds of the units of one model, job and machine by layout, computed once each."""
 
@@ -34,7 +44,7 @@ class Units:
         self._prices: dict[int, Prices] = like._prices if like else {}
         self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = like._kernels if like else Cache()
         self._units: Cache[tuple[object, ...], UnitTime] = Cache(CACHED)
-        self._messages: Cache[tuple[Part, Name], tuple[tuple[float, ...], tuple[float, ...]]] = Cache(CACHED)
+        self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
         self._ranks = 1
@@ -71,21 +81,14 @@ class Units:
             found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
         return found
 
-    def nearest(self, part: Part, run: Run) -> UnitTime:
+    def nearest(self, part: Part, run: Run) -> Nearest:
         """``unit``, were the ranks of each group next to one another: no order of the mesh makes it faster."""
-        part = run_part(part, run)
-        key = part, run.name, "nearest"
-        found = self._units.get(key)
+        key = run_part(part, run), run.name
+        found = self._nearest.get(key)
         if found is None:
-            found = self._units[key] = self._time(part, run, _nearest(part), ranks=1)
-        return found
-
-    def nearest_messages(self, part: Part, run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of messages by axis of ``AXES``, forward and backward, hidden or not; placed as in ``nearest``."""
-        part = run_part(part, run)
-        found = self._messages.get((part, run.name))
-        if found is None:
-            found = self._messages[part, run.name] = self._timer(part, run, _nearest(part), ranks=1).sent_by_axis()
+            timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
+            sent = tuple(timer.forward_sent.values()), tuple(timer.backward_sent.values())
+            found = self._nearest[key] = Nearest(timer.read(), timer.kernels(), *sent)
         return found
 
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
@@ -101,17 +104,19 @@ class Units:
 
     def _time(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTime:
         timer = self._timer(part, run, place, ranks=ranks)
-        for index in range(len(timer.ops)):
-            timer.add(index)
         return timer.read() if self.job is self.counts.job else timer.messages()
 
     def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
         times = self.kernels(part, run, ranks=ranks)
         ops = self.counts.unit(part, run.name).ops
         further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
-        return UnitTimer(
+        timer = UnitTimer(
             self.counts.model, self.machine, self.network, self.job, place, ops, times, further=further
         )  # fmt: skip
+        for index, op in enumerate(ops):
+            if op.message is not None:
+                timer.add(index)
+        return timer
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""

@@ -18,7 +18,16 @@ from fivefold.plan.predict import Planner
 from fivefold.plan.price.unit_time import CONTENTION
 from fivefold.plan.search.columns import CandidateLayouts, Floats, PartialLayouts
 from fivefold.plan.search.estimates import Estimates
-from fivefold.plan.search.shapes import DUAL, LOOP, NEVER, SPLIT, PipelineUnits, live_micro_batches, pipeline_units
+from fivefold.plan.search.shapes import (
+    DUAL,
+    LOOP,
+    NEVER,
+    SPLIT,
+    PipelineUnits,
+    live_micro_batches,
+    pipeline_units,
+    weights_after,
+)
 from fivefold.plan.search.space import Space
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
@@ -124,15 +133,16 @@ class Bounds:
             busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
         way, back = _over(pipe.before, forward), _over(pipe.before, backward)
-        back += np.where(split, 0.0, _over(pipe.before, weight))
+        back += np.where(split | dual, 0.0, _over(pipe.before, weight))
         hops = np.zeros_like(way)
         if placed:
             delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
             way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
             hops = 2 * pipe.chunks * sending
         own = way + share * (work + hops) + ends + update
-        late = np.where(split, _over(pipe.held, weight), 0.0)  # W may run while the last backward goes to rank 0
-        there = way + share * (work + hops - late) + np.where(dual, 0.0, back) + (ends + update)[:, :1]
+        lead = _over(pipe.lead, weight)  # W may run while the last backward goes to rank 0
+        late = weights_after(pipe, lead, _over(pipe.held, weight) - lead)
+        there = way + share * (work + hops) - late + back + (ends + update)[:, :1]
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
         at = np.arange(len(rank)), rank

@@ -15,7 +15,7 @@ from fivefold.plan.search.columns import CandidateLayouts, Floats, Floor, Ints, 
 from fivefold.plan.search.incumbents import Incumbents
 from fivefold.plan.search.played import TOGETHER, alike, played
 from fivefold.plan.search.scouts import scout
-from fivefold.plan.search.tables import LADDER, MANY
+from fivefold.plan.search.tables import FEWEST, MANY
 
 FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
@@ -66,7 +66,7 @@ class BranchAndBound:
 
     def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
         """Without partial layouts that no longer can win, by bounds of ever smaller micro-batches."""
-        for most in (None, *LADDER) if self.timed else (None,):
+        for most in (None, MANY, FEWEST) if self.timed else (None,):
             if most is not None and len(floor.size):
                 floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=most))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
@@ -148,7 +148,7 @@ class BranchAndBound:
         """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
         space, partials = bounds.space, bounds.partials
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
-        for most in (*LADDER[1:], 1) if self.timed else ():
+        for most in (FEWEST, 1) if self.timed else ():
             if len(seconds):
                 bound = bounds.nearest(candidates, most=most)
                 candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")

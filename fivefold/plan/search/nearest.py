@@ -30,13 +30,13 @@ def nearest(units: Units, part: Part, runs: Sequence[Run], *, pairs: bool) -> Fl
     for run in runs:
         key = run_part(part, run), run.name
         if key not in known:
-            known[key] = [*figures(units.nearest(part, run)), *(_halves(units, part, run) if pairs else [0.0] * 4)]
+            known[key] = [*figures(units.nearest(part, run).time), *(_halves(units, part, run) if pairs else [0.0] * 4)]
     return np.array([known[run_part(part, run), run.name] for run in runs]).T
 
 
 def _halves(units: Units, part: Part, run: Run) -> list[float]:
     """The last four figures; where messages are not NCCL's, no pass is beside another."""
-    overlap, unit, alone = units.job.stack.overlap, units.nearest(part, run), _seconds(units, part, run, ranks=1)
+    overlap, (unit, alone, *sent) = units.job.stack.overlap, units.nearest(part, run)
     both = [
         kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
         for kernels, exposed in ((alone[0], unit.forward_exposed), (alone[1] + alone[2], unit.backward_exposed))
@@ -44,8 +44,7 @@ def _halves(units: Units, part: Part, run: Run) -> list[float]:
     if units.machine.backend != "nccl":
         return [*both, 0.0, 0.0]
     beside = [
-        sum(every for axis, every in zip(AXES, sent, strict=True) if axis in overlap and axis != "tp")
-        for sent in units.nearest_messages(part, run)
+        sum(every for axis, every in zip(AXES, each, strict=True) if axis in overlap and axis != "tp") for each in sent
     ]
     return [*both, *beside]
 
@@ -60,7 +59,7 @@ def least(units: Units, part: Part, run: Run) -> tuple[float, float]:
 
     Routed experts take as long as their FLOPs at the chip's sustained rate, whatever their number on a rank.
     """
-    unit, kernels = units.nearest(part, run), sum(_seconds(units, part, run, ranks=1))
+    unit, kernels = units.nearest(part, run).time, sum(units.nearest(part, run).kernels)
     if not run.routes:
         return sum(figures(unit)[:3]), kernels
     recipe, chip = units.job.precision, units.machine.chip

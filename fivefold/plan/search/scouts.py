@@ -13,13 +13,14 @@ import numpy as np
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.columns import CandidateLayouts, Floor, Opened, joined
 from fivefold.plan.search.rejections import Rejections
-from fivefold.plan.search.tables import LADDER
+from fivefold.plan.search.tables import FEWEST
 
 if TYPE_CHECKING:
     from fivefold.plan.search.branch_and_bound import BranchAndBound
 
 SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
-TRIED, BEST = 40, 3  # of them estimated; whose other schedules are tried
+SCHEDULES = 4000  # of them, the most promising of all
+PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
 
 
 def scout(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> None:
@@ -51,7 +52,7 @@ def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> Floo
         if len(size):
             if solver.timed:
                 bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
-                seconds = bounds.over(stems).floor(most=LADDER[-1]) * (1 + bubble)
+                seconds = bounds.over(stems).floor(most=FEWEST) * (1 + bubble)
             some.append(Floor(stems, size, seconds))
     none = np.zeros(0)
     size, seconds = (np.concatenate([none, *(each[at] for each in some)]) for at in (1, 2))
@@ -63,7 +64,8 @@ def _try_best(solver: BranchAndBound, bounds: Bounds, opened: Opened) -> None:
     partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
     best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
     _, first = np.unique(opened.candidates.partial[best], return_index=True)
-    some = space.shard(partials, opened.candidates.take(best[np.sort(first)[:SCOUTS]]))
+    first = np.union1d(np.sort(first)[:PARTIALS], np.arange(min(len(best), SCHEDULES)))
+    some = space.shard(partials, opened.candidates.take(best[first]))
     s = partials.take(some.partial)
     _try(solver, bounds, some.take((some.zero == 0) | (some.shards == s.dp * s.cp)))
     rows = [space.rows_of(partials, found.estimate.layout) for found in incumbents.best[:BEST]]

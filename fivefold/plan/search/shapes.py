@@ -105,3 +105,13 @@ def live_micro_batches(pipe: PipelineUnits, m: Ints) -> NDArray[np.float64]:
     }
     found = np.select([pipe.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))
     return np.where(pp == 1, 1, found).astype(float)
+
+
+def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds [n, 3] of at most all W after a rank's last B, which is of its first stage, as ``layout/schedule`` orders
+    them; ``near``, ``far``: of a W of its first stage, and of its others.
+    """
+    first = pipe.first * np.where(pipe.schedule == SPLIT[1], 2, 1)  # zb2p defers twice as many
+    apart = (first + 1) * near + first * far
+    paired = (first + 1) * np.maximum(near, far)
+    return np.where(np.isin(pipe.schedule, DUAL), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))

@@ -18,7 +18,8 @@ from fivefold.plan.search.columns import CandidateLayouts, Floats, Ints, Partial
 from fivefold.plan.search.space import Space
 
 MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
-LADDER = (MANY, 256, 32, 6)  # a micro-batch takes no less, per sequence, than one of so many that is a multiple of it
+FEWEST = 6
+LADDER = (MANY, 256, 32, FEWEST)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
 
 Table = dict[tuple[int, ...], Floats]
 

@@ -76,7 +76,7 @@ def test_messages_beside_nothing_take_what_a_timer_says_under_which_no_axis_over
     for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
         part = part_of(Layout.parse(text))
         for run in (Run("head", 0, 1, True), *(Run(kind, at, 1, True) for kind, at in planner.counts.example.items())):
-            apart, sent = planner.units.apart.nearest(part, run), planner.units.nearest_messages(part, run)
+            apart, (_, _, *sent) = planner.units.apart.nearest(part, run).time, planner.units.nearest(part, run)
             for shown, every in zip((apart.forward_exposed, apart.backward_exposed), sent, strict=True):
                 assert shown[1:] == pytest.approx(every[1:])  # all but tp, which hides behind matmuls
         assert sum(map(sum, sent)) > 0

@@ -9,6 +9,7 @@ Sources: arXiv:1604.06174; selective: Korthikanti 2022, arXiv:2205.05198 §5.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from fivefold.layout.spec import CHEAP
@@ -26,17 +27,22 @@ class Unit(NamedTuple):
 
 def groups(op: Op) -> frozenset[str]:
     """The groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
-    first, _, second = op.name.partition(".")
+    return _groups_of(op.name, op.kind)
+
+
+@cache
+def _groups_of(name: str, kind: str) -> frozenset[str]:
+    first, _, second = name.partition(".")
     found = {"layer"}
-    if op.kind == "norm":
+    if kind == "norm":
         found.add("norm")
     if first == "attention" and second.startswith("core"):
         found.add("core")
-    elif first == "attention" and op.kind == "matmul":
+    elif first == "attention" and kind == "matmul":
         found.add("out" if second == "out" else "qkv")
         if second.endswith("_up"):
             found.add("up")
-    if first in ("mlp", "moe", "rope") and op.name not in (*RESIDUAL, "moe.add"):
+    if first in ("mlp", "moe", "rope") and name not in (*RESIDUAL, "moe.add"):
         found.add(first)
     if second.startswith("shared"):
         found = (found - {"moe"}) | {"shared"}
@@ -114,7 +120,7 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fuse
         first = together[0]  # all belong to the same groups
         wanted = not entered.isdisjoint(first.reads) or any(not needed.isdisjoint(op.writes) for op in together)
         running = first.recomputed and ((running and whole) or wanted)
-        found += [op._replace(recomputed=running) for op in reversed(together)]
+        found += [op if op.recomputed == running else op._replace(recomputed=running) for op in reversed(together)]
         if running:
             needed |= dropped.intersection(first.reads)
     return found[::-1]
