@@ -43,6 +43,7 @@ class JobWords(TypedDict, total=False):
     compile: bool
     joint: bool
     linears: str
+    narrow_kept: Sequence[str]
     column_inputs: str
     gathers_again: str
     unit_buffers: str

@@ -100,6 +100,9 @@ class Stack(Record):
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
     # sums itself (ours); apart: each for itself, under autograd
     linears: Literal["fanned", "apart"] = "fanned"
+    # with fp8 matmuls, what beside their inputs is kept in fp8: the input of SwiGLU, and the output of attention in 12
+    # bits (DeepSeek-V3; ``plan/count/operations/narrow.py``)
+    narrow_kept: tuple[Literal["activation", "attention"], ...] = ()
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
     # gathered again for the gradients of their weights, or kept until then (PyTorch's autograd, which knows no better)
     column_inputs: Literal["regathered", "kept"] = "regathered"

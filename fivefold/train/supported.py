@@ -14,7 +14,7 @@ OURS = {
     "joint": False, "weight_gradients": "apart",
     "received": "let_go", "joined": (), "shards": "within", "fetch": "units", "reduce_bucket": 0,
     "unit_buffers": "let_go", "deferred": "operands", "dispatcher": "all_to_all", "scatter_hops": False,
-    "rope": "fused", "further_kernels": (0, 0),
+    "rope": "fused", "narrow_kept": (), "further_kernels": (0, 0),
 }  # fmt: skip
 
 KERNELS = ("fused", "triton", "compiled", "eager")

@@ -164,6 +164,7 @@ STACK: dict[str, Draw] = {
     "weight_gradients": any_of(Stack, "weight_gradients"),
     "joined": subset(Stack, "joined"),
     "run_ahead": any_of(Stack, "run_ahead"),
+    "narrow_kept": subset(Stack, "narrow_kept"),
     "further_kernels": one((0, 0), (0, 0), (10, 18)),
     "graphs": any_of(Stack, "graphs"),
     "dispatcher": any_of(Stack, "dispatcher"),

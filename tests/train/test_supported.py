@@ -17,6 +17,7 @@ OTHERS: dict[str, Any] = {
     "kernels": "plain", "joint": True, "weight_gradients": "summed", "joined": ("weights",),
     "received": "held", "shards": "beside", "fetch": "weights", "reduce_bucket": 1000,
     "unit_buffers": "held", "deferred": "graph", "dispatcher": "fused", "scatter_hops": True, "rope": "apart",
+    "narrow_kept": ("attention",),
     "further_kernels": (10, 18), "offload": ("optimizer",),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 Every row is a case or is excluded with the rule that says so: a fact that it lacks, a cell that is not read, a layout
 that the planner refuses; never its error. Which constants were set on which source: docs/how-a-step-costs/constants.md.
 
-case · cells · convert   a published run; cells of a row as our nouns; what readers share
+case · cells · convert · exclusions   a published run; cells of a row as our nouns; what readers share; what is left out
 score · intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
 constants · left_out      the registry of constants; each source scored with those that were set without it
 """

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from fivefold.check.published import Report, headline, run, table_markdown
+from fivefold.check.published import Report, exclusions, headline, run, table_markdown
 from fivefold.check.published.intervals import coverage, learn, write
 from fivefold.plan.price.errors import TABLE
 
@@ -115,6 +115,23 @@ def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report,
         write(learn(report.scores))
     else:
         assert TABLE.read_text(encoding="utf-8") == (tmp_path / "errors.csv").read_text(encoding="utf-8")
+
+
+def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: Report) -> None:
+    found = exclusions.shares(report.scores, ((each.source, each.row, each.rule) for each in report.excluded))
+    text, table = PAGE.read_text(encoding="utf-8"), "".join(exclusions.markdown(found))
+    begin = text.index("| source | scored |")
+    end = text.index("\n\n", begin) + 1
+    if FREEZE:
+        PAGE.write_text(text[:begin] + table + text[end:], encoding="utf-8")
+    else:
+        assert text[begin:end] == table
+    scored, words = (sum(each[at] for each in found) for at in (1, -1))
+    assert scored / (scored + words) >= 0.95
+    told = {each.rule for each in report.excluded}
+    assert {*exclusions.OTHER, *exclusions.WORDS} <= told  # none that no row breaks
+    rows = {(each.source, each.row.partition(" ")[0]) for each in (*report.scores, *report.excluded)}
+    assert sum(sum(each[1:]) for each in found) == sum(source != "nccl_logs" for source, _ in rows)
 
 
 def test_rankings_hold(report: Report) -> None:

@@ -29,13 +29,13 @@ from fivefold.check.published.convert import (
     read,
     seconds_of_tokens,
 )
+from fivefold.check.published.readers.megatron_bridge_perf import EMPTY_STAGE
 from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.stack.catalog import named
 from fivefold.stack.spec import Stack
 
-PROXY = "a proxy with fewer layers, for which the source repeats the whole model's FLOPs"
 XLA = "XLA schedules and recomputes by its own rules (MaxText's save_qkv_proj, PaxML's policy is not stated)"
 UNKNOWN_MODEL = {
     "Nemotron-H": "state-space layers are no part of our models",
@@ -80,8 +80,6 @@ def _stack(row: Row, model: Model) -> Stack:
 
 
 def _rule(row: Row) -> str:
-    if "PROXY" in row["note"]:
-        return PROXY
     if "Finetuning" in row["model"]:
         return ADAPTERS if "LORA" in row["model"] else PACKED
     if row["framework"] != "NeMo/Megatron":
@@ -90,6 +88,8 @@ def _rule(row: Row) -> str:
         return NEW_GROK
     if unknown := next((rule for start, rule in UNKNOWN_MODEL.items() if row["model"].startswith(start)), ""):
         return unknown
+    if degree(row, "pp") * degree(row, "vp") > (integer(row, "layers") or _model(row).layers):
+        return EMPTY_STAGE
     return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
 
 

@@ -15,6 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.operations.attention import attention
 from fivefold.plan.count.operations.feedforward import experts, mlp
 from fivefold.plan.count.operations.linear import Source, over, over_columns, settled
+from fivefold.plan.count.operations.narrow import narrowed
 from fivefold.plan.count.operations.op import Message, Op, dropout, elementwise, exchange, norm
 from fivefold.plan.count.operations.part import Local
 from fivefold.plan.count.operations.recompute import Unit, recompute
@@ -84,7 +85,7 @@ def block(local: Local, *, layer: int) -> list[Op]:
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
     residual("mlp", branch, "y", "z")
-    return [settled(op, local.job) for op in ops]
+    return [settled(op, local.job) for op in narrowed(local, ops)]
 
 
 class Kind(NamedTuple):

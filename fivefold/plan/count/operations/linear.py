@@ -158,9 +158,11 @@ def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_
     ``cast_rows``: rows of the input that this rank casts, if it gathers the others' casts.
     """
     recipe = local.job.precision
-    if not recipe.narrow or local.job.stack.linears == "apart":
+    if not recipe.narrow:
         return op
     rows, outof, into = op.shape
+    if keeps_casts(local):  # W reads the output's gradient as it was cast for dx (Transformer Engine's WeightGradStore)
+        return op._replace(product_bytes=narrow_bytes(local, rows * op.batch * outof))
     per, rows = max(1, experts), rows * op.batch
     x, g = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
     weight = cast_bytes(local, outof, into, matrices=per, weight="forward")

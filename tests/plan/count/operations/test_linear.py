@@ -10,6 +10,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.count.operations.linear import casting
 from fivefold.plan.count.operations.op import Casts, matmul
 from fivefold.plan.count.operations.part import Local, Part
+from fivefold.stack.catalog import named
 from fivefold.train.model.float8.cast import Cast
 from fivefold.train.model.float8.matmul import Float8Gemms
 
@@ -49,3 +50,10 @@ def test_the_engine_makes_as_many_bytes(name: str) -> None:
     assert [cast.data.nbytes + cast.scale.nbytes for cast in made] == [
         size for size in (*planned[:4], planned.columns, planned.gradient_columns) if size
     ]
+
+
+def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
+    job = Job(precision="fp8", stack=named("megatron-core"))
+    op = matmul("layer", "x", "y", rows=ROWS, into=INTO, outof=OUTOF, width=2)
+    assert casting(op, Local(MODEL, job, Part(sequences=1))).product_bytes == ROWS * OUTOF + 4
+    assert casting(op, Local(MODEL, job.replace(precision="bf16"), Part(sequences=1))).product_bytes == 0
