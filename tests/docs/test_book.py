@@ -26,5 +26,20 @@ def test_what_the_chapter_asserts_holds(chapter: Path) -> None:
         exec(compile("\n" * before + block[1], str(chapter), "exec"), namespace)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/watch.md"])
+def test_blocks_with_a_loop_of_the_readers_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small model, its optimizer, batches and loss in their names."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(8, 8)
+    namespace = {
+        "model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": [torch.ones(4, 8)] * 4,
+        "loss": lambda model, batch: model(batch).square().mean(),
+    }  # fmt: skip
+    (block,) = BLOCK.finditer((ROOT / page).read_text(encoding="utf-8"))
+    exec(compile(block[1], page, "exec"), namespace)
+    assert page == "README.md" or (tmp_path / "runs" / "mine" / "step.json").exists()
+
+
 def test_the_book_has_chapters() -> None:
     assert list(BOOK.glob("*.md")), f"{BOOK} is empty"
