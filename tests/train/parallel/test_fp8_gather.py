@@ -49,7 +49,7 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for moe in built.routed.values():
         if rows == "wide" and isinstance(moe.dispatcher, AllToAllDispatcher):
-            moe.dispatcher.narrow = False
+            moe.dispatcher.narrow = None
     engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], {}
     meter = Meter([], axis=built.ranks.axis)
     for step in range(3):

@@ -186,8 +186,8 @@ class _Ranks:
         base, gathered = self._base(rank), int(beside[5 * held : 6 * held].sum())
         messages = int(beside[-1]) + self._received(rank)
         if self.reductions.lasting:
-            sums = self._gradients(self.totals[rank])
-            base -= sums
+            gradients = self._gradients(self.totals[rank])
+            sums, base = sums + gradients, base - gradients
         for at in self.finder.moments(*live_pass[:6], all_ends=True):
             logits = min(at.logits, at.rest)
             parts = (
