@@ -80,11 +80,14 @@ def lines_of(known: list[Judged]) -> list[str]:
     """Summary and table, in Markdown."""
     if not known:
         return ["no job was judged yet"]
-    plain, tried = ([each[i] for each in known] for i in (6, 7))
+    plain, tried, beyond = zip(
+        *((each.regret_predicted, each.regret_tried, max(0.0, each.regret_tried - each.noise)) for each in known),
+        strict=True,
+    )
     return [
         f"{len(known)} jobs of four layouts: regret of the layout predicted best {statistics.fmean(plain):.1%} in the "
         f"mean, {max(plain):.1%} at most; of the pick of {TRIED} trials {statistics.fmean(tried):.1%}, "
-        f"{max(tried):.1%} at most",
+        f"{max(tried):.1%} at most, beyond the noise {max(beyond):.1%}",
         "",
         "| model | job | best | predicted best | picked by trials | regret, predicted | regret, trials | noise |",
         "|" + "---|" * 8,
