@@ -1,6 +1,6 @@
 """Configs of other software: plans that must come back from each, and written files with broken lines.
 
-    python -m tests.endure.formats --count 500 --broken 500 --searched 8
+    python -m tests.endure.formats --count 1700 --broken 500 --searched 8
 
 A plan that a format writes is read back as it was; a file with lines cut, doubled or changed is read, or refused in
 one line; whatever a search for a stack proposes is written, and comes back. Prints what does not hold, and exits 1 if
