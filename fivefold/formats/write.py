@@ -32,10 +32,10 @@ def write(plan: Plan, *, to: str) -> Written:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
     plan = plan._replace(layout=plain(plan.layout, plan.model))
     refuse(plan.layout, model=plan.model, job=plan.job)
-    kind, at, _ = plan.layout.ac.partition("@")
-    if at and form.stack:
+    if form.stack and plan.layout.ac != plan.layout.recomputation:
         raise Mistake(
-            f"--to {form.name}: ac={plan.layout.ac}: it recomputes on all pipeline ranks alike; take ac={kind}"
+            f"--to {form.name}: ac={plan.layout.ac}: it recomputes on all pipeline ranks alike; "
+            f"take ac={plan.layout.recomputation}"
         )
     found = form.write(plan)
     if form.read is None:

@@ -103,22 +103,31 @@ class Layout(Record):
         if self.stages and len(self.stages) != chunks:
             raise ValueError(f"{stages_word(self.stages)} names {len(self.stages)}, not pp·v={chunks}")
         if not _AC.fullmatch(self.ac):
-            words = self.ac.partition("@")[0].split("+")
+            words = self.recomputation.split("+")
             wrong = next((word for word in words if word not in RECOMPUTABLE), self.ac)
             known = [f"ac={word}" for word in ("none", "selective", "full", *RECOMPUTABLE)]
             raise ValueError(str(nearest(f"ac={wrong}", known, kind="recomputation")))
-        kind, _, ranks = self.ac.partition("@")
-        if ranks and not 0 < int(ranks) < self.pp:
+        if self.ac == self.recomputation:
+            return
+        if not 0 < self.recompute_ranks < self.pp:
             raise ValueError(
-                f"ac={self.ac}: {ranks} of pp={self.pp} pipeline ranks; take 1 to pp-1 of them, or ac={kind}"
+                f"ac={self.ac}: {self.recompute_ranks} of pp={self.pp} pipeline ranks; "
+                f"take 1 to pp-1 of them, or ac={self.recomputation}"
             )
-        if ranks and self.schedule == "dualpipe":
-            raise ValueError(f"ac={self.ac}: dualpipe has each stage on two ranks; take ac={kind}, or dualpipev")
+        if self.schedule == "dualpipe":
+            raise ValueError(
+                f"ac={self.ac}: dualpipe has each stage on two ranks; take ac={self.recomputation}, or dualpipev"
+            )
+
+    @property
+    def recomputation(self) -> str:
+        """What ``ac`` says without its ranks: ``full/2`` of ``full/2@1``."""
+        return self.ac.partition("@")[0]
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
         """Groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
-        kind = self.ac.partition("@")[0]
+        kind = self.recomputation
         if kind == "none":
             return frozenset()
         if kind.startswith("full"):
@@ -128,7 +137,7 @@ class Layout(Record):
     @cached_property
     def recompute_every(self) -> int:
         """n if every n-th layer is recomputed."""
-        kind = self.ac.partition("@")[0]
+        kind = self.recomputation
         return int(kind[5:]) if kind.startswith("full/") else 1
 
     @cached_property

@@ -77,7 +77,7 @@ def value_of(layout: Layout, field: str) -> object:
     """A layout's value of a field of ``Where``."""
     words: dict[str, object] = {
         "order": "default" if layout.order == DEFAULT_ORDER else "-".join(layout.order),
-        "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no", "ac": layout.ac.partition("@")[0],
+        "kind": layout.cp_kind, "sp": "yes" if layout.sp else "no", "ac": layout.recomputation,
         "shards": 1 if layout.zero == 0 else layout.shard_group or layout.dp * layout.cp,
     }  # fmt: skip
     return words[field] if field in words else getattr(layout, field)

@@ -112,7 +112,7 @@ def _ruled_out(layout: Layout) -> Fields:
     if layout.stages and layout.pp * layout.v != len(layout.stages):
         fields |= {"stages": ()}
     if layout.recompute_ranks >= layout.pp:
-        fields |= {"ac": layout.ac.partition("@")[0]}
+        fields |= {"ac": layout.recomputation}
     if layout.tp == 1:
         fields |= {"sp": True}
     if layout.tp % layout.etp:
