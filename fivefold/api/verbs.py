@@ -18,9 +18,9 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.asked.answers import Question
+    from fivefold.asked.playbook import Batch
     from fivefold.check.dryrun import Rehearsal
     from fivefold.check.sweep.journal import Journal
-    from fivefold.cli.playbook import Batch
     from fivefold.layout.comparison import Comparison
     from fivefold.layout.playbook import Playbook
     from fivefold.layout.search_result import Aim, Answer, By, Change, Lengths, SearchResult, Walk
@@ -60,25 +60,17 @@ def search(
     precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
     best are alike; ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
     """
-    from fivefold.asked.search import ALIKE, limited, others
-    from fivefold.job import recipe
+    from fivefold.asked.search import ALIKE, found_layouts, limited
     from fivefold.layout.where import Where as Constraint
-    from fivefold.plan.search import search as run
 
     for name, number in (("top", top), ("front", front)):
         if number < 1:
             raise Mistake(f"{name}={number} must be 1 or more")
-    spec, chips, wanted = _model(model), limited(_machine(machine), memory), job_of(job)
-    found = run(
-        model=spec, machine=chips, job=wanted, by=by, top=top, levels=front,
-        within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),
-        recipes=[recipe(name) for name in also], reduces=others(wanted), two_dimensional=two,
+    return found_layouts(
+        _model(model), limited(_machine(machine), memory), job_of(job), also=also, measure=measure, by=by, top=top,
+        levels=front, within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),
+        two_dimensional=two,
     )  # fmt: skip
-    if measure and found.best:
-        from fivefold.cli.search import measured_best
-
-        found = found.replace(finalists=tuple(measured_best(spec, chips, wanted, count=measure)[0]))
-    return found
 
 
 def playbook(
@@ -87,7 +79,7 @@ def playbook(
 ) -> Playbook:  # fmt: skip
     """The playbook's procedure, step by step; its ``run_file`` is the TOML that ``train`` takes."""
     from fivefold.asked.across import priced
-    from fivefold.cli.playbook import playbook as run
+    from fivefold.asked.playbook import playbook as run
 
     (ranks,) = priced([_machine(machine)], price)
     return run(_model(model), ranks, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume)
@@ -196,11 +188,11 @@ def sweep(
     ``what``: a sweep file, or its tables as a mapping. Rows go to ``out`` (.parquet, .csv, .jsonl); of a file, without
     it, to ``runs/sweeps/NAME.jsonl``.
     """
+    from fivefold.asked.machines import local_file
+    from fivefold.asked.sweep import default_path, trials
     from fivefold.check.sweep import rows_file
     from fivefold.check.sweep.spec import Sweep
     from fivefold.check.sweep.sweep import Plan, run
-    from fivefold.cli.options import local_file
-    from fivefold.cli.sweep import default_path, trials
     from fivefold.shown import Rows
 
     spec = Sweep.of(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
@@ -267,7 +259,7 @@ def _model(what: str | Model) -> Model:
 
 
 def _machine(what: str | Machine) -> Machine:
-    from fivefold.cli.options import load_machine
+    from fivefold.asked.machines import load_machine
 
     return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
 

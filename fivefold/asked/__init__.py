@@ -1,6 +1,7 @@
 """What is asked in words, as records, and answered: the command line, the page and Python ask the same way.
 
-words · job        numbers with their units; a job of a file, of options over it, of ``--set`` over both
-search · across    what a search is asked besides its nouns; one run on several machines, and their prices
-answers · cases · extras   ``ask``'s questions; what is compared; what a missing package is of
+words · job · machines   numbers with their units; a job of a file, of options over it, of ``--set`` over both; machines
+search · across          what a search is asked besides its nouns; one run on several machines, and their prices
+playbook · sweep         from tokens to a run file; where a sweep's rows go, and how they are measured
+answers · cases · extras ``ask``'s questions; what is compared; what a missing package is of
 """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from fivefold.asked.words import parse_bytes
 from fivefold.record import Mistake
-from fivefold.units import show_bytes
+from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.search_result import By, Walk
+    from fivefold.layout.search_result import By, Finalist, SearchResult, Walk
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -47,3 +48,47 @@ def walk(model: Model, machine: Machine, job: Job, *, start: str, by: str, where
         raise Mistake("--keep ranks changes by time or memory; drop --by robust, or --keep")
     least: By = "memory" if by == "memory" else "time"
     return run(planner(model, machine, job), Layout.parse(start), by=least, where=where)
+
+
+def found_layouts(
+    model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
+) -> SearchResult:  # fmt: skip
+    """What ``plan.search`` finds with ``options``, with a bar on the terminal.
+
+    ``also``: other precisions to try; ``measure``: of the best, how many are trained for a few steps.
+    """
+    from fivefold.job import recipe
+    from fivefold.plan.search import search as run
+    from fivefold.show.progress import bar
+
+    best = ""
+
+    def improved(layout: str, score: float) -> None:
+        nonlocal best
+        said = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
+        best = f", best so far {layout} {said}"
+
+    with bar("searching") as progress:
+        found = run(
+            model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
+            report=lambda done, total: progress(f"layouts{best}", done, total), improved=improved, **options,
+        )  # fmt: skip
+    if measure and found.best:
+        finalists, _ = measured_best(model, machine, job, count=measure)
+        return found.replace(finalists=tuple(finalists))
+    return found
+
+
+def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
+    """The best layouts by measured seconds; what was measured of their units is kept where ``local`` is."""
+    from fivefold.asked.machines import local_file
+    from fivefold.check.finalists import measure_best
+    from fivefold.machine.toml import read, write
+    from fivefold.show.progress import bar
+
+    with bar("measuring") as progress:
+        found, known = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
+    path = local_file()
+    if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
+        write(read(path).replace(calibration=known.calibration), path)
+    return found, known

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.asked.machines import local_file
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, local_file, say, show, whole_numbers
+from fivefold.cli.options import AsJson, say, show, whole_numbers
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import load_machine, say, whole_numbers
+from fivefold.cli.options import say, whole_numbers
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

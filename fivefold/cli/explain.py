@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, load_machine, show
+from fivefold.cli.options import AsJson, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import AsJson, load_machine, say, show
+from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

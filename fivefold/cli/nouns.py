@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from fivefold.asked.job import load_job
+from fivefold.asked.machines import load_machine
 from fivefold.cli import completion
 from fivefold.cli.job_options import OPTIONS
-from fivefold.cli.options import load_machine
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:

@@ -5,9 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +16,6 @@ from fivefold.record import Mistake
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fivefold.machine.spec import Machine
 
 ModelName = Annotated[
     str,
@@ -46,18 +43,6 @@ def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, .
     if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
         raise Mistake(f"{option} {text!r} is not a list of {of}; write {such}")
     return tuple(int(word) for word in words)
-
-
-def load_machine(text: str) -> Machine:
-    """The machine that ``text`` names."""
-    from fivefold.machine.catalog import resolve
-
-    return resolve(text, local=local_file())
-
-
-def local_file() -> Path:
-    """The file that ``local`` means."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fivefold" / "local.toml"
 
 
 def say(line: str) -> None:

@@ -11,18 +11,12 @@ import typer
 
 from fivefold.asked.across import priced
 from fivefold.asked.answers import Question, answers, noise_of
+from fivefold.asked.machines import load_machine
 from fivefold.asked.words import tokens_of
 from fivefold.cli.across import Assume, Prices
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import (
-    AsJson,
-    MachineName,
-    ModelName,
-    load_machine,
-    say,
-    show,
-)
+from fivefold.cli.options import AsJson, MachineName, ModelName, say, show
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.record import Mistake
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.asked.machines import load_machine
 from fivefold.cli.again import command, job_said
 from fivefold.cli.job_options import takes_job
-from fivefold.cli.options import load_machine, say
+from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.asked.machines import load_machine
 from fivefold.cli import lanes
-from fivefold.cli.options import AsJson, load_machine, say, show
+from fivefold.cli.options import AsJson, say, show
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
 from fivefold.train.faults.signals import one_line
@@ -214,7 +215,7 @@ def _layout(run: Run, machine: Machine) -> str:
     if run.layout != "auto":
         return run.layout
     from fivefold.asked.answers import fastest
-    from fivefold.cli.search import measured_best
+    from fivefold.asked.search import measured_best
     from fivefold.model.catalog import resolve
 
     if run.measure and "RANK" not in os.environ:  # torchrun's ranks all come here: they take the planner's word

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fivefold.asked.across import is_asked, priced
-from fivefold.asked.search import ALIKE, limited, others, walk
+from fivefold.asked.machines import load_machine
+from fivefold.asked.search import ALIKE, found_layouts, limited, walk
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import AsJson, load_machine, local_file, say, show
-from fivefold.units import show_bytes, show_seconds
+from fivefold.cli.options import AsJson, say, show
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.search_result import Finalist, SearchResult
+    from fivefold.layout.search_result import SearchResult
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -80,19 +80,19 @@ def search(
 
     only, near = Where.parse(where), None if exact else ALIKE if within is None else within
     if is_asked(by, others, tokens, deadline, ranks):
-        machines = [limited(each, memory) for each in (machine, *(load_machine(word) for word in others or []))]
+        machines = [limited(each, memory) for each in (machine, *map(load_machine, others or []))]
         show_offers(
             model, machines, job, by=by, where=only, within=near or 0.0, tokens=tokens, prices=price or [],
             deadline=deadline, ranks=ranks, assume=assume or [], json=json,
         )  # fmt: skip
         return
-    machine = limited(priced([machine], price or [])[0], memory)
+    machine = _wanted(machine, price or [], memory=memory, by=by)
     if keep is not None:
         show_walk(model, machine, job, start=keep, by=by, where=only, top=top, json=json)
         return
-    wanted = _to_write(top, model, machine, job) if write else top
-    asked = {"by": by, "top": wanted, "levels": front, "within": near, "where": only, "two_dimensional": two}
-    found = found_layouts(model, machine, job, also=also or [], measure=measure, **asked)
+    asked = {"by": by, "levels": front, "within": near, "where": only, "two_dimensional": two}
+    most = _to_write(top, model, machine, job) if write else top
+    found = found_layouts(model, machine, job, also=also or [], measure=measure, top=most, **asked)
     show_found(found.replace(best=found.best[:top]), json=json)
     if write:
         write_best(ranking(found), model=model, machine=machine, job=job, path=write)
@@ -107,11 +107,13 @@ def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
     return max(top, WRITABLE)
 
 
-def say_if_unpriced(machine: Machine, by: str) -> None:
-    """Name a machine that has no price where layouts are ranked by cost, and say how to give it."""
+def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
+    """The machine with what options say of it; one without a price is named where layouts are ranked by cost."""
+    (machine,) = priced([machine], price)
     if by == "cost" and machine.dollars_per_rank_hour is None:
         name = machine.name.split()[0]
         say(f"{machine.name} has no price: ranked by GPU-hours; for dollars give --price {name}=2.2/h")
+    return limited(machine, memory)
 
 
 def say_if_stopped(found: SearchResult) -> None:
@@ -119,36 +121,6 @@ def say_if_stopped(found: SearchResult) -> None:
     if found.stopped:
         say(f"stopped: the best when {found.tried:,} layouts were decided; others may be better")
         raise typer.Exit(130)
-
-
-def found_layouts(
-    model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
-) -> SearchResult:  # fmt: skip
-    """What ``plan.search`` finds with ``options``, with a bar on the terminal.
-
-    ``also``: other precisions to try; ``measure``: of the best, how many are trained for a few steps.
-    """
-    from fivefold.job import recipe
-    from fivefold.plan.search import search as run
-    from fivefold.show.progress import bar
-
-    best = ""
-    say_if_unpriced(machine, options.get("by", "time"))
-
-    def improved(layout: str, score: float) -> None:
-        nonlocal best
-        said = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
-        best = f", best so far {layout} {said}"
-
-    with bar("searching") as progress:
-        found = run(
-            model=model, machine=machine, job=job, recipes=[recipe(name) for name in also], reduces=others(job),
-            report=lambda done, total: progress(f"layouts{best}", done, total), improved=improved, **options,
-        )  # fmt: skip
-    if measure and found.best:
-        finalists, _ = measured_best(model, machine, job, count=measure)
-        return found.replace(finalists=tuple(finalists))
-    return found
 
 
 def show_found(found: SearchResult, *, json: bool) -> None:
@@ -181,17 +153,3 @@ def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
 
     save(page.front_chart(found, subtitle=of), path)
     say(f"drew {path}")
-
-
-def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
-    """The best layouts by measured seconds; what was measured of their units is kept where ``local`` is."""
-    from fivefold.check.finalists import measure_best
-    from fivefold.machine.toml import read, write
-    from fivefold.show.progress import bar
-
-    with bar("measuring") as progress:
-        found, known = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
-    path = local_file()
-    if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
-        write(read(path).replace(calibration=known.calibration), path)
-    return found, known

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fivefold.cli.options import AsJson, local_file, say, show
+from fivefold.asked.machines import local_file
+from fivefold.asked.sweep import default_path, trials
+from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
-    from fivefold.check.sweep.sweep import Trials
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.show.sweep.row import Row
@@ -44,18 +45,17 @@ def sweep(
 
     plan = Plan.of(Sweep.load(file), local=local_file())
     if dry:
-        show(
-            json_module.dumps({"rows": plan.rows, "settings": len(plan.parts)})
-            if json
-            else _size(plan.rows, len(plan.parts))
-        )
+        size = {"rows": plan.rows, "settings": len(plan.parts)}
+        show(json_module.dumps(size) if json else _size(**size))
         return
     path = out or default_path(file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise Mistake(f"--charts {charts}: is a file; name a folder")
     with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
-        how = trials(path, steps=steps, timeout=timeout, slurm=slurm) if measure or slurm else None
+        how = (
+            trials(path, steps=steps, timeout=timeout, submit=_submit if slurm else None) if measure or slurm else None
+        )
         rows = run(plan, journal, trials=how, report=progress)
         rows_file.write(rows, path)
         journal.drop("predicted")
@@ -65,24 +65,8 @@ def sweep(
     show(json_module.dumps([row.model_dump() for row in rows], indent=2) if json else table.page(rows))
 
 
-def _size(rows: int, settings: int) -> str:
+def _size(*, rows: int, settings: int) -> str:
     return f"{rows:,} rows at most, of {settings:,} settings of model, machine, ranks and job"
-
-
-def default_path(file: Path) -> Path:
-    """Where the rows of a sweep file go, unless they are sent elsewhere."""
-    return Path("runs/sweeps") / f"{file.stem}.jsonl"
-
-
-def trials(path: Path, *, steps: int, timeout: float, slurm: bool = False) -> Trials:
-    """How the rows that go to ``path`` are measured: each in a folder beside it."""
-    from fivefold.check.sweep.sweep import Trials
-    from fivefold.check.trial import FEWEST_STEPS
-
-    if steps < FEWEST_STEPS:
-        raise Mistake(f"--steps {steps} times none; take {FEWEST_STEPS} or more")
-    folder = path.with_name(f"{path.name}.trials").absolute()
-    return Trials(folder, steps=steps, timeout_seconds=timeout, submit=_submit if slurm else None)
 
 
 def _submit(run: Run, file: Path, layout: Layout, machine: Machine) -> str:

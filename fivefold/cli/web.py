@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fivefold.cli.options import local_file, say
+from fivefold.asked.machines import local_file
+from fivefold.cli.options import say
 from fivefold.record import Mistake
 
 

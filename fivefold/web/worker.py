@@ -108,7 +108,7 @@ def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
 
 def plan(asked: dict[str, Any], report: Report) -> Any:
     """What ``fivefold plan --json`` prints."""
-    from fivefold.cli.playbook import playbook
+    from fivefold.asked.playbook import playbook
 
     question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
     found = playbook(

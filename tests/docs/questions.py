@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from fivefold.asked.cases import cases
 from fivefold.asked.job import load_job
-from fivefold.asked.search import ALIKE
-from fivefold.cli.search import found_layouts
+from fivefold.asked.search import ALIKE, found_layouts
 from fivefold.job import Job
 from fivefold.layout.comparison import Comparison
 from fivefold.layout.search_result import SearchResult

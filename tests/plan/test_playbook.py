@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from fivefold.asked.playbook import playbook
 from fivefold.asked.words import tokens_of
-from fivefold.cli.playbook import playbook
 from fivefold.formats.format import Plan
 from fivefold.formats.launch import run_file
 from fivefold.job import Job
