@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
-from fivefold.plan.count.memory.backward import Sums
+from fivefold.plan.count.memory.backward import NO_WAITS, Sums, Waits
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
 from fivefold.plan.count.memory.states import UnitStates, unit_states
 from fivefold.plan.count.operations.fused_linears import fuse_linears
@@ -83,7 +83,7 @@ class Counts:
         self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
         self._logits: Cache[Part, int] = Cache()
         self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache()
-        self._splits: Cache[tuple[Part, Name, Sums, bool], SplitProfile] = Cache()
+        self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache()
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
@@ -128,11 +128,11 @@ class Counts:
             self._profiles[key] = self._play(play, *key)
         return self._profiles[key]
 
-    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, together: bool = False) -> SplitProfile:
-        """Live bytes of a unit whose weight gradients (W) are deferred; ``together`` as in ``liveness.play_split``."""
-        key = part, name, sums, together
+    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
+        """Live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in ``liveness.play_split``."""
+        key = part, name, sums, waits
         if key not in self._splits:
-            how = play_graph if self.job.stack.deferred == "graph" else partial(play_split, together=together)
+            how = play_graph if self.job.stack.deferred == "graph" else partial(play_split, waits=waits)
             self._splits[key] = self._play(how, part, name, sums)
         return self._splits[key]
 
@@ -277,7 +277,7 @@ def _with_wide_gradients(op: Op) -> Op:
     first = 1 if narrow or op.name == "moe.arrive" else 2
     biases = 1 if op.name == "moe.arrive" else 2
     widths = tuple(size * (biases if at else first) for at, size in enumerate(op.gradient_widths))
-    return op._replace(gradient_widths=widths)
+    return op._replace(gradient_widths=widths, biases=2 * op.biases)
 
 
 def apart(layout: Layout) -> bool:

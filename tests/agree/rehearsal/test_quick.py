@@ -116,6 +116,10 @@ CASES = (
     # one block a stage, whose sums are reduced while its next gradient is made
     Case("grouped", 4, "dp4 pp4 zb2p zero2 mbs1", 16, 48),
     Case("grouped", 4, "dp4 pp4 1f1b zero2 mbs1", 16, 32),
+    # biases of experts, whose gradients come in B and wait for W if experts are sharded; in W experts come first
+    Case("clamped", 4, "dp4 ep2 pp4 zb2p zero2 mbs1", 16, 48),
+    Case("clamped", 4, "dp2 pp2 zb1p zero1 mbs1", 64, 8),
+    Case("deepseek-v2-lite", 4, "dp4 ep2 pp2 zb1p zero2 mbs1", 64, 16),
     # weights that stay gathered from a forward to the next backward
     Case("llama3-8b", 4, "dp8 zero3 mbs1 ac=full", 4096, 32, reshard="backward"),
     Case("qwen3-30b-a3b", 3, "dp4 ep2 zero3 mbs1", 768, 16, reshard="backward"),
@@ -124,15 +128,16 @@ CASES = (
 )
 
 
-# A table that is gathered, or whose gradients come, at another time than all else.
-TABLES = [case for case in CASES if case.name.startswith("ahead") or case.layout_text == "dp2 pp2 dualpipev zero3 mbs1"]
+# A table that is gathered, or a table or experts whose gradients come, at another time than all else.
+APART = ("dp2 pp2 dualpipev zero3 mbs1", "dp4 ep2 pp4 zb2p zero2 mbs1", "dp4 ep2 pp2 zb1p zero2 mbs1")
+CLOSE = [case for case in CASES if case.name.startswith("ahead") or case.layout_text in APART]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
-    assert abs(verdict.worst_stage) <= (0.002 if case in TABLES else WORST), verdict.stages
+    assert abs(verdict.worst_stage) <= (0.002 if case in CLOSE else WORST), verdict.stages
 
 
 def test_the_matrix_is_whole() -> None:

@@ -235,7 +235,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         mine = sum(weight.numel for weight in local)
         if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
             mine += (model.tied_embeddings + 2 * model.predicted) * table
-        made = sum(sum(op.gradient_widths) for op in counts.unit(part_of(layout), unit).ops)
+        made = sum(sum(op.gradient_widths) + op.biases for op in counts.unit(part_of(layout), unit).ops)
         assert made == sum(op.parameters for op in counts.unit(part_of(layout), unit).ops) == mine, unit
 
 

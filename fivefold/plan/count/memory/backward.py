@@ -32,12 +32,22 @@ class Sums(NamedTuple):
     held: bool = False
 
 
+class Waits(NamedTuple):
+    """Which gradients that B makes wait for those of W, to be reduced with them."""
+
+    others: bool = False  # than of matrices, in a unit whose W makes any
+    biases: bool = False  # of experts
+
+
+NO_WAITS = Waits()
+
+
 class Backward:
     """Plays the backward of a unit. A gradient is a buffer [bytes, users]: an addition's two inputs share one."""
 
     def __init__(
         self, unit: Unit, *, sizes: dict[str, int], keepers: Counter[str], width: int,
-        sums: Sums, split: bool = False, together: bool = False, graph: bool = False,
+        sums: Sums, split: bool = False, waits: Waits = NO_WAITS, graph: bool = False,
     ) -> None:  # fmt: skip
         self.ops, self.sizes, self.keepers = unit.ops, sizes, keepers.copy()
         self.width, self.split, self.graph, self.stay = width, split, graph, sums.held
@@ -50,7 +60,7 @@ class Backward:
         self.held: dict[int, int] = {}  # bytes kept for W, by operation
         self.claimed: dict[int, int] = {}  # gradient kept for W → the last operation that keeps it
         self.alive: list[list[int]] = []
-        self.together = together and any(map(is_put_off, unit.ops))
+        self.together, self.biases_wait = waits.others and any(map(is_put_off, unit.ops)), waits.biases
         self.waiting: dict[int, int] = {}  # bytes of gradients that wait for W, by operation
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
@@ -90,6 +100,8 @@ class Backward:
         incoming = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
         weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
+        if op.biases:
+            self._add_biases(op)
         made = 0 if op.passes or op.in_place else sum(sizes[name] for name in targets)
         late = bool(op.gradient_widths) and op.kind != "loss" if self.graph else self.split and is_put_off(op)
         makes = bool(op.gradient_widths) and not late
@@ -129,10 +141,7 @@ class Backward:
     def _keep_weights(self, op: Op, weights: int) -> None:
         """What becomes of the gradients of an operation's weights, of which ``weights`` bytes live at once."""
         if self.together and op.kind != "embedding":  # a table is a unit of its own
-            self.waiting[id(op)] = weights
-            self.live += weights
-            self.kept += weights
-            self.late += weights
+            self._wait(op, weights)
         elif not op.delivers:
             self._allocate_sums(op)
             self._note(self.live + weights, op.name)
@@ -140,6 +149,22 @@ class Backward:
             every = sum(op.gradient_widths) * self.width
             self.live += every
             self.sums += every
+
+    def _add_biases(self, op: Op) -> None:
+        """The gradients of experts' biases, which an operation of their own makes before dx."""
+        made = op.biases * self.width
+        if not self.biases_wait:
+            self._allocate_sums(op)
+        self._note(self.live + made, op.name)
+        if self.biases_wait:
+            self._wait(op, made)
+
+    def _wait(self, op: Op, made: int) -> None:
+        """Gradients of ``made`` bytes wait for W."""
+        self.waiting[id(op)] = made
+        self.live += made
+        self.kept += made
+        self.late += made
 
     def _free_kept(self, op: Op, targets: Sequence[str]) -> None:
         """Free the tensors that no later operation of the backward keeps; in place, one becomes a gradient."""

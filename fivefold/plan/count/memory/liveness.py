@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.plan.count.memory.backward import Backward, Sums, is_expert, is_put_off
+from fivefold.plan.count.memory.backward import NO_WAITS, Backward, Sums, Waits, is_expert, is_put_off
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.recompute import Unit
 
@@ -37,12 +37,13 @@ class SplitProfile(NamedTuple):
     backward_kept_bytes: int  # with what is kept for W so far
     backward_sums_bytes: int
     late_bytes: int  # inputs and output gradients kept between B and W
-    weights_peak_bytes: int  # peak of W, with what still lives of ``late_bytes``
+    weights_peak_bytes: int  # peak of the rest of W, with what still lives of ``late_bytes``
     closing_bytes: int  # live when the last gradient of W is made
     experts_bytes: int  # live when the last of the experts' gradients is made
     made_bytes: int  # of the weight gradients that W makes
     released_bytes: int = 0  # kept until the stage's B has ended, and no longer
     table_peak_bytes: int = 0  # peak of W while it makes gradients of a tied table alone
+    experts_peak_bytes: int = 0  # peak of W while it makes those of experts, if these come first: then no other's
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
@@ -90,19 +91,21 @@ def play_graph(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Su
 
 
 def play_split(
-    unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums, together: bool = False
+    unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums, waits: Waits = NO_WAITS
 ) -> SplitProfile:  # fmt: skip
     """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live.
-    ``together``: those of a unit's other weights are made in B, but wait for them until W.
+    ``waits``: which gradients that are made in B wait for them until W.
     """
     sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
-    back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, together=together)
+    back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, waits=waits)
     back.run(kept)
-    late, weights_peak, table_peak, closing, experts, every = back.late, 0, 0, 0, 0, 0
+    late, weights_peak, table_peak, experts_peak, closing, experts, every = back.late, 0, 0, 0, 0, 0, 0
     left = late
     for op in reversed(unit.ops):
         if id(op) in back.waiting:
-            weights_peak, closing = max(weights_peak, left), left
+            if not is_expert(op):
+                weights_peak = max(weights_peak, left)
+            closing = left
             left -= back.waiting[id(op)]
         if is_put_off(op):
             made = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
@@ -110,6 +113,8 @@ def play_split(
             here = left + again + made * width + op.scratch_of_casts[1]
             if op.name in back.into_table and not weights_peak:
                 table_peak = max(table_peak, here)
+            elif is_expert(op) and not weights_peak:
+                experts_peak = max(experts_peak, here)
             else:
                 weights_peak = max(weights_peak, here)
             closing = left + again + max(op.gradient_widths[-2:]) * width  # of a weight and its bias the larger
@@ -127,6 +132,7 @@ def play_split(
         experts,
         every,
         table_peak_bytes=table_peak,
+        experts_peak_bytes=experts_peak,
     )
 
 

@@ -76,12 +76,13 @@ class PeakFinder:
             return 0
         units = self.stages.chunks[before.stage].runs
         late = [self._split(unit).late_bytes if before.kind != "BW" else 0 for unit in units]
-        return self.reductions.under_way(units, before, late, then=(kind, stage))
+        experts_first = any(self._split(unit).experts_peak_bytes for unit in units)
+        return self.reductions.under_way(units, before, late, then=(kind, stage), experts_first=experts_first)
 
     def made_by_w(self, stage: int) -> int:
         """Bytes of this rank's reduced gradients that W of a stage makes, not its B."""
-        units = self.stages.chunks[stage].runs
-        return sum(unit.run.times * unit.state.reduced for unit in units if self._split(unit).late_bytes)
+        late = [unit for unit in self.stages.chunks[stage].runs if self._split(unit).late_bytes]
+        return sum(unit.run.times * (unit.state.reduced - self.reductions.by_biases(unit)) for unit in late)
 
     def moments(
         self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None, held: bool, *,
@@ -112,7 +113,7 @@ class PeakFinder:
         return (at._replace(activations=max(0, at.activations - size)) for at in found)
 
     def _split(self, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
-        return self.counts.split(unit.part, unit.run.name, born, together=self.reductions.each)
+        return self.counts.split(unit.part, unit.run.name, born, waits=self.reductions.waits(unit))
 
     def _played(self, unit: RunMemory, born: Sums, *, split: bool) -> Profile | SplitProfile:
         return self._split(unit, born) if split else self.counts.profile(unit.part, unit.run.name, born)
@@ -272,11 +273,12 @@ class PeakFinder:
         return self._played(unit, born, split=split), table
 
     def _change(self, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> Change:
-        """What a backward does to gradients; ``off``: bytes that it keeps for W, which then makes them all if they are
-        reduced with every micro-batch.
+        """What a backward does to gradients; ``off``: bytes that it keeps for W, which then makes them all, but for
+        ``by_biases``, if they are reduced with every micro-batch.
         """
         if off and self.weights.makes_all:
-            return Change(0, 0, 0)
+            born = first * self.reductions.by_biases(unit)
+            return Change(born, born, 0)
         made_later = self._split(unit).made_bytes if off and self.reductions.late else 0
         return self.reductions.change(unit, first=first, reduces=reduces, made_later=made_later)
 

@@ -235,7 +235,8 @@ class _Ranks:
         if reductions.stays:  # whose bucket lives to the end of the step
             sums = [size + reductions.bucket * (chunk.runs[-1].run.name == "head")
                     for size, chunk in zip(sums, chunks, strict=True)]  # fmt: skip
-        made = [0 if reductions.lasting or reductions.bucketed else chunk.experts for chunk in chunks]
+        lasting = reductions.lasting or reductions.bucketed
+        made = [0 if lasting else reductions.experts_by_w(chunk.runs) for chunk in chunks]
         if reductions.each and not reductions.bucketed:
             made = [finder.made_by_w(stage) if split else 0 for stage in held]
         elif finder.graph and split and not reductions.lasting:

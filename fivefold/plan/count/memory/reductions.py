@@ -9,12 +9,13 @@ FSDP2 copies a unit's gradients when all are made, and its copy lives until the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import NO_SUMS, Counts
-from fivefold.plan.count.memory.backward import Sums
+from fivefold.plan.count.memory.backward import Sums, Waits
 from fivefold.plan.count.memory.in_flight import Before, Kind, Reduced
 from fivefold.plan.count.memory.stage import RunMemory
 from fivefold.plan.count.memory.states import UnitStates
@@ -51,6 +52,8 @@ class Reductions:
         self.lasting = summed or (self.bucketed and not keeps.weights_stay)
         # All weight gradients of a backward live until its end, and only then are added to the sums.
         self.late = job.stack.weight_gradients in ("late", "buckets") and self.stays
+        # Biases of experts are added by an operation of their own, whose backward makes their gradients.
+        self.biased = ours and model.moe is not None and model.moe.expert_bias
         # If embedding and head of a tied table are on one rank, the head's gradient is added to the sums at once and
         # the head frees the table (``adds``), or it waits for the embedding's gradient (``waiting`` bytes).
         self.adds = counts.adds(layout)
@@ -77,13 +80,13 @@ class Reductions:
 
     def born(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
         """Sums that a backward of ``unit`` allocates; ``deferred``: its B, whose W makes all that it puts off, so that
-        B allocates only those of a table that it looks up; ``reduces``: the gradients are reduced then.
+        B allocates only those of a table that it looks up, and ``by_biases``; ``reduces``: gradients are reduced then.
         """
         if (reduces and self._copied(first=first)) or (first and self.become and not deferred):
             return NO_SUMS._replace(held=True)
         if deferred:
             born = self.born(unit, first=first)
-            return Sums(table=born.table, tied=born.tied)
+            return Sums(experts=first * self.by_biases(unit), table=born.table, tied=born.tied)
         bucket = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.bucketed:
             return NO_SUMS._replace(dense=bucket)
@@ -95,6 +98,18 @@ class Reductions:
         table = 0 if self.table_waits else unit.born.table
         experts = unit.born.experts if cut(unit.parts[-1]) else 0
         return Sums(dense, experts, table=table, tied=unit.born.tied)
+
+    def waits(self, unit: RunMemory) -> Waits:
+        """Which gradients that B of a unit makes wait for W: those of experts only where experts are sharded."""
+        return Waits(self.each, self.each and unit.born.experts > 0 and cut(unit.parts[-1]) > 0)
+
+    def by_biases(self, unit: RunMemory) -> int:
+        """Bytes of sums of a unit's experts that B allocates, not W, as gradients of biases do not wait there."""
+        return unit.born.experts if self.biased and not self.waits(unit).biases else 0
+
+    def experts_by_w(self, units: Iterable[RunMemory]) -> int:
+        """Bytes of sums of experts that W of a stage allocates."""
+        return sum(unit.run.times * (unit.born.experts - self.by_biases(unit)) for unit in units)
 
     def ends_in_b(self, unit: RunMemory, *, last: bool) -> bool:
         """Whether a table of ``unit`` is reduced before W: it looks up in it and does not multiply by it."""
@@ -135,16 +150,18 @@ class Reductions:
         return unit.parts[0].sums if self.lags else 0
 
     def under_way(
-        self, units: tuple[RunMemory, ...], before: Before, late: list[int], *, then: tuple[Kind, int]
+        self, units: tuple[RunMemory, ...], before: Before, late: list[int], *, then: tuple[Kind, int],
+        experts_first: bool,
     ) -> int:  # fmt: skip
         """Bytes of sums under way after a backward pass: of the unit of its stage that was reduced last. ``late``:
         bytes that each unit of the stage puts off from B to W; ``then``: the next pass. Of two alike in a row that make
-        the gradients of one unit alone, the second ends the reduction before it allocates the unit's sums anew.
+        the gradients of one unit alone, the second ends the reduction before it allocates the unit's sums anew; not if
+        those of experts come first (``experts_first``: in W).
         """
         if self.each and then == (before.kind, before.stage) and before.kind != "B":
             made = [unit for unit, put_off in zip(units, late, strict=True) if put_off or before.kind == "BW"]
-            first_by_experts = before.kind == "BW" and made[0].born.experts > 0
-            if [unit.run.times for unit in made] == [1] and not first_by_experts:
+            experts_first = experts_first if before.kind == "W" else made[0].born.experts > 0
+            if [unit.run.times for unit in made] == [1] and not experts_first:
                 return 0
         found = (
             unit

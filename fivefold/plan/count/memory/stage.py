@@ -33,13 +33,12 @@ class RunMemory(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One stage, in bytes. ``states``: of all its units; ``experts``: gradient sums of experts; ``kept``: activations
-    of one micro-batch until its backward. ``alike``: index of the first stage with equal units.
+    """One stage, in bytes. ``states``: of all its units; ``kept``: activations of one micro-batch until its backward.
+    ``alike``: index of the first stage with equal units.
     """
 
     runs: tuple[RunMemory, ...]
     states: UnitStates
-    experts: int
     kept: int
     alike: int
     shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
@@ -102,7 +101,6 @@ def _chunk(counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int) ->
     return Chunk(
         runs=tuple(held),
         states=total,
-        experts=sum(each.run.times * each.born.experts for each in held),
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
         kept=sum(each.run.times * each.later.kept_bytes for each in held)
         + (4 * (1 + counts.model.predicted) if runs[-1].name == "head" else counts.local(part_of(layout)).width),

@@ -36,26 +36,29 @@ class WeightsPass:
             # those of experts are allocated with their first gradient; all are, if they are reduced every time
             born = sums.born(unit, first=first)
             born = born if self.makes_all and not sums.bucketed else born._replace(dense=0)
+            born = born._replace(experts=0) if sums.by_biases(unit) else born
             tables = born.tied and self.makes_all and not sums.adds  # else they live from the first backward on
             allocated = born.dense + born.experts + (born.table if tables else 0)
             lag = sums.lag_bytes(unit) if reduces else 0
+            shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first)) if unit.born.experts else 0
+            # experts' gradients come first, and the others' sums only once those are being reduced
+            apart = profile.experts_peak_bytes > 0 and born.dense > 0 and reduces and cut(unit.parts[-1]) > 0
+            early = profile.experts_peak_bytes or profile.table_peak_bytes
             for done in ends(unit, second=bool(lag)):
                 still, at = lag if done and reduces else lagging, unit.run.times - done - 1
                 here, gradients = left - done * profile.late_bytes, grown + done * change.lasting + still
+                if early:
+                    yield _moment(place, at, gradients + allocated - born.dense, here, early - profile.late_bytes)
+                if reduces and unit.born.experts:
+                    midway, others = gradients + born.experts + shard, here - profile.late_bytes
+                    yield LiveBytes((place, at, "reduce"), midway, others, 0, profile.experts_bytes)
+                if apart:
+                    gradients -= still + (0 if sums.lags else born.experts)
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                kept = here + min(0, rest)  # negative: of the first gradients' operands, which are gone
-                yield LiveBytes((place, at, "weights"), gradients + allocated, kept, 0, max(0, rest))
-                if profile.table_peak_bytes:  # the first gradients are a table's, and only then come the unit's own
-                    early = profile.table_peak_bytes - profile.late_bytes
-                    yield LiveBytes((place, at, "weights"), gradients + allocated - born.dense, here, 0, early)
+                yield _moment(place, at, gradients + allocated + shard * apart, here, rest)
                 if reduces:
-                    here -= profile.late_bytes
-                    if unit.born.experts:
-                        shard = min(cut(unit.parts[-1]), sums.shards(unit, first=first))
-                        midway = gradients + born.experts + shard
-                        yield LiveBytes((place, at, "reduce"), midway, here, 0, profile.experts_bytes)
-                    beginning = gradients + change.reducing
-                    yield LiveBytes((place, at, "reduce"), beginning, here, 0, profile.closing_bytes)
+                    beginning, others = gradients + change.reducing, here - profile.late_bytes
+                    yield LiveBytes((place, at, "reduce"), beginning, others, 0, profile.closing_bytes)
             left -= unit.run.times * profile.late_bytes
             grown += unit.run.times * change.lasting
             lagging = lag if reduces else lagging
@@ -65,7 +68,13 @@ class WeightsPass:
         sums = self.reductions
         reduces = sums.reduces(unit, last=last)
         if self.makes_all or sums.bucketed:
-            return sums.change(unit, first=first, reduces=reduces)
-        experts = unit.born.experts if first else 0
+            change, there = sums.change(unit, first=first, reduces=reduces), first * sums.by_biases(unit)
+            return Change(change.reducing - there, change.lasting - there, change.waits)
+        experts = first * (unit.born.experts - sums.by_biases(unit))
         lasting = unit.state.reduced - unit.state.sums if reduces else sums.late * self.split(unit).made_bytes
         return Change(experts + sums.shards(unit, first=first), experts + lasting, 0)
+
+
+def _moment(place: int, index: int, gradients: int, here: int, rest: int) -> LiveBytes:
+    """A moment of W with ``here`` bytes kept for it; ``rest``: negative: of the operands of those, which are gone."""
+    return LiveBytes((place, index, "weights"), gradients, here + min(0, rest), 0, max(0, rest))

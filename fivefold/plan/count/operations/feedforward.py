@@ -188,8 +188,10 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     def grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.joint
         op = casting(op._replace(batch=1), local, first=first, experts=held)
+        widths = tuple(size * held for size in op.gradient_widths)
+        of_matmul = 1 if local.job.stack.linears == "fanned" else len(widths)
         op = op._replace(
-            parameters=op.parameters * held, gradient_widths=tuple(size * held for size in op.gradient_widths),
+            parameters=op.parameters * held, gradient_widths=widths[:of_matmul], biases=sum(widths[of_matmul:]),
             shape=(max(1, rows // held), *op.shape[1:]), batch=held, keeps=(*op.keeps, *ends),
         )  # fmt: skip
         return settled(op, local.job)

@@ -65,6 +65,7 @@ class Op(NamedTuple):
     parameters: int = 0  # trainable elements used
     # Elements of each weight gradient made here, in order; 0: accumulated by the matmul, without a tensor.
     gradient_widths: tuple[int, ...] = ()
+    biases: int = 0  # elements of gradients of biases that an operation of its own adds, so that no W makes them
     flops: int = 0  # forward, attention as the full square
     causal_flops: int = 0  # forward, only what a causal mask lets through
     windowed_flops: int = 0  # of attention with a window: forward, of all cp ranks together, only visible pairs

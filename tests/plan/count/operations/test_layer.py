@@ -172,7 +172,7 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
 def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     model = named(name)
     counted = sum(
-        times * sum(sum(op.gradient_widths) for op in ops)
+        times * sum(sum(op.gradient_widths) + op.biases for op in ops)
         for times, ops in unit_lists(Local(model, Job(sequence=8), Part(1)))
     )
     # each further token predicted is a use of the embedding, and of the head: a gradient each
