@@ -5,7 +5,7 @@ w + g + o · w + g + o/N · w + (g + o)/N · (w + g + o)/N        arXiv:1910.020
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,16 +27,19 @@ N = 4
 # Every dim is divisible by N, so that nothing is padded; activations are small beside the states.
 MODEL = Model(name="shrunk", layers=4, width=128, heads=4, kv_heads=4, head_dim=32, ffn=384, vocab=512)
 JOB = Job(sequence=8, global_batch=4 * N, precision=recipe("bf16-grad16"))
+Reduce = Literal["micro_batch", "step"]
 
 
-def table(zero: int) -> float:
-    """Bytes; our stage 3 gathers the 16-bit weights from the master, and keeps no 2/N of them."""
-    P = MODEL.parameters
-    return P * (16, 4 + 12 / N, 2 + 14 / N, 14 / N)[zero]
+def table(zero: int, *, reduce: Reduce) -> float:
+    """Bytes; gradients that are reduced once a step are whole until then. Our stage 3 gathers the 16-bit weights from
+    the master, and keeps no 2/N of them.
+    """
+    P, g = MODEL.parameters, 2 / N if reduce == "micro_batch" else 2
+    return P * (16, 4 + 12 / N, 2 + g + 12 / N, g + 12 / N)[zero]
 
 
-def rehearsed(layout: Layout) -> int:
-    tape = rehearse_rank(model=MODEL, layout=layout, job=JOB, rank=0, streams=False).steady
+def rehearsed(layout: Layout, job: Job) -> int:
+    tape = rehearse_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
     events, lives = breakdown.events_of(tape), breakdown.lifetimes(tape)
     live = breakdown._live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
@@ -46,9 +49,9 @@ def rehearsed(layout: Layout) -> int:
     return int(states.sum())
 
 
-def measured(layout: Layout) -> int:
-    built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
-    engine, found = Engine(built, model=MODEL, layout=layout, job=JOB), list[int]()
+def measured(layout: Layout, job: Job) -> int:
+    built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
+    engine, found = Engine(built, model=MODEL, layout=layout, job=job), list[int]()
     drawn = torch.randint(0, 512, (4, 1, 9), generator=torch.Generator().manual_seed(1))
     engine.step(drawn)  # makes the moments
     engine.zero_grad()
@@ -60,14 +63,15 @@ def measured(layout: Layout) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("zero", range(4))
-def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int) -> None:
-    layout = Layout(dp=N, zero=zero)
-    moments = over_time(Counts(MODEL, JOB), layout)
+@pytest.mark.parametrize(("zero", "reduce"), [(zero, "micro_batch") for zero in range(4)] + [(2, "step"), (3, "step")])
+def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int, reduce: Reduce) -> None:
+    layout, job, expected = Layout(dp=N, zero=zero), JOB.replace(reduce=reduce), table(zero, reduce=reduce)
+    moments = over_time(Counts(MODEL, job), layout)
     last = [moment for moment in moments if moment.kept_bytes == 0 and "forward" in moment.cause][-1]
     inputs = 8 * 4 * 9 + 2 * 2 * 32 * 8
     predicted = last.states_bytes - inputs + last.gradients_bytes
-    lagging = 0 if zero < 2 else 2 * 512 * 128  # of the embedding, whose reduction is under way where it may be
-    assert predicted - lagging == pytest.approx(table(zero), rel=1e-3)
-    assert rehearsed(layout) == pytest.approx(table(zero), rel=1e-3)
-    assert forked(N, measured, layout) == pytest.approx([table(zero)] * N, rel=1e-3)
+    # of the embedding, whose reduction is under way where it may be
+    lagging = 2 * 512 * 128 if zero > 1 and reduce == "micro_batch" else 0
+    assert predicted - lagging == pytest.approx(expected, rel=1e-3)
+    assert rehearsed(layout, job) == pytest.approx(expected, rel=1e-3)
+    assert forked(N, measured, layout, job) == pytest.approx([expected] * N, rel=1e-3)
