@@ -228,6 +228,7 @@ class Engine:
 
     def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         """Forward of a stage on one micro-batch; ``entry`` [R, D]: from the previous stage. Output [R, D], or loss."""
+        self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]
         predicted = self.predicted if torch.is_grad_enabled() else 0
         length = tokens.shape[1] - 1 - predicted
@@ -236,7 +237,6 @@ class Engine:
         documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
         if module.positions is not None:
             inputs, targets, *further = (each[:, module.positions] for each in (inputs, targets, *further))
-        self._begin_forward(entry)
         keys = self.keys[micro_batch] if self.drops else None
         out = module.stage(
             inputs, targets, layers=self.layers[stage], entry_RD=entry, documents_BT=documents, keys_B=keys,

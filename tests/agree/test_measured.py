@@ -50,6 +50,7 @@ TRIPLES = [
     (BIASED, "dp2 zero0 mbs4", "bf16", 8, 128),
     (TIED, "dp2 zero1 mbs2", "bf16", 8, 128),
     (GROUPED, "dp2 zero2 mbs4", "fp32", 8, 128),
+    (GROUPED, "cp2 mbs4 ac=full", "bf16", 8, 128),  # tokens are copied from both ends of sequences
     (TIED, "dp2 zero3 mbs2", "fp32", 8, 96),
     (SQUARE, "dp3 zero2 mbs1", "bf16", 6, 160),
     (BIASED, "dp4 zero3 mbs1", "bf16", 8, 160),
