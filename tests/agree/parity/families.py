@@ -1,4 +1,4 @@
-"""Every family of Hugging Face, as its small config, under a layout of each axis against one process.
+"""Every family of Hugging Face, as its small config, under a layout of each axis and of experts against one process.
 
     python -m tests.agree.parity.families [FAMILY …]
 
@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.families import from_config
-from fivefold.model.huggingface.tables import DENSE
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.train.supported import check_supported
 from tests.agree.drawn import VOCAB, Drawn
 from tests.agree.parity.cases import TOKENS, job_for
 from tests.agree.parity.drawn import run
-from tests.model.mutations import FAMILIES
+from tests.model.mutations import FAMILIES, LATENT
 
 LAYOUTS = (
     "tp2 mbs2", "cp2 zero1 mbs2", "pp2 zb1p mbs1", "dp2 zero3 mbs1 ac=full", "tp2 mbs1 nosp ac=norm+act",
@@ -29,11 +29,19 @@ LAYOUTS = (
     "dp2 cp2 zero2 mbs1 ac=qkv+mlp",
     "tp2 cp2 zero3 mbs1 ac=core+rope+out", "dp2 pp2 interleaved v2 zero3 mbs1",
 )  # fmt: skip
+OF_EXPERTS = (
+    "dp2 ep2 zero2 mbs1", "dp4 ep4 zero3 mbs1 ac=full", "dp2 tp2 ep2 etp2 mbs2", "cp2 ep2 zero3 mbs1 ac=moe+norm",
+    "dp2 pp2 ep2 zb2p zero2 mbs1", "dp2 tp2 ep4 zero1 mbs1",
+)  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {family: {"model_type": family, **keys} for family, keys in FAMILIES.items()} | {
+    "deepseek_v3+mtp": {"model_type": "deepseek_v3", **FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 1},
+    "kimi_k2": {"model_type": "kimi_k2", **LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+}
 
 
 def model_of(family: str, layout: Layout) -> Model:
     """The family's small model with as many layers as the layout has stages, and the vocabulary of the text."""
-    model = from_config({"model_type": family, **FAMILIES[family]}, name=family)
+    model = from_config(CONFIGS[family], name=family)
     window = None if model.window is None else 7 if model.window_kind == "sliding" else TOKENS // 3
     return model.replace(layers=max(4, layout.pp * layout.v), vocab=VOCAB, window=window, positions=64)
 
@@ -50,10 +58,10 @@ def case(family: str, text: str) -> Drawn:
 def main() -> int:
     """One line per case; 1 if any differs from one process or says other messages than planned."""
     parser = argparse.ArgumentParser(description="families under a layout of each axis against one process")
-    parser.add_argument("families", nargs="*", default=[*DENSE, "granitemoe", "llama4_text"])
+    parser.add_argument("families", nargs="*", default=list(CONFIGS))
     wrong = done = 0
     for family in parser.parse_args().families:
-        for text in LAYOUTS:
+        for text in (*LAYOUTS, *(OF_EXPERTS if model_of(family, Layout()).moe else ())):
             try:
                 drawn = case(family, text)
             except Mistake as refusal:
