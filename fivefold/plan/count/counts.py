@@ -18,24 +18,20 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.plan.count.cache import Cache
 from fivefold.plan.count.memory.backward import NO_WAITS, Sums, Waits
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
 from fivefold.plan.count.memory.states import UnitStates, unit_states
+from fivefold.plan.count.operations.built import Built
 from fivefold.plan.count.operations.fused_linears import fuse_linears
-from fivefold.plan.count.operations.kernels import in_one_kernel
-from fivefold.plan.count.operations.layer import Kind, block, block_unit, embedding, kind_of
+from fivefold.plan.count.operations.layer import Kind, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Local, Part
-from fivefold.plan.count.operations.prediction import head_unit
 from fivefold.plan.count.operations.recompute import Unit
 
 Played = TypeVar("Played")
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-REMEMBERED = 1_500  # values of a cache; a search asks for many more parts than it returns to
 Name = Kind | str  # a kind of block, or "embed" or "head"
-
 
 NO_SUMS = Sums()
 
@@ -58,27 +54,11 @@ class Run(NamedTuple):
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
 
-class Cache(dict[Key, Value]):
-    """A dict that forgets all when it has grown to ``most`` values."""
-
-    def __init__(self, most: int = REMEMBERED) -> None:
-        super().__init__()
-        self.most = most
-
-    def __setitem__(self, key: Key, value: Value) -> None:
-        if len(self) >= self.most:
-            self.clear()
-        super().__setitem__(key, value)
-
-
 class Counts:
     """Caches for one model and job; what they return is shared and must not be changed."""
 
     def __init__(self, model: Model, job: Job) -> None:
         self.model, self.job = model, job
-        self._locals: Cache[Part, Local] = Cache()
-        self._units: Cache[tuple[Part, Name], Unit] = Cache()
-        self._blocks: Cache[tuple[Part, Name], list[Op]] = Cache(100)  # to mark what is recomputed of each
         self._shapes: Cache[tuple[Part, Name], frozenset[tuple[int, int]]] = Cache()
         self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
         self._logits: Cache[Part, int] = Cache()
@@ -92,34 +72,19 @@ class Counts:
         self.kinds = tuple(kinds)
         self.alike = {kind.alike: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # its first layer
+        self._built = Built(model, job, self.example)
 
     def local(self, part: Part) -> Local:
         """The model's local sizes on one rank."""
-        if part not in self._locals:
-            self._locals[part] = Local(self.model, self.job, part)
-        return self._locals[part]
+        return self._built.local(part)
 
     def unit(self, part: Part, name: Name) -> Unit:
         """The operations of a unit."""
-        key = part, name
-        if key not in self._units:
-            local = self.local(part)
-            if isinstance(name, str):
-                unit = Unit(tuple(embedding(local))) if name == "embed" else head_unit(local)
-            else:
-                unit = block_unit(self._block(part, name), local)
-            ops = [in_one_kernel(op, local) for op in unit.ops]
-            if self.job.precision.gradients_bytes == 1:
-                ops = [_with_wide_gradients(op) for op in ops]
-            self._units[key] = unit._replace(ops=tuple(ops))
-        return self._units[key]
+        return self._built.unit(part, name)
 
-    def _block(self, part: Part, kind: Kind) -> list[Op]:
-        """The operations of a block with none marked, which what is recomputed changes only if it is the layer."""
-        plain = part._replace(recomputed=part.recomputed & {"layer"})
-        if (plain, kind) not in self._blocks:
-            self._blocks[plain, kind] = block(self.local(plain), layer=self.example[kind])
-        return self._blocks[plain, kind]
+    def in_order(self, part: Part, name: Name) -> tuple[Op, ...]:
+        """As ``unit``, without the tensors' names: equal operations of two units may be the same."""
+        return self._built.in_order(part, name)
 
     def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
         """Live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
@@ -269,15 +234,6 @@ class Counts:
         if name == "head":
             return self.model.predicted if self.model.is_moe(self.model.layers) else 0
         return int(isinstance(name, Kind) and name.moe)
-
-
-def _with_wide_gradients(op: Op) -> Op:
-    """``op`` where gradients of fp8 products have one byte: all others have two, so twice as many elements of one."""
-    narrow = sums_itself(op) and op.name != "head.out"
-    first = 1 if narrow or op.name == "moe.arrive" else 2
-    biases = 1 if op.name == "moe.arrive" else 2
-    widths = tuple(size * (biases if at else first) for at, size in enumerate(op.gradient_widths))
-    return op._replace(gradient_widths=widths, biases=2 * op.biases)
 
 
 def apart(layout: Layout) -> bool:

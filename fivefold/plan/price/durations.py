@@ -118,9 +118,11 @@ class Durations:
         stays, beside = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         timeline, layout = self.lines[stage], self.layout
         for run, times in self.work[stage]:
-            unit, apart = timeline.units.unit(layout, run), timeline.units.apart.unit(layout, run)
+            unit = timeline.units.unit(layout, run)
             ours = unit.backward + unit.weight if back else unit.forward
-            shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
+            shown, whole = unit.backward_exposed, unit.backward_apart
+            if not back:
+                shown, whole = unit.forward_exposed, unit.forward_apart
             work = ours
             for axis, some, every in zip(AXES, shown, whole, strict=True):
                 if axis in self.job.stack.overlap:

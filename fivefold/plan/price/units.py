@@ -6,21 +6,22 @@ by what the unit computes, where its groups lie, and how many ranks share a cali
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import NamedTuple
 
-from fivefold.job import Job
 from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.plan.count.counts import Cache, Counts, Name, Run, run_part
+from fivefold.plan.count.cache import Cache
+from fivefold.plan.count.counts import Counts, Name, Run, run_part
+from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.price.compute import OpTime, Prices
 from fivefold.plan.price.network import Network
 from fivefold.plan.price.profiled import Profiled
-from fivefold.plan.price.unit_time import AXES, UnitTime, UnitTimer
+from fivefold.plan.price.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, unit_kernels
 
 CACHED = 40_000  # values of a cache of a few numbers each
+PRICED = 8_000  # operations
 
 
 class Nearest(NamedTuple):
@@ -35,26 +36,20 @@ class Nearest(NamedTuple):
 class Units:
     """Seconds of the units of one model, job and machine by layout, computed once each."""
 
-    def __init__(self, counts: Counts, machine: Machine, *, like: Units | None = None, job: Job | None = None) -> None:
-        """``job``: if other messages overlap than under ``counts``; ``like``: units of equal operations and machine."""
-        self.counts, self.machine, self.job = counts, machine, job or counts.job
-        self.network: Network = like.network if like else Network(machine)
+    def __init__(self, counts: Counts, machine: Machine) -> None:
+        self.counts, self.machine, self.job = counts, machine, counts.job
+        self.network = Network(machine)
         known = machine.calibration is not None and bool(machine.calibration.units)
         self.profiled = Profiled(counts, machine) if known else None
-        self._prices: dict[int, Prices] = like._prices if like else {}
-        self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = like._kernels if like else Cache()
+        self._prices: dict[int, Prices] = {}
+        self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = Cache()
+        self._anywhere: Cache[tuple[Part, Name, int], UnitKernels] = Cache()
+        self._priced: Cache[tuple[int, int], tuple[Op, OpTime]] = Cache(PRICED)
         self._units: Cache[tuple[object, ...], UnitTime] = Cache(CACHED)
         self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
         self._ranks = 1
-
-    @cached_property
-    def apart(self) -> Units:
-        """The same units with no message hidden, to know how long each message takes; they have no compute."""
-        stack = self.job.stack
-        job = self.job.replace(overlap=(), async_tp=stack.async_tp and "tp" not in stack.overlap)
-        return Units(self.counts, self.machine, like=self, job=job)
 
     def prices(self, layout: Layout) -> Prices:
         """Costs of operations; on a calibrated machine they depend on how many processes share it."""
@@ -77,7 +72,7 @@ class Units:
             key = *key, self.profiled.unit_key(layout, run)
         found = self._units.get(key)
         if found is None:
-            found = self._time(part, run, lambda axis: group(layout, axis), ranks=self._ranks)
+            found = self._timer(part, run, lambda axis: group(layout, axis), ranks=self._ranks).read()
             found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
         return found
 
@@ -87,8 +82,8 @@ class Units:
         found = self._nearest.get(key)
         if found is None:
             timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
-            sent = tuple(timer.forward_sent.values()), tuple(timer.backward_sent.values())
-            found = self._nearest[key] = Nearest(timer.read(), timer.kernels(), *sent)
+            sent = (tuple(side.values()) for side in timer.sent)
+            found = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent)
         return found
 
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
@@ -97,26 +92,27 @@ class Units:
         key = part, run.name, ranks
         found = self._kernels.get(key)
         if found is None:
-            prices, heads = self._prices_of(ranks), self.counts.local(part).heads
-            found = [prices.operation(op, heads=heads) for op in self.counts.unit(part, run.name).ops]
+            heads = self.counts.local(part).heads
+            found = [self._price(op, heads=heads, ranks=ranks) for op in self.counts.in_order(part, run.name)]
             self._kernels[key] = found
         return found
 
-    def _time(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTime:
-        timer = self._timer(part, run, place, ranks=ranks)
-        return timer.read() if self.job is self.counts.job else timer.messages()
+    def _price(self, op: Op, *, heads: int, ranks: int) -> OpTime:
+        """Seconds of one operation; of one that several units share, computed once."""
+        key = id(op), ranks
+        known = self._priced.get(key)
+        if known is None or known[0] is not op:  # of which there may be another by now
+            known = self._priced[key] = op, self._prices_of(ranks).operation(op, heads=heads)
+        return known[1]
 
     def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
-        times = self.kernels(part, run, ranks=ranks)
-        ops = self.counts.unit(part, run.name).ops
-        further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
-        timer = UnitTimer(
-            self.counts.model, self.machine, self.network, self.job, place, ops, times, further=further
-        )  # fmt: skip
-        for index, op in enumerate(ops):
-            if op.message is not None:
-                timer.add(index)
-        return timer
+        key = part, run.name, ranks
+        unit = self._anywhere.get(key)
+        if unit is None:
+            times, ops = self.kernels(part, run, ranks=ranks), self.counts.in_order(part, run.name)
+            further = (0, 0) if isinstance(run.name, str) else self.job.stack.further_kernels
+            unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
+        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit)
 
     def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
         """The time of a unit with the seconds of its kernels as measured in a step, where they were."""

@@ -98,9 +98,12 @@ class Bounds:
         first = np.where(alone, last - ends[:, None, 0] - ends[:, 2:].max(axis=1)[:, None] + inside, last)
         return np.asarray(np.maximum(full, base + np.maximum(last, first)).max(axis=1))
 
-    def nearest(self, candidates: CandidateLayouts, *, most: int = 1) -> tuple[Floats, Floats]:
-        """As ``without_zero``, for every order too; ``most`` as in ``Estimates``."""
-        return self._seconds(candidates, self.estimates.nearest(candidates, most=most))
+    def nearest(
+        self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """As ``without_zero``, for every order too; ``most`` as in ``Estimates``; ``bare``: for every recomputation."""
+        unit = self.estimates.nearest(candidates, most=most, bare=bare)
+        return self._seconds(candidates, unit, bare=bare)
 
     def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """As ``seconds``, for every ZeRO stage: without the messages of data parallelism."""
@@ -112,10 +115,11 @@ class Bounds:
         return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
 
     def _seconds(
-        self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None = None, *, placed: bool = False
-    ) -> tuple[Floats, Floats]:
-        """``placed``: the order is known, so that halves of an FB are."""
-        pipe, m = self.pipelines(candidates), self.micro_batches[candidates.partial][:, None].astype(float)
+        self, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None = None, *, placed: bool = False,
+        bare: bool = False,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """``placed``: the order is known, so that halves of an FB are; ``bare``: as if no layer were recomputed."""
+        pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
         weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
         (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
         forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
@@ -278,9 +282,9 @@ class Bounds:
         number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
         return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
-    def pipelines(self, candidates: CandidateLayouts) -> PipelineUnits:
-        """The candidates' pipelines, one row per candidate."""
-        every = self.every[self.partials.ac[candidates.partial]]
+    def pipelines(self, candidates: CandidateLayouts, *, bare: bool = False) -> PipelineUnits:
+        """The candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
+        every = self.every[self.partials.ac[candidates.partial]] * (not bare)
         _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
         found = []
         for at in first:

@@ -78,8 +78,7 @@ class BranchAndBound:
         """All schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), STEMS):
-            stems = floor.stems.take(best[start : start + STEMS])
-            yield self._open_up(bounds.over(bounds.space.recomputed(stems)))
+            yield self._open_up(bounds.over(floor.stems.take(best[start : start + STEMS])))
 
     def _too_large(self, bounds: Bounds, size: Floats) -> None:
         """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
@@ -102,10 +101,21 @@ class BranchAndBound:
         self.waiting.append((some, size, seconds, unplayed))
 
     def _open_up(self, bounds: Bounds) -> Opened:
-        """Every schedule of partial layouts, without those that bounds exclude that hold for every micro-batch."""
-        space, partials = bounds.space, bounds.partials
-        candidates = space.expand(partials, np.arange(len(partials.dp)))
+        """Every schedule of partial layouts with every recomputation, without those that bounds exclude that hold for
+        every micro-batch; of time first those that hold for every recomputation.
+        """
+        space, stems = bounds.space, bounds.partials
+        candidates = space.expand(stems, np.arange(len(stems.dp)))
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        kinds = len(space.recomputations)
+        if self.timed and len(seconds):
+            bound = bounds.nearest(candidates, most=FEWEST, bare=True)
+            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
+        bounds = bounds.over(space.recomputed(stems))
+        partials, size, seconds = bounds.partials, np.repeat(size, kinds), np.repeat(seconds, kinds)
+        candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), kinds))
+        number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
+        candidates = candidates._replace(partial=candidates.partial * kinds + number)
         if self.timed and len(seconds):
             bound = bounds.nearest(candidates, most=MANY)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
@@ -148,9 +158,9 @@ class BranchAndBound:
         """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
         space, partials = bounds.space, bounds.partials
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
-        for most in (FEWEST, 1) if self.timed else ():
+        for most, bare in ((1, True), (FEWEST, False), (1, False)) if self.timed else ():
             if len(seconds):
-                bound = bounds.nearest(candidates, most=most)
+                bound = bounds.nearest(candidates, most=most, bare=bare)
                 candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
             size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates))
@@ -207,8 +217,10 @@ class BranchAndBound:
         self.waiting = [(candidates.take(order), size[order], seconds[order], unplayed[order])] if len(order) else []
 
     def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
-        """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``)."""
+        """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
         partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
+        if "ac" in left:
+            times *= len(bounds.space.recomputations)
         if "zero" in left:
             times = times * bounds.space.zeros_each(partials)
         return times * bounds.space.orders_each(partials) if "order" in left else times

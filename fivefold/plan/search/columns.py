@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+LOOKED_UP = 1 << 16  # numbers so small are looked up rather than sorted, however few there are
 
 
 class PartialLayouts(NamedTuple):
@@ -98,5 +99,22 @@ def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
 
 def mapped(column: Ints, value: Callable[[int], int]) -> Ints:
     """``value`` of each element, called once per distinct one."""
-    distinct, inverse = np.unique(column, return_inverse=True)
-    return np.array([value(int(each)) for each in distinct], np.int64)[inverse]
+    values, _, inverse = distinct(column)
+    return np.array([value(int(each)) for each in values], np.int64)[inverse]
+
+
+def distinct(column: Ints) -> tuple[Ints, Ints, Ints]:
+    """The values of a column in order, the first row of each, and the index into them of each row.
+
+    As ``numpy.unique``, which sorts; small numbers are looked up instead.
+    """
+    most = int(column.max()) + 1 if len(column) else 0
+    if not 0 < most <= LOOKED_UP + len(column) or column.min() < 0:
+        values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+        return values, first, inverse
+    first = np.full(most, -1)
+    first[column[::-1]] = np.arange(len(column) - 1, -1, -1)
+    values = np.flatnonzero(first >= 0)
+    place = np.zeros(most, np.int64)
+    place[values] = np.arange(len(values))
+    return values, first[values], place[column]

@@ -94,7 +94,15 @@ class Estimates(Tables):
         """[n] bytes of states at rest of the whole model, cut by tp, ep and ZeRO, but not by pp: the minimum over ZeRO
         stages.
         """
-        return np.asarray(self.lightest(candidates)[:, 0] @ self.tally)
+        s = self.partials.take(candidates.partial)
+        columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
+
+        def make(layout: Layout, _: int) -> Floats:
+            sharded = layout.replace(zero=3 if layout.dp * layout.cp > 1 else 0)
+            least = np.minimum(*(self._states(each)[:, 0] for each in (layout.replace(zero=0), sharded)))
+            return np.array([[least @ self.tally]])
+
+        return self._table("resting", candidates, columns, make)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated), units]:
@@ -113,24 +121,32 @@ class Estimates(Tables):
         ]
         columns += [self.each(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
 
-        def make(layout: Layout, _: int) -> Floats:
-            keeps, rows = policy(layout, self.counts.job), []
-            for run in self.runs:
-                state = self.counts.states(layout, self._alike(run.name))
-                ends = state.sums if keeps.gradients_stay else state.reduced
-                rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
-                during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
-                rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
-            return np.array(rows, float).T
+        return self._table("states", candidates, columns, lambda layout, _: self._states(layout).T)
 
-        return self._table("states", candidates, columns, make)
+    def _states(self, layout: Layout) -> Floats:
+        """Of ``states`` [units, figures]."""
+        keeps, rows = policy(layout, self.counts.job), []
+        for run in self.runs:
+            state = self.counts.states(layout, self._alike(run.name))
+            ends = state.sums if keeps.gradients_stay else state.reduced
+            rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
+            during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
+            rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
+        return np.array(rows, float)
 
-    def nearest(self, candidates: CandidateLayouts, *, most: int = 1) -> Floats:
+    def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
         """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with
-        exposed messages of forward and backward, and what is beside them without tp. ``most`` as in ``_multiples``.
+        exposed messages of forward and backward, and what is beside them without tp. ``most`` as in ``_multiples``;
+        ``bare``: of units of which nothing is recomputed alone.
 
         On a calibrated machine, and where two micro-batches hide each other's messages, of kernels alone.
         """
+        if bare and not self.measured:
+
+            def make_bare(layout: Layout, many: int) -> Floats:
+                return self._nearest(part_of(layout)._replace(sequences=many, recomputed=frozenset()), layout)
+
+            return self._scaled("bare", candidates, self._part(candidates)[1:-1], make_bare, most=most)
         if self.measured:
             return self._table(
                 "nearest", candidates, self._part(candidates), lambda layout, _: self._nearest(part_of(layout), layout)
@@ -199,9 +215,9 @@ class Estimates(Tables):
             overlaps = [axis in self.planner.job.stack.overlap for axis in AXES]
             for run in self.runs:
                 row: list[float] = []
-                unit, apart = units.unit(layout, run), units.apart.unit(layout, run)
-                for back in (False, True):
-                    shown, whole = (each.backward_exposed if back else each.forward_exposed for each in (unit, apart))
+                unit = units.unit(layout, run)
+                ahead, behind = (unit.forward_exposed, unit.forward_apart), (unit.backward_exposed, unit.backward_apart)
+                for shown, whole in (ahead, behind):
                     both = list(zip(shown, whole, overlaps, strict=True))
                     row.append(sum(some for some, _, hides in both if not hides))
                     row.append(sum(every for _, every, hides in both if hides))

@@ -64,7 +64,7 @@ def least(units: Units, part: Part, run: Run) -> tuple[float, float]:
         return sum(figures(unit)[:3]), kernels
     recipe, chip = units.job.precision, units.machine.chip
     rate = max(chip.sustained(each) for each in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
-    ops = units.counts.unit(run_part(part, run), run.name).ops
+    ops = units.counts.in_order(run_part(part, run), run.name)
     for op, time in zip(ops, units.kernels(part, run), strict=True):
         if op.name.startswith("moe.experts"):
             rows, outof, into = op.shape if op.kind == "matmul" else (0, 0, 0)
@@ -75,6 +75,6 @@ def least(units: Units, part: Part, run: Run) -> tuple[float, float]:
 def _seconds(units: Units, part: Part, run: Run, *, ranks: int) -> tuple[float, float, float]:
     """Seconds of a unit's kernels, forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
-    ops = units.counts.unit(run_part(part, run), run.name).ops
+    ops = units.counts.in_order(run_part(part, run), run.name)
     again = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)
     return sum(t.forward for t in times), sum(t.backward for t in times) + again, sum(t.weight for t in times)

@@ -226,7 +226,7 @@ class Space:
         keys = self._zeros_of(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
-            mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)))
+            mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)), np.int64).reshape(-1, 2)
             zero, shards = np.tile(zeros, (len(mine), 1)).T
             pieces.append(candidates.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
         return (

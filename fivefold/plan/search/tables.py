@@ -14,7 +14,7 @@ import numpy as np
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, divisors
 from fivefold.plan.predict import Planner
-from fivefold.plan.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, mapped
+from fivefold.plan.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, mapped
 from fivefold.plan.search.space import Space
 
 MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
@@ -99,7 +99,7 @@ class Tables:
     ) -> Floats:  # fmt: skip
         """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
         known = self._tables.setdefault(name, {})
-        _, first, inverse = np.unique(code_of(columns), return_index=True, return_inverse=True)
+        _, first, inverse = distinct(code_of(columns))
         rows = []
         for at in first:
             key = tuple(int(column[at]) for column in columns)
@@ -114,10 +114,9 @@ def code_of(columns: Sequence[Ints]) -> Ints:
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:
-        values, inverse = (column, column) if column.max() < 1 << 12 else np.unique(column, return_inverse=True)
-        radix = int(values.max() if inverse is column else len(values)) + 1
-        if size * radix >= 1 << 62:
-            _, code = np.unique(code, return_inverse=True)
-            size = int(code.max()) + 1
-        code, size = code * radix + inverse, size * radix
+        values, _, inverse = distinct(column)
+        if size * len(values) >= 1 << 62:
+            number, _, code = distinct(code)
+            size = len(number)
+        code, size = code * len(values) + inverse, size * len(values)
     return code

@@ -10,7 +10,6 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named as of_catalog
 from fivefold.plan.count.counts import Run
-from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.predict import Planner
 from fivefold.stack.catalog import named
 
@@ -70,13 +69,20 @@ def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
         assert 3.0 < apart < 5.0, text  # some 55 launches of 67 us, however large the micro-batch
 
 
-def test_messages_beside_nothing_take_what_a_timer_says_under_which_no_axis_overlaps():
-    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64)
-    planner = Planner(model=of_catalog("deepseek-v3"), machine=machine, job=job)
+@pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
+@pytest.mark.parametrize("overlap", [("dp", "cp", "ep", "pp"), ("dp", "tp", "cp", "ep")])
+def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap):
+    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=named(stack))
+    async_tp = job.stack.async_tp and "tp" not in overlap
+    planner, alone = (
+        Planner(model=of_catalog("deepseek-v3"), machine=machine, job=each)
+        for each in (job.replace(overlap=overlap), job.replace(overlap=(), async_tp=async_tp))
+    )
     for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
-        part = part_of(Layout.parse(text))
+        layout = Layout.parse(text)
         for run in (Run("head", 0, 1, True), *(Run(kind, at, 1, True) for kind, at in planner.counts.example.items())):
-            apart, (_, _, *sent) = planner.units.apart.nearest(part, run).time, planner.units.nearest(part, run)
-            for shown, every in zip((apart.forward_exposed, apart.backward_exposed), sent, strict=True):
-                assert shown[1:] == pytest.approx(every[1:])  # all but tp, which hides behind matmuls
-        assert sum(map(sum, sent)) > 0
+            unit, bare = (each.units.unit(layout, run) for each in (planner, alone))
+            assert unit.forward_apart == bare.forward_exposed
+            assert unit.backward_apart == bare.backward_exposed
+            if run.routes and run.name != "head":
+                assert unit.forward_exposed != unit.forward_apart

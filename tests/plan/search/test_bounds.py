@@ -16,7 +16,7 @@ from fivefold.plan.predict import Planner
 from fivefold.plan.search.bounds import PARTS, Bounds
 from fivefold.plan.search.played import alike, played
 from fivefold.plan.search.space import Space
-from fivefold.plan.search.tables import LADDER
+from fivefold.plan.search.tables import FEWEST, LADDER
 
 NOWHERE = Path("/nowhere")
 PLAYED = 8  # pipelines of each case that are played
@@ -49,6 +49,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     light = bounds.estimates.lightest(candidates)
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
     cheap = [bounds.without_zero(candidates)[0], *(bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1))]
+    cheap += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
     code = alike(bounds, candidates)
     pipelines = {
         int(at): played(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]

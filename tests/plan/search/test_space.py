@@ -13,6 +13,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import reasons, refuse, told
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import ANY, Where
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.columns import CandidateLayouts
@@ -79,6 +80,14 @@ def test_a_batch_that_grows_leaves_out_more() -> None:
     _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
 
 
+@pytest.mark.parametrize("text", ["zero=3", "zero>=1 shards<4", "tp=4 zero=1", "zero=0 pp>1 schedule!=1f1b"])
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
+    """Also where some degrees are left without any ZeRO stage."""
+    where = Where.parse(text)
+    assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.holds(layout)}
+
+
 NARROW = Stack(name="narrow", runs=Runs(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,)))
 
 
@@ -95,9 +104,9 @@ def _check_space(model: Model, job: Job) -> set[Layout]:
     return mine
 
 
-def _space(model: Model, job: Job) -> set[Layout]:
+def _space(model: Model, job: Job, where: Where = ANY) -> set[Layout]:
     """As the search makes it, each layout once."""
-    space = Space(model, job, world=4, recomputations=("none",), placements=False)
+    space = Space(model, job, world=4, recomputations=("none",), placements=False, where=where)
     candidates = all_leaves(space)
     mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
     assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())

@@ -54,37 +54,64 @@ def embedding(local: Local) -> list[Op]:
 
 def block(local: Local, *, layer: int) -> list[Op]:
     """One decoder layer: x → z."""
-    model, rows, width, size = local.model, local.stream_rows, local.width, local.stream_bytes
+    return [*attention_half(local, layer=layer), *feedforward_half(local, layer=layer)]
+
+
+def attention_half(local: Local, *, layer: int) -> list[Op]:
+    """A layer's operations up to its first residual sum, x → y, which do not depend on how experts are cut."""
+    model = local.model
     pre, post = model.block != "post", model.block in ("post", "sandwich")
-    ops: list[Op] = []
+    ops = [_normed(local, "norm1", "x")] if pre else []
+    ops += attention(local, "norm1.out" if pre else "x", layer=layer)
+    branch = "a"
+    if post:
+        name = "norm1_post" if model.block == "sandwich" else "norm1"
+        ops, branch = [*ops, _normed(local, name, "a")], f"{name}.out"
+    return _kept_as_told(local, [*ops, *_residual(local, "attention", branch, "x", "y")])
 
-    def normed(name: str, source: str) -> str:
-        made = norm(name, source, f"{name}.out", rows=rows, dim=local.stream_width, width=width, kind=local.norm)
-        ops.append(over_columns(local, made))
-        return f"{name}.out"
 
-    def residual(name: str, branch: str, onto: str, out: str) -> None:
-        if model.dropout:
-            ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=rows * local.stream_width))
-            branch = f"{branch}.drop"
-        add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
-        if model.residual_scale != 1:  # the same kernel scales; so the branch gets a gradient of its own
-            scaled = f"{branch}.scaled"
-            scale = elementwise(f"{name}.scale", "activation", (branch,), scaled, size=size)
-            ops.append(scale._replace(writes={scaled: 0}, gradients={scaled: size}, moved_bytes=0))
-            add = add._replace(reads=(onto, scaled, branch), differentiates=(onto, scaled))
-        ops.append(add)
-
-    source = normed("norm1", "x") if pre else "x"
-    ops += attention(local, source, layer=layer)
-    branch = normed("norm1_post" if model.block == "sandwich" else "norm1", "a") if post else "a"
-    residual("attention", branch, "x", "y")
+def feedforward_half(local: Local, *, layer: int) -> list[Op]:
+    """A layer's operations after its first residual sum: y → z."""
+    model = local.model
+    pre, post = model.block != "post", model.block in ("post", "sandwich")
+    ops, source = list[Op](), "norm1.out"
     if model.block != "parallel_shared":  # else the MLP reads what attention reads
-        stream = "x" if model.block == "parallel" else "y"
-        source = normed("norm2", stream) if pre else stream
+        source = "x" if model.block == "parallel" else "y"
+        if pre:
+            ops, source = [_normed(local, "norm2", source)], "norm2.out"
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
-    branch = normed("norm2_post" if model.block == "sandwich" else "norm2", "d") if post else "d"
-    residual("mlp", branch, "y", "z")
+    branch = "d"
+    if post:
+        name = "norm2_post" if model.block == "sandwich" else "norm2"
+        ops, branch = [*ops, _normed(local, name, "d")], f"{name}.out"
+    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, "y", "z")])
+
+
+def _normed(local: Local, name: str, source: str) -> Op:
+    """A norm of the residual stream's width: ``source`` → ``name``.out."""
+    width = local.stream_width
+    made = norm(name, source, f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm)
+    return over_columns(local, made)
+
+
+def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list[Op]:
+    """The sum of a branch and the residual stream, after dropout and scale of the branch, if there are any."""
+    model, size, ops = local.model, local.stream_bytes, list[Op]()
+    if model.dropout:
+        mask = local.stream_rows * local.stream_width
+        ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=mask))
+        branch = f"{branch}.drop"
+    add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
+    if model.residual_scale != 1:  # the same kernel scales; so the branch gets a gradient of its own
+        scaled = f"{branch}.scaled"
+        scale = elementwise(f"{name}.scale", "activation", (branch,), scaled, size=size)
+        ops.append(scale._replace(writes={scaled: 0}, gradients={scaled: size}, moved_bytes=0))
+        add = add._replace(reads=(onto, scaled, branch), differentiates=(onto, scaled))
+    return [*ops, add]
+
+
+def _kept_as_told(local: Local, ops: Sequence[Op]) -> list[Op]:
+    """``ops`` with what the stack keeps narrow, and without gradients that matmuls add to the sums themselves."""
     return [settled(op, local.job) for op in narrowed(local, ops)]
 
 

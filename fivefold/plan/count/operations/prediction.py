@@ -8,32 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fivefold.plan.count.operations.layer import block, embedding, head
+from fivefold.plan.count.operations.layer import block, block_unit, embedding, head
 from fivefold.plan.count.operations.linear import Source, settled
 from fivefold.plan.count.operations.op import Op, elementwise, norm
 from fivefold.plan.count.operations.part import Local
-from fivefold.plan.count.operations.recompute import Unit, recompute
+from fivefold.plan.count.operations.recompute import Unit
 
 Rename = Callable[[str], str]
+Finish = Callable[[Op], Op]
 
 
-def head_unit(local: Local) -> Unit:
-    """The head as one unit; ``head`` of ``layer.py`` if it predicts one token."""
-    first, *losses = head(local)
+def head_unit(
+    local: Local, *, inside: Callable[[int], Unit] | None = None, finish: Finish = lambda op: op, named: bool = True
+) -> Unit:
+    """The head as one unit; ``head`` of ``layer.py`` if it predicts one token.
+
+    ``inside``: the block of a module by its layer, finished; ``finish``: what is done to the other operations;
+    ``named=False``: tensors keep the names of their own block, and operations are those of ``inside`` themselves.
+    """
+    first, *losses = map(finish, head(local))
     depth = local.model.predicted
     if not depth:
         return Unit((first, *losses))
+    rename = renamed if named else _unchanged
     ops, dropped, hidden = [first], set[str](), ["h"]
     for place in range(depth):
-        module = _module(local, place)
+        layer = local.model.layers + place
+        within = inside(layer) if inside else block_unit(block(local, layer=layer), local)
+        module = _module(local, within, finish, rename)
         inner = _prefix(f"mtp{place}.", {"h": hidden[-1], "ids": _ids(place)})
-        ops += renamed(module.ops, inner)
+        ops += rename(module.ops, inner)
         dropped |= {inner(name) for name in module.dropped}
         hidden.append(inner("out"))
     ends = []
     for place, source in enumerate(hidden):
         known = {"h": source} | ({"targets": _ids(place)} if place < depth else {})  # the same copy of the batch
-        mine = list(renamed(losses, _prefix(f"loss{place}.", known)))
+        mine = list(rename(losses, _prefix(f"loss{place}.", known)))
         ops += [
             op._replace(writes={name: size for name, size in op.writes.items() if name != _ids(place)}) for op in mine
         ]
@@ -47,9 +57,9 @@ def _ids(place: int) -> str:
     return f"ids{place}"
 
 
-def _module(local: Local, place: int) -> Unit:
-    """A module: ``h`` and token ids ``ids`` → ``out``."""
-    model, job, part, width = local.model, local.job, local.part, local.width
+def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterable[Op], Rename], Iterable[Op]]) -> Unit:
+    """A module around the block ``inside``: ``h`` and token ids ``ids`` → ``out``."""
+    model, job, width = local.model, local.job, local.width
     rows, size = local.stream_rows, local.stream_bytes
 
     def normed(name: str, source: str, out: str) -> Op:
@@ -60,22 +70,22 @@ def _module(local: Local, place: int) -> Unit:
     join = elementwise("mtp.join", "add", ("en", "hn"), "both", size=2 * size)
     entry = Source(local, "both", into=2 * model.width, rows=rows, gathered=False)
     project = settled(entry.column("mtp.project", "p", outof=model.width), job)
-    inside = recompute(
-        block(local, layer=model.layers + place), part.recomputed, early_stop=job.stack.early_stop,
-        fused=job.stack.linears == "fanned",
-    )  # fmt: skip
     of_block = _prefix("block.", {"x": "p"})
-    ops = (
-        *renamed((tokens, *reduce), _prefix("", {"x": "e"})),
+    before = (
+        *rename((tokens, *reduce), _prefix("", {"x": "e"})),
         normed("embed_norm", "e", "en"), normed("hidden_norm", "h", "hn"), join, *entry.ops, project,
-        *renamed(inside.ops, of_block), normed("norm", of_block("z"), "out"),
     )  # fmt: skip
+    ops = *map(finish, before), *rename(inside.ops, of_block), finish(normed("norm", of_block("z"), "out"))
     return Unit(ops, frozenset(of_block(name) for name in inside.dropped if name != "z"))  # which its norm keeps
 
 
 def _prefix(words: str, known: dict[str, str]) -> Rename:
     """A renaming of tensors: those ``known``, others by a prefix."""
     return lambda name: known.get(name, f"{words}{name}")
+
+
+def _unchanged(ops: Iterable[Op], _: Rename) -> Iterable[Op]:
+    return ops
 
 
 def renamed(ops: Iterable[Op], rename: Rename) -> Iterable[Op]:
