@@ -40,10 +40,7 @@ def group(layout: Layout, axis: str) -> Group:
     """
     if axis == "world":
         return Group(layout.world, 1)
-    strides, reach = dict[str, int](), 1
-    for name in layout.order:
-        strides[name] = reach
-        reach *= int(getattr(layout, name))
+    strides = layout.strides
     if axis in strides:
         return Group(int(getattr(layout, axis)), strides[axis])
     if axis in ("tp_inner", "tp_outer"):  # the y and the x of tp = x·y

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import isqrt
+from operator import mul
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -187,6 +188,12 @@ class Layout(Record):
     def world(self) -> int:
         """Number of ranks: dp·cp·tp·pp."""
         return self.dp * self.cp * self.tp * self.pp
+
+    @cached_property
+    def strides(self) -> Mapping[str, int]:
+        """Ranks between neighbours along each axis of the mesh, by ``order``."""
+        degrees = [int(getattr(self, axis)) for axis in self.order]
+        return dict(zip(self.order, accumulate([1, *degrees[:-1]], mul), strict=True))
 
     @cached_property
     def shards(self) -> int:

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: ``schedule("1f1b", pp=4, v=1, micro_batches=8)`` is a table of actions per rank.
 
 one_f_one_b · zero_bubble · v_shaped   the generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
-table · action · csv_file              rank → actions, with ``check``; F, B, W; a table of one's own from a file
+table · action · columns · csv_file    rank → actions, with ``check``; F, B, W; as arrays; a table from a file
 play · order · p2p · live_micro_batches   times and memory; an order of execution; its messages; micro-batches in flight
 
 To add a schedule, write a generator and enter it in ``GENERATORS`` and in ``layout.names.ScheduleName``.

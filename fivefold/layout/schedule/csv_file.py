@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from fivefold.layout.schedule.action import named, parse, parts
-from fivefold.layout.schedule.order import Row
+from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import Fault, Mistake
 

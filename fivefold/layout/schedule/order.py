@@ -6,13 +6,15 @@ Computed once per table, so that ``play`` with any durations is one pass over si
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
-from fivefold.layout.schedule.action import Action, Kind, named
+from fivefold.layout.schedule.action import Kind, named
+from fivefold.layout.schedule.columns import KINDS, Columns, Needs, needs_of
 from fivefold.record import Mistake
 
-Row = tuple[Action, ...]
+if TYPE_CHECKING:
+    from fivefold.layout.schedule.columns import Ints
 
 
 class Task(NamedTuple):
@@ -23,88 +25,107 @@ class Task(NamedTuple):
     backward_stage: int
 
 
-class OrderedAction(NamedTuple):
-    """One action. ``first``, ``second``: indices of actions on other ranks that it waits for, or -1, and their hops."""
-
-    rank: int
-    task: int
-    first: int
-    first_hop: int
-    second: int
-    second_hop: int
-
-
 class Order(NamedTuple):
-    """The actions in order, with the distinct tasks and hops (from rank, to rank) that they index."""
+    """The distinct tasks, and hops (from rank, to rank), and of each action, in order, its rank and task and up to two
+    actions on other ranks that it waits for: their indices in the order, or -1, and their hops. ``places``: for each
+    action of ``Columns`` its index in this order.
+    """
 
     tasks: tuple[Task, ...]
     hops: tuple[tuple[int, int], ...]
-    actions: tuple[OrderedAction, ...]
+    rank: list[int]
+    task: list[int]
+    first: list[int]
+    first_hop: list[int]
+    second: list[int]
+    second_hop: list[int]
+    places: Ints
+
+    @property
+    def actions(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Rank, task, first, its hop, second, its hop of each action."""
+        return zip(*self[2:8], strict=True)
 
 
-def order(rows: Sequence[Row], *, stages: int) -> Order:
+def order(columns: Columns, *, stages: int) -> Order:
     """Run each rank until it must wait, resume it when that part is done; ``Mistake`` on deadlock."""
-    done: dict[int, tuple[int, int]] = {}  # part, as in ``_coded`` → index of its action, and its rank
-    waiting: dict[int, list[int]] = {}  # part → ranks blocked on it
-    tasks: dict[tuple[Kind, int, int], int] = {}
-    hops: dict[tuple[int, int], int] = {}
-    actions: list[OrderedAction] = []
-    coded = [[_coded(action, stages) for action in row] for row in rows]
-    position = [0] * len(rows)
-    awake = deque(range(len(rows)))
+    import numpy as np
+
+    needs = needs_of(columns, stages=stages)
+    turns = np.array(_turns(columns, needs, stages), np.int64)
+    places = np.empty_like(turns)
+    places[turns] = np.arange(len(turns))
+    rank, others = columns.rank[turns], needs.maker[needs.parts[turns]]
+    one, two, three = ((others >= 0) & (columns.rank[others] != rank[:, None])).T  # of which on other ranks
+    at, pp = np.arange(len(turns)), int(rank.max(initial=0)) + 1
+    first = np.where(one | two | three, others[at, np.where(one, 0, np.where(two, 1, 2))], -1)
+    second = np.where((one & two) | ((one | two) & three), others[at, np.where(one & two, 1, 2)], -1)
+    links = np.stack([first, second], axis=1)
+    sent = links >= 0
+    numbers, hop = np.zeros_like(links), (columns.rank[links] * pp + rank[:, None])[sent]
+    hops, numbers[sent] = _distinct(hop)
+    width = stages + 1
+    kinds = (columns.kind[turns] * width + columns.stage[turns]) * width + columns.backward_stage[turns] + 1
+    tasks, task = _distinct(kinds)
+    targets = np.where(sent, places[links], -1)
+    return Order(
+        tuple(Task(KINDS[code // width**2], code // width % width, code % width - 1) for code in tasks.tolist()),
+        tuple(divmod(code, pp) for code in hops.tolist()),
+        rank.tolist(), task.tolist(), targets[:, 0].tolist(), numbers[:, 0].tolist(), targets[:, 1].tolist(),
+        numbers[:, 1].tolist(), places,
+    )  # fmt: skip
+
+
+def _turns(columns: Columns, needs: Needs, stages: int) -> list[int]:
+    """Indices of the actions in order."""
+    import numpy as np
+
+    ends = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 1), side="right").tolist()
+    position, count = [0, *ends[:-1]], len(columns.rank)
+    others = [column.tolist() for column in needs.maker[needs.parts].T]
+    one, two, three = others
+    done = bytearray(count + 2)  # the last but one: of an action that is missing
+    done[-1] = 1  # of none
+    waiting: dict[int, list[int]] = {}  # action → ranks blocked on it
+    turns: list[int] = []
+    awake = deque(range(len(ends)))
     while awake:
         rank = awake.popleft()
-        row = coded[rank]
-        for at in range(position[rank], len(row)):
-            task, needed, made = row[at]
-            links = list[int]()
-            for part in needed:
-                if part not in done:
-                    waiting.setdefault(part, []).append(rank)
-                    break
-                turn, source = done[part]
-                if source != rank:
-                    links += turn, hops.setdefault((source, rank), len(hops))
-            else:
-                for part in made:
-                    done[part] = len(actions), rank
-                    if part in waiting:
-                        awake.extend(waiting.pop(part))
-                actions.append(OrderedAction(rank, tasks.setdefault(task, len(tasks)), *(*links, -1, 0, -1, 0)[:4]))
-                continue
-            break
-        else:
-            at = len(row)
+        at, end = position[rank], ends[rank]
+        while at < end and done[one[at]] and done[two[at]] and done[three[at]]:
+            turns.append(at)
+            done[at] = 1
+            if at in waiting:
+                awake.extend(waiting.pop(at))
+            at += 1
         position[rank] = at
-    if len(actions) < sum(map(len, rows)):
-        raise _deadlock({rows[rank][position[rank]]: (rank, part) for part, ranks in waiting.items() for rank in ranks},
-                        stages)  # fmt: skip
-    return Order(tuple(Task(*task) for task in tasks), tuple(hops), tuple(actions))
+        if at < end:
+            missing = next(other[at] for other in others if not done[other[at]])
+            waiting.setdefault(missing, []).append(rank)
+    if len(turns) < count:
+        raise _deadlock(columns, needs, [at for at, end in zip(position, ends, strict=True) if at < end], done, stages)
+    return turns
 
 
-def _coded(action: Action, stages: int) -> tuple[tuple[Kind, int, int], tuple[int, ...], tuple[int, ...]]:
-    """An action's task, and the parts of ``action.needs`` and ``parts`` as numbers, but for W, for which none waits.
+def _distinct(codes: Ints) -> tuple[Ints, Ints]:
+    """The distinct codes as they first come, and for each code its index among them."""
+    import numpy as np
 
-    F of a stage and micro-batch is 2 (micro-batch · stages + stage), B one more.
-    """
-    kind, stage, micro_batch, backward_stage, backward_micro_batch = action
-    task, forward = (kind, stage, backward_stage), 2 * (micro_batch * stages + stage)
-    ahead = (forward - 2,) if stage else ()
-    if kind == "F":
-        return task, ahead, (forward,)
-    if kind == "W":
-        return task, (forward + 1,), ()
-    if kind == "FB":
-        back = 2 * (backward_micro_batch * stages + backward_stage)
-        behind = (back, back + 3) if backward_stage + 1 < stages else (back,)
-        return task, (*ahead, *behind), (forward, back + 1)
-    return task, (forward, forward + 3) if stage + 1 < stages else (forward,), (forward + 1,)
+    first = np.full(int(codes.max(initial=0)) + 1, len(codes))
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    values = np.argsort(first)[: int((first < len(codes)).sum())]
+    number = np.zeros_like(first)
+    number[values] = np.arange(len(values))
+    return values, number[codes]
 
 
-def _deadlock(stuck: dict[Action, tuple[int, int]], stages: int) -> Mistake:
-    def name(part: int) -> str:
+def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> Mistake:
+    """``stuck``: the actions at which ranks stand."""
+
+    def waits(at: int) -> str:
+        part = next(part for part in needs.parts[at].tolist() if not done[needs.maker[part]])
         return named(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
 
-    stands = sorted(f"rank {rank} at {action} waits for {name(part)}" for action, (rank, part) in stuck.items())
+    stands = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
     more = f" and {len(stands) - 3} more" if len(stands) > 3 else ""
     return Mistake(f"deadlock: {', '.join(stands[:3])}{more}; reorder one of them")

@@ -43,17 +43,18 @@ class Played:
     def spans(self) -> tuple[tuple[Span, ...], ...]:
         """Spans of each rank, in the order of ``table.rows``."""
         rows: list[list[Span]] = [[] for _ in self.table.rows]
-        for turn, end in zip(self.table.order.actions, self.ends, strict=True):
-            row = rows[turn.rank]
-            row.append(Span(self.table.rows[turn.rank][len(row)], end - self.durations[turn.task], end))
+        order = self.table.order
+        for rank, task, end in zip(order.rank, order.task, self.ends, strict=True):
+            row = rows[rank]
+            row.append(Span(self.table.rows[rank][len(row)], end - self.durations[task], end))
         return tuple(map(tuple, rows))
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
         """Seconds that each rank computes; ``seconds`` minus these is its bubble."""
         sums = [0.0] * self.table.pp
-        for turn in self.table.order.actions:
-            sums[turn.rank] += self.durations[turn.task]
+        for rank, task in zip(self.table.order.rank, self.table.order.task, strict=True):
+            sums[rank] += self.durations[task]
         return tuple(sums)
 
     @property
@@ -61,9 +62,9 @@ class Played:
         """The longest time of one rank from its first start to its last end: the step time without a barrier."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}
-        for turn, end in zip(self.table.order.actions, self.ends, strict=True):
-            first.setdefault(turn.rank, end - self.durations[turn.task])
-            last[turn.rank] = end
+        for rank, task, end in zip(self.table.order.rank, self.table.order.task, self.ends, strict=True):
+            first.setdefault(rank, end - self.durations[task])
+            last[rank] = end
         return max(last[rank] - first[rank] for rank in first)
 
 
@@ -78,15 +79,15 @@ def play(
 
     About 0.2 µs per action after the first call, which computes ``table.order``.
     """
-    tasks, hops, actions = table.order
-    durations = tuple(map(seconds, tasks))
-    delays = [hop_seconds(*hop) for hop in hops]
+    order = table.order
+    durations = tuple(map(seconds, order.tasks))
+    delays = [hop_seconds(*hop) for hop in order.hops]
     if queues and delays and max(delays) > min(durations):
         return _play_queued(table, durations, delays)
     free = [0.0] * table.pp
     ends: list[float] = []
     append = ends.append
-    for rank, task, first, first_hop, second, second_hop in actions:
+    for rank, task, first, first_hop, second, second_hop in order.actions:
         start = free[rank]
         if first >= 0:
             arrival = ends[first] + delays[first_hop]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fivefold.layout.schedule.action import Part, named, parts
+from fivefold.layout.schedule.columns import Columns, Row, columns_of
 from fivefold.layout.schedule.live_micro_batches import Count, highest, live_micro_batches
-from fivefold.layout.schedule.order import Order, Row, order
+from fivefold.layout.schedule.order import Order, order
 from fivefold.record import Mistake
 
 Path = tuple[int, ...]
@@ -52,9 +53,14 @@ class Table:
         return tuple(tuple(sorted(stage for at, stage in places if at == rank)) for rank in range(self.pp))
 
     @cached_property
+    def columns(self) -> Columns:
+        """The actions as arrays, row by row."""
+        return columns_of(self.rows)
+
+    @cached_property
     def order(self) -> Order:
         """Topological order of all actions; on deadlock a ``Mistake`` names the ranks that wait for one another."""
-        return order(self.rows, stages=self.stages)
+        return order(self.columns, stages=self.stages)
 
     @cached_property
     def live_micro_batches(self) -> tuple[tuple[Count, ...], ...]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from fivefold.layout.schedule.action import Action
-from fivefold.layout.schedule.order import Row
+from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table
 
 Pair = tuple[int, int]  # one value per stage of a rank: 0 is the near stage, 1 the far one

@@ -66,6 +66,7 @@ class Counts:
         self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache()
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
+        self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
         self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
@@ -212,6 +213,16 @@ class Counts:
                 found.append(tuple(work))
             self._work[key] = tuple(found)
         return self._work[key]
+
+    def alike_work(self, layout: Layout) -> tuple[int, ...]:
+        """Of each of the pp·v stages the first one with an equal ``stage_work``."""
+        key = self.stage_key(layout)
+        if key not in self._alike:
+            first: dict[object, int] = {}
+            self._alike[key] = tuple(
+                first.setdefault(work, stage) for stage, work in enumerate(self.stage_work(layout))
+            )
+        return self._alike[key]
 
     def _stage(
         self, layers: range, layout: Layout, again: tuple[bool, ...], *, first: bool, last: bool

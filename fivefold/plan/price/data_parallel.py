@@ -9,7 +9,8 @@ of the embedding the next forward; the gather after the update overlaps the firs
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter
+from typing import NamedTuple, TypeVar
 
 from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.sharding import gathers_again, policy
@@ -21,9 +22,13 @@ from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.unit_time import AXES, CONTENTION
 from fivefold.plan.price.units import Units
 
+Value = TypeVar("Value")
+
 # Seconds of the host for each part of a list: a view in Python and a copy that it launches.
 # Source: docs/how-a-step-costs/constants.md.
 PART_SECONDS = 9e-6
+
+Alike = list[tuple[Value, int]]  # values in order, and how many of each are equal
 
 
 class GatherReduceTime(NamedTuple):
@@ -42,6 +47,18 @@ class GatherReduceTime(NamedTuple):
     again: float | None = None
 
 
+class UnitMessages(NamedTuple):
+    """A unit's messages in one layout: those of every forward and of every backward, and the reduction of a unit that
+    ``follows``. ``each``: gradients are reduced after every backward.
+    """
+
+    time: GatherReduceTime
+    forward: MessageTime
+    backward: MessageTime
+    following: MessageTime
+    each: bool
+
+
 class StepEnds(NamedTuple):
     """Seconds before the first and after the last micro-batch: exposed messages, and compute slowed by hidden ones."""
 
@@ -58,6 +75,7 @@ class DataParallel:
         self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
         self._layout, self._beside = Layout(), (True,) * len(AXES)  # axes beside whose messages the link is free
+        self._sent: dict[Name, UnitMessages] = {}
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
@@ -88,34 +106,38 @@ class DataParallel:
             self._gather_reduces[key] = found
         return found
 
-    def each_way(self, layout: Layout, name: Name) -> tuple[MessageTime, MessageTime]:
-        """A unit's messages in every forward and in every backward, where only blocks are gathered again."""
-        time, gathers = self.gather_reduce(layout, name), not policy(layout, self.job).weights_stay
-        again = gathers_again(name, layout, self.job)
-        gather, nothing = MessageTime(time.gather, time.gather_busy), MessageTime(0.0, 0.0)
-        reduces = self.counts.reduces_each(layout, name) and not self.follows(name)
-        reduce = MessageTime(time.reduce, time.reduce_busy) if reduces else nothing
-        back = nothing if not again else gather if time.again is None else MessageTime(time.again, 0.0)
-        return gather if gathers else nothing, MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
+    def sent(self, layout: Layout, name: Name) -> UnitMessages:
+        """A unit's messages, each way, where only blocks are gathered again."""
+        self._begin(layout)
+        found = self._sent.get(name)
+        if found is None:
+            time, nothing = self.gather_reduce(layout, name), MessageTime(0.0, 0.0)
+            gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
+            each, follows = self.counts.reduces_each(layout, name), self.follows(name)
+            back = gather if time.again is None else MessageTime(time.again, 0.0)
+            back = back if gathers_again(name, layout, self.job) else nothing
+            if each and not follows:
+                back = MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
+            ahead = nothing if policy(layout, self.job).weights_stay else gather
+            found = UnitMessages(time, ahead, back, reduce if each and follows else nothing, each)
+            self._sent[name] = found
+        return found
+
+    def _begin(self, layout: Layout) -> None:
+        """Forget what was of another layout: callers ask for all units of one in a row."""
+        if layout is not self._layout:
+            self._layout, self._sent, nodes = layout, {}, self.units.network.nodes
+            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
+            self._beside = tuple(within or nodes(group(layout, axis)) == 1 for axis in AXES)
 
     def follows(self, name: Name) -> bool:
         """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
         return name == "embed" and self.job.stack.linears == "fanned"
 
-    def following(self, layout: Layout, name: Name) -> MessageTime:
-        """The reduction of a unit that ``follows``; of another none."""
-        if not self.follows(name) or not self.counts.reduces_each(layout, name):
-            return MessageTime(0.0, 0.0)
-        time = self.gather_reduce(layout, name)
-        return MessageTime(time.reduce, time.reduce_busy)
-
     def free(self, layout: Layout, exposed: tuple[float, ...]) -> float:
         """Of exposed messages by axis those seconds in which data parallelism's link between nodes is free."""
-        if layout is not self._layout:  # callers ask for all units of one layout in a row
-            self._layout, nodes = layout, self.units.network.nodes
-            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
-            self._beside = tuple(within or nodes(group(layout, axis)) == 1 for axis in AXES)
-        return sum(some for some, beside in zip(exposed, self._beside, strict=True) if beside)
+        self._begin(layout)
+        return sum([some for some, beside in zip(exposed, self._beside, strict=True) if beside])
 
     def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
         """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""
@@ -130,26 +152,31 @@ class DataParallel:
         if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
             return StepEnds(0.0, 0.0)
         copies = self._staying(layout, chunks) if by_lists(self.counts, layout) else 0.0
-        gathers, reduces = list[MessageTime](), list[MessageTime]()  # in the order of the units
-        forward, backward = list[float](), list[float]()  # of the first stage's units
+        gathers: Alike[MessageTime] = []  # in the order of the units
+        reduces: Alike[MessageTime] = []
+        forward: Alike[float] = []  # of the first stage's units
+        backward: Alike[float] = []
         stays, work = policy(layout, self.job).weights_stay, self.counts.stage_work(layout)
-        for chunk in chunks:
-            for run, times in work[chunk]:
-                time, unit = self.gather_reduce(layout, run.name), self.units.unit(layout, run)
+        alike = self.counts.alike_work(layout)  # the order of stages matters only to the first message
+        for chunk, many in Counter([alike[chunk] for chunk in chunks]).items():
+            for run, each in work[chunk]:
+                times = many * each
+                sent, unit = self.sent(layout, run.name), self.units.unit(layout, run)
+                time = sent.time
                 copies += times * time.copies
                 behind = unit.backward + unit.weight + self.free(layout, unit.backward_exposed)
                 if stays:
-                    gathers += [MessageTime(time.gather, time.gather_busy)] * times
-                if not self.counts.reduces_each(layout, run.name):
-                    reduces += [MessageTime(time.reduce, time.reduce_busy)] * times
+                    gathers.append((MessageTime(time.gather, time.gather_busy), times))
+                if not sent.each:
+                    reduces.append((MessageTime(time.reduce, time.reduce_busy), times))
                 elif not reduces and self.beside:
-                    # ``each_way`` counts it beside its own backward, but the last one comes after it
+                    # ``sent`` counts it beside its own backward, but the last one comes after it
                     room = time.reduce if self.follows(run.name) else behind
-                    reduces.append(MessageTime(min(time.reduce, room), min(time.reduce_busy, room)))
-                if chunk == chunks[0]:
-                    forward += [unit.forward + self.free(layout, unit.forward_exposed)] * times
-                    backward += [max(0.0, behind - self.each_way(layout, run.name)[1].seconds)] * times
-        gather, reduce = (sum(every.seconds for every in some) for some in (gathers, reduces))
+                    reduces.append((MessageTime(min(time.reduce, room), min(time.reduce_busy, room)), 1))
+                if chunk == alike[chunks[0]]:
+                    forward.append((unit.forward + self.free(layout, unit.forward_exposed), each))
+                    backward.append((max(0.0, behind - sent.backward.seconds), each))
+        gather, reduce = (sum([times * message.seconds for message, times in some]) for some in (gathers, reduces))
         if stays and self.job.stack.weights == "broadcast":
             gather = self._broadcast(layout, chunks)
         if not self.beside:
@@ -183,15 +210,32 @@ class DataParallel:
         )
 
 
-def _hidden(messages: list[MessageTime], rooms: list[float], *, chunks: int) -> float:
+def _hidden(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -> float:
     """Seconds hidden of all but the first message, each beside the unit before it: one is under way at a time.
 
     ``rooms``: compute of the first stage's units. The other stages of the rank hide theirs wholly.
     """
+    if not messages:
+        return 0.0
+    (first, times), *rest = messages
+    later = [(first, times - 1), *rest]
     if chunks == 1:
-        return sum(min(message.travelling, room) for message, room in zip(messages[1:], rooms, strict=False))
-    waiting = sum(message.travelling for message in messages[1:])
-    return (1 - 1 / chunks) * waiting + min(waiting / chunks, sum(rooms))
+        return _side_by_side(later, rooms)
+    waiting = sum([times * message.travelling for message, times in later])
+    return (1 - 1 / chunks) * waiting + min(waiting / chunks, sum([times * room for room, times in rooms]))
+
+
+def _side_by_side(messages: Alike[MessageTime], rooms: Alike[float]) -> float:
+    """Seconds hidden of messages, one beside each room."""
+    hidden, left, room, waiting = 0.0, 0, 0.0, iter(rooms)
+    for message, times in messages:
+        while times:
+            if not left:
+                room, left = next(waiting, (0.0, times))
+            together = min(times, left)
+            hidden += together * min(message.travelling, room)
+            times, left = times - together, left - together
+    return hidden
 
 
 def _dualpipe_replicas(layout: Layout) -> Group:

@@ -64,9 +64,12 @@ class Durations:
         self.work = timeline.counts.stage_work(layout)
         straggler = timeline.straggler or timeline
         self.lines = [straggler if stage in slow else timeline for stage in range(len(self.work))]
-        first: dict[tuple[Work, bool], int] = {}  # stage of those with equal units, as fast
-        self.alike = [first.setdefault((work, stage in slow), stage) for stage, work in enumerate(self.work)]
-        times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in first.values()}
+        self.alike = timeline.counts.alike_work(layout)  # of each stage the first one with equal units, as fast
+        if slow:
+            first: dict[tuple[int, bool], int] = {}
+            places = ((like, stage in slow) for stage, like in enumerate(self.alike))
+            self.alike = tuple(first.setdefault(place, stage) for stage, place in enumerate(places))
+        times = {stage: self.lines[stage].stage(layout, self.work[stage]) for stage in dict.fromkeys(self.alike)}
         self.stages = [times[stage] for stage in self.alike]
         self.hop, self.sending = timeline.between_stages(layout)
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
@@ -131,7 +134,8 @@ class Durations:
                 else:
                     stays[axis] += times * some
                     work += some
-            message = timeline.parallel.each_way(layout, run.name)[back].seconds
+            sent = timeline.parallel.sent(layout, run.name)
+            message = (sent.backward if back else sent.forward).seconds
             compute += times * ours
             gathers += times * message
             gathered += times * max(work, message)

@@ -55,12 +55,15 @@ class _Player:
     def __init__(self, planner: Planner, layout: Layout) -> None:
         self.timeline, self.layout = planner.timeline, layout
         self.durations = planner.timeline.durations(layout)
+        self.exposed: dict[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {}  # seconds and axes, by task
 
     def span(self, action: Action, start: float, end: float) -> Span:
         """The span of one action of the schedule, with its exposed seconds and their axes."""
-        cost = self.durations.cost(Task(action.kind, action.stage, action.backward_stage))
-        axes = tuple(axis for axis, seconds in cost.exposed.items() if seconds)
-        return Span(action.kind, str(action), start, end, sum(cost.exposed.values()), axes, *action[1:])
+        kind, stage, _, back, _ = action
+        if (kind, stage, back) not in self.exposed:
+            found = self.durations.cost(Task(kind, stage, back)).exposed
+            self.exposed[kind, stage, back] = sum(found.values()), tuple(axis for axis in found if found[axis])
+        return Span(kind, str(action), start, end, *self.exposed[kind, stage, back], *action[1:])
 
     def flat(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """The row of a layout without a pipeline: F and BW of one micro-batch after another."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from operator import itemgetter
 from typing import NamedTuple
 
 from fivefold.layout.names import ScheduleName
@@ -23,12 +22,27 @@ from fivefold.layout.spec import Layout
 
 
 class Extrapolated(NamedTuple):
-    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each task, the stages it holds."""
+    """Per pipeline rank: seconds at its end, seconds busy, how often it runs each of ``some`` tasks, by index, the
+    stages it holds, and the first rank with equal ones.
+    """
 
     ends: list[float]
     busy: list[float]
-    tasks: list[Mapping[Task, int]]
+    tasks: tuple[tuple[tuple[int, int], ...], ...]
     held: tuple[tuple[int, ...], ...]
+    like: tuple[int, ...]
+    some: tuple[Task, ...]
+
+
+class AlikeTasks(NamedTuple):
+    """The tasks of ``Rounds`` where some stages are equal: one of each that take equally long, the index among them of
+    each of ``Rounds.tasks``, and ``Rounds.whole`` in these indices. ``like``: the first rank with equal stages.
+    """
+
+    some: tuple[Task, ...]
+    place: tuple[int, ...]
+    whole: tuple[tuple[tuple[int, int], ...], ...]
+    like: tuple[int, ...]
 
 
 class Rounds(NamedTuple):
@@ -44,30 +58,63 @@ class Rounds(NamedTuple):
     whole: list[Mapping[Task, int]]
 
 
-def extrapolate(layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float) -> Extrapolated:
-    """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message."""
-    asked = layout.schedule, layout.pp, layout.v, micro_batches
-    found = rounds_of(*asked)
-    ends, busy = _played(*asked, tuple(map(seconds, found.tasks)), hop)
-    return Extrapolated(ends, busy, found.whole, found.tables[0][0].rank_stages)
+def extrapolate(
+    layout: Layout, micro_batches: int, *, seconds: Callable[[Task], float], hop: float,
+    alike: tuple[int, ...] | None = None,
+) -> Extrapolated:  # fmt: skip
+    """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message;
+    ``alike``: of each stage the first one whose tasks take as long, None if each has its own.
+    """
+    shape, every = (layout.schedule, layout.pp, layout.v, micro_batches), tuple(range(layout.pp * layout.v))
+    asked = *shape, every if alike is None else alike
+    found, tables = alike_tasks(*asked), rounds_of(*shape).tables
+    ends, busy = _played(*asked, tuple(map(seconds, found.some)), hop)
+    return Extrapolated(ends, busy, found.whole, tables[0][0].rank_stages, found.like, found.some)
+
+
+@lru_cache(maxsize=1024)
+def alike_tasks(
+    name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]
+) -> AlikeTasks:  # fmt: skip
+    """Those of stages of which some are ``alike``."""
+    tables, _, tasks, whole = rounds_of(name, pp, v, micro_batches)
+    numbers: dict[Task, int] = {}
+    some: list[Task] = []
+    for task in tasks:
+        same = Task(task.kind, alike[task.stage], alike[task.backward_stage] if task.backward_stage >= 0 else -1)
+        if numbers.setdefault(same, len(some)) == len(some):
+            some.append(same)
+        numbers[task] = numbers[same]
+    rows = []
+    for each in whole:
+        times: Counter[int] = Counter()
+        for task, count in each.items():
+            times[numbers[task]] += count
+        rows.append(tuple(times.items()))
+    held = [tuple(alike[stage] for stage in stages) for stages in tables[0][0].rank_stages]
+    return AlikeTasks(
+        tuple(some), tuple(numbers[task] for task in tasks), tuple(rows), tuple(held.index(each) for each in held)
+    )
 
 
 @lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule sees
 def _played(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, durations: tuple[float, ...], hop: float
+    name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...], durations: tuple[float, ...],
+    hop: float,
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Seconds at the end of each rank and seconds busy; ``durations`` of the tasks of ``rounds_of``."""
-    tables, rounds, tasks, whole = rounds_of(name, pp, v, micro_batches)
-    known = dict(zip(tasks, durations, strict=True))
+    """Seconds at the end of each rank and seconds busy; ``durations`` of some of the ``alike_tasks``."""
+    tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
+    found = alike_tasks(name, pp, v, micro_batches, alike)
+    known = {task: durations[place] for task, place in zip(tasks, found.place, strict=True)}
 
     def busy(tasks: Mapping[Task, int]) -> float:
-        return sum(times * known[task] for task, times in tasks.items())
+        return sum([times * known[task] for task, times in tasks.items()])
 
     ends = [
         list(play_table.play(table, seconds=known.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
         for table, _ in tables
     ]
-    works = [busy(each) for each in whole]
+    works = [sum([times * durations[task] for task, times in row]) for row in found.whole]
     if not rounds:
         return ends[0], works
     (early, late), ((_, few), (_, many)) = ends, tables
@@ -99,6 +146,6 @@ def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Map
     """How often each rank runs each task."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[dict[Task, int]] = [{} for _ in range(pp)]
-    for (rank, task), times in Counter(map(itemgetter(0, 1), order.actions)).items():
+    for (rank, task), times in Counter(zip(order.rank, order.task, strict=True)).items():
         rows[rank][order.tasks[task]] = times
     return tuple(rows)

@@ -5,21 +5,23 @@ step = play(schedule, seconds of its actions) + exposed gathers and reductions +
 
 from __future__ import annotations
 
+from operator import add
 from typing import NamedTuple
 
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
+from fivefold.plan.count.counts import Run
 from fivefold.plan.count.memory.rank_memory import RankMemory
 from fivefold.plan.count.memory.states import moments_per_element
 from fivefold.plan.count.operations.part import part_of
 from fivefold.plan.count.update import stages_held, update_messages, update_products
-from fivefold.plan.price.data_parallel import DataParallel
+from fivefold.plan.price.data_parallel import DataParallel, StepEnds
 from fivefold.plan.price.durations import Cost, Durations, StageTime, Work, add_up
 from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.small_messages import small_messages
 from fivefold.plan.price.steady_state import extrapolate
-from fivefold.plan.price.unit_time import AXES
+from fivefold.plan.price.unit_time import AXES, UnitTime
 from fivefold.plan.price.units import Units
 
 # Sources: docs/how-a-step-costs/constants.md.
@@ -39,6 +41,34 @@ class StepTime(NamedTuple):
     bound_by: str
 
 
+class RunTime(NamedTuple):
+    """Seconds of a micro-batch through one unit, with data parallelism's messages beside it; exposed ones by axis.
+
+    ``late``: exposed data parallelism of a whole backward; ``spare``: of its forward in which the link is free;
+    ``after``: the reduction that travels beside the next forward.
+    """
+
+    forward: float
+    backward: float
+    whole: float
+    weight: float
+    fronts: list[tuple[str, float]]
+    backs: list[tuple[str, float]]
+    longest: str
+    late: float = 0.0
+    spare: float = 0.0
+    after: MessageTime | None = None
+
+
+class AfterPasses(NamedTuple):
+    """Of a rank the ends of data parallelism, its small messages by axis, its update, and all of them in seconds."""
+
+    ends: StepEnds
+    small: dict[str, float]
+    update: float
+    seconds: float
+
+
 class Timeline:
     """Step times of layouts, for one model, job and machine."""
 
@@ -48,6 +78,8 @@ class Timeline:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
+        self._layout = Layout()
+        self._run_times: dict[Run, RunTime] = {}  # of one layout, of which callers ask for all units in a row
 
     def durations(self, layout: Layout) -> Durations:
         """Seconds of the actions of ``layout``; without a pipeline these are F and BW."""
@@ -77,30 +109,21 @@ class Timeline:
     ) -> tuple[StepTime, int]:  # fmt: skip
         """Seconds of a step in a pipeline, and its critical rank; ``slow``: the rank that straggles."""
         micro_batches, straggler = layout.micro_batches(self.job), self.straggler or self
-        updates = [
-            (straggler if at == slow else self)._whole_update(layout, rank, held)
-            for at, (rank, held) in enumerate(zip(memory, stages_held(layout), strict=True))
-        ]
-        line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop)
-        work = [tuple(durations.alike[stage] for stage in held) for held in line.held]
-        alike = dict(zip(work, line.held, strict=True))  # ranks with equal stages have equal ends
-        ends_of = {same: self.parallel.ends(layout, held) for same, held in alike.items()}
-        tails = [ends_of[same] for same in work]
-        if slow is not None:
-            tails[slow] = straggler.parallel.ends(layout, line.held[slow])
-        small = [self.small_messages(layout, held) for held in line.held]
-        after = [
-            tail.slowed + tail.exposed + sum(extra.values()) + update
-            for tail, extra, update in zip(tails, small, updates, strict=True)
-        ]
-        total = max(end + late for end, late in zip(line.ends, after, strict=True))
-        critical = max(range(layout.pp), key=lambda rank: line.busy[rank] + after[rank])
-        compute, exposed = add_up((durations.cost(task), times) for task, times in line.tasks[critical].items())
-        _add(exposed, small[critical])
-        found = _step_time(
-            compute + tails[critical].slowed, exposed, tails[critical].exposed, updates[critical],
-            [durations.stages[stage] for stage in line.held[critical]], total=total,
-        )  # fmt: skip
+        line = extrapolate(layout, micro_batches, seconds=durations.seconds, hop=durations.hop, alike=durations.alike)
+        after: dict[tuple[int, bool], AfterPasses] = {}  # of ranks with equal stages, as fast
+        keys = [(like, rank == slow) for rank, like in enumerate(line.like)]
+        for rank, key in enumerate(keys):
+            if key not in after:
+                after[key] = (straggler if rank == slow else self)._after(layout, memory[rank], line.held[rank])
+        late = [after[key].seconds for key in keys]
+        total = max(map(add, line.ends, late))
+        busiest = list(map(add, line.busy, late))
+        critical = busiest.index(max(busiest))
+        ends, small, update, _ = after[keys[critical]]
+        compute, exposed = add_up([(durations.cost(line.some[task]), times) for task, times in line.tasks[critical]])
+        _add(exposed, small)
+        stages = [durations.stages[stage] for stage in {durations.alike[stage]: None for stage in line.held[critical]}]
+        found = _step_time(compute + ends.slowed, exposed, ends.exposed, update, stages, total=total)
         return found, critical
 
     def between_stages(self, layout: Layout) -> tuple[float, float]:
@@ -124,39 +147,67 @@ class Timeline:
         forward = backward = whole = weight = 0.0
         fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
         longest, parallel = (0.0, ""), self.parallel
-        sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
         spare, after = 0.0, MessageTime(0.0, 0.0)  # seconds of the next forward; the reduction that travels beside it
         for run, times in work:
-            unit = self.units.unit(layout, run)
-            ahead, back = unit.forward, unit.backward
-            both = back + unit.weight
-            for axis, first, second in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
-                if first or second:
-                    fronts[axis] += times * first
-                    backs[axis] += times * second
-            if sends:
-                front, behind = parallel.each_way(layout, run.name)
-                talk = parallel.free(layout, unit.backward_exposed)
-                meanwhile = ahead + parallel.free(layout, unit.forward_exposed)
-                shown, slows = parallel.waits(front, meanwhile)
-                spare += times * max(0.0, meanwhile - front.seconds)
-                after = parallel.following(layout, run.name) if parallel.follows(run.name) else after
-                late, slowed = parallel.waits(behind, back + talk)
-                later, slower = parallel.waits(behind, both + talk)
-                fronts["dp"] = fronts.get("dp", 0.0) + times * shown
-                backs["dp"] = backs.get("dp", 0.0) + times * late
-                wholes["dp"] += times * later
-                ahead, back, both = ahead + slows, back + slowed, both + slower
-            forward += times * ahead
-            backward += times * back
-            whole += times * both
+            unit = self._run_time(layout, run)
+            for axis, seconds in unit.fronts:
+                fronts[axis] = fronts.get(axis, 0.0) + times * seconds
+            for axis, seconds in unit.backs:
+                backs[axis] = backs.get(axis, 0.0) + times * seconds
+            wholes["dp"] += times * unit.late
+            spare, after = spare + times * unit.spare, unit.after or after
+            forward += times * unit.forward
+            backward += times * unit.backward
+            whole += times * unit.whole
             weight += times * unit.weight
-            longest = max(longest, (times * (ahead + both), unit.longest))
+            longest = max(longest, (times * (unit.forward + unit.whole), unit.longest))
         if after.seconds:
             shown, slows = parallel.waits(after, spare)
             backs["dp"], wholes["dp"] = backs["dp"] + shown, wholes["dp"] + shown
             backward, whole = backward + slows, whole + slows
         return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
+
+    def _run_time(self, layout: Layout, run: Run) -> RunTime:
+        """Of one unit of a run, computed once for all stages of a layout."""
+        if layout is not self._layout:
+            self._layout, self._run_times = layout, {}
+        if run not in self._run_times:
+            unit = self.units.unit(layout, run)
+            fronts, backs = (
+                [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds]
+                for exposed in (unit.forward_exposed, unit.backward_exposed)
+            )
+            found = RunTime(
+                unit.forward, unit.backward, unit.backward + unit.weight, unit.weight, fronts, backs, unit.longest
+            )
+            sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
+            self._run_times[run] = self._beside(layout, run, unit, found) if sends else found
+        return self._run_times[run]
+
+    def _beside(self, layout: Layout, run: Run, unit: UnitTime, alone: RunTime) -> RunTime:
+        """A unit whose weights are gathered, or gradients reduced, beside its passes."""
+        parallel = self.parallel
+        sent, talk = parallel.sent(layout, run.name), parallel.free(layout, unit.backward_exposed)
+        meanwhile = alone.forward + parallel.free(layout, unit.forward_exposed)
+        shown, slows = parallel.waits(sent.forward, meanwhile)
+        late, slowed = parallel.waits(sent.backward, alone.backward + talk)
+        later, slower = parallel.waits(sent.backward, alone.whole + talk)
+        return alone._replace(
+            forward=alone.forward + slows,
+            backward=alone.backward + slowed,
+            whole=alone.whole + slower,
+            fronts=[*alone.fronts, ("dp", shown)],
+            backs=[*alone.backs, ("dp", late)],
+            late=later,
+            spare=max(0.0, meanwhile - sent.forward.seconds),
+            after=sent.following if parallel.follows(run.name) else None,
+        )
+
+    def _after(self, layout: Layout, memory: RankMemory, held: tuple[int, ...]) -> AfterPasses:
+        """What comes after the passes of a rank that holds some stages, or between them."""
+        ends, small = self.parallel.ends(layout, held), self.small_messages(layout, held)
+        update = self._whole_update(layout, memory, held)
+        return AfterPasses(ends, small, update, ends.slowed + ends.exposed + sum(small.values()) + update)
 
     def _whole_update(self, layout: Layout, rank: RankMemory, held: tuple[int, ...]) -> float:
         return self.update(layout, rank) + self.matrix_update(layout, held)

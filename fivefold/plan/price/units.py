@@ -50,6 +50,7 @@ class Units:
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
         self._ranks = 1
+        self._here: dict[Run, UnitTime] = {}  # of the layout last asked for
 
     def prices(self, layout: Layout) -> Prices:
         """Costs of operations; on a calibrated machine they depend on how many processes share it."""
@@ -63,9 +64,13 @@ class Units:
     def unit(self, layout: Layout, run: Run) -> UnitTime:
         """Seconds of one unit of a run."""
         if layout is not self._layout:  # callers ask for all units of one layout in a row
+            self._here = {}
             self._ranks = layout.world if self.machine.calibration else 1
             self._layout, self._part = layout, part_of(layout)
             self._places = tuple(group(layout, axis) for axis in AXES)
+        here = self._here.get(run)
+        if here is not None:
+            return here
         part = run_part(self._part, run)
         key: tuple[object, ...] = (part, run.name, places_of(run, self._places), self._ranks)
         if self.profiled is not None:
@@ -74,6 +79,7 @@ class Units:
         if found is None:
             found = self._timer(part, run, lambda axis: group(layout, axis), ranks=self._ranks).read()
             found = self._units[key] = found if self.profiled is None else self._as_measured(found, layout, run)
+        self._here[run] = found
         return found
 
     def nearest(self, part: Part, run: Run) -> Nearest:

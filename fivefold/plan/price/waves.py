@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 class Waves(NamedTuple):
-    """Columns of all actions, wave by wave; ``first`` and ``second`` as in ``OrderedAction``, but none is the last
+    """Columns of all actions, wave by wave; ``first`` and ``second`` as in ``Order``, but none is the last
     index. ``starts``: of each wave, and the end; ``both``: whether an action of the wave waits for two others.
     """
 
@@ -44,10 +44,11 @@ def waves(order: Order, *, pp: int) -> Waves:
     number = np.array(wave_of)
     index = np.argsort(number, kind="stable")
     place = np.append(np.argsort(index), len(index))  # of an action in the columns; -1: the end
-    rank, task, first, _, second, _ = np.array(order.actions, np.int64)[index].T
+    columns = (order.rank, order.task, order.first, order.second)
+    ranks, tasks, ones, others = (np.array(column, np.int64)[index] for column in columns)
     starts = np.searchsorted(number[index], np.arange(number.max() + 2)).tolist()
-    both = [bool((second[start:end] >= 0).any()) for start, end in pairwise(starts)]
-    return Waves(rank, task, place[first], place[second], starts, both)
+    both = [bool((others[start:end] >= 0).any()) for start, end in pairwise(starts)]
+    return Waves(ranks, tasks, place[ones], place[others], starts, both)
 
 
 def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:

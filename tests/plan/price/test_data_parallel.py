@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.plan.predict import Planner
+from fivefold.plan.price.data_parallel import _hidden
+from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.unit_time import CONTENTION
 from fivefold.stack.catalog import named as named_stack
 
@@ -91,3 +94,21 @@ def test_what_is_summed_over_tp_depends_on_whether_the_stream_is_cut() -> None:
     found.append([again.timeline.data_parallel(each, "head").copies for each in (plain, cut)])
     assert found[0] == found[1]
     assert found[0][0] == 0 < found[0][1]
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
+    """Drawn runs of equal messages beside runs of equal units; the other stages hide theirs wholly."""
+    some = random.Random(4)
+    for _ in range(300):
+        messages = [
+            (MessageTime(seconds := some.uniform(0, 3), some.uniform(0, seconds)), some.randint(1, 4))
+            for _ in range(some.randint(0, 4))
+        ]
+        rooms = [(some.uniform(0, 3), some.randint(1, 4)) for _ in range(some.randint(1, 4))]
+        later = [message.travelling for message, times in messages for _ in range(times)][1:]
+        every = [room for room, times in rooms for _ in range(times)]
+        wanted = sum(min(message, room) for message, room in zip(later, every, strict=False))
+        if chunks > 1:
+            wanted = (1 - 1 / chunks) * sum(later) + min(sum(later) / chunks, sum(every))
+        assert _hidden(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)

@@ -87,6 +87,41 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
 
 
 @settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(["1f1b", "interleaved", "gpipe", "zb1p", "zbv", "dualpipe", "dualpipev"]),
+    pp=st.sampled_from([2, 4]),
+    count=st.integers(4, 20).map(lambda half: 2 * half),
+    seconds=st.lists(st.floats(1, 2), min_size=3, max_size=3),
+    data=st.data(),
+)
+def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
+    """With the first of the equal ones asked alone, as with each asked for itself."""
+    v = 2 if name in ("interleaved", "zbv", "dualpipev") else 1
+    layout = Layout(pp=pp, v=v, schedule=name)
+    kinds = data.draw(st.lists(st.integers(0, 2), min_size=pp * v, max_size=pp * v))
+    asked = []
+
+    def duration(task):
+        asked.append(task)
+        back = seconds[kinds[task.backward_stage]] if task.backward_stage >= 0 else 0.0
+        return {"F": 1, "B": 1, "W": 0.7, "BW": 1.7, "FB": 1}[task.kind] * seconds[kinds[task.stage]] + 1.7 * back
+
+    each = extrapolate(layout, count, seconds=duration, hop=0.1)
+    alone, alike = len(asked), tuple(map(kinds.index, kinds))
+    found = extrapolate(layout, count, seconds=duration, hop=0.1, alike=alike)
+    assert found.ends == pytest.approx(each.ends, rel=1e-12)
+    assert found.busy == pytest.approx(each.busy, rel=1e-12)
+    assert len(asked) - alone <= alone
+    assert {task.stage for task in asked[alone:]} <= set(alike)
+    for rank, (mine, every) in enumerate(zip(found.tasks, each.tasks, strict=True)):
+        assert sum(times for _, times in mine) == sum(times for _, times in every)
+        assert found.like[rank] == next(
+            other for other, held in enumerate(found.held)
+            if [kinds[stage] for stage in held] == [kinds[stage] for stage in found.held[rank]]
+        )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
 @given(text=LAYOUTS, overlap=OVERLAPS)
 def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap):
     layout = legal(text)

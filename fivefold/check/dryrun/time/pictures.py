@@ -11,7 +11,7 @@ from itertools import groupby
 from fivefold.check.dryrun.memory.breakdown import levels as all_levels
 from fivefold.check.dryrun.record.tape import SCOPE, WAIT, Tape
 from fivefold.check.dryrun.time.play import Played, TimedSpan
-from fivefold.layout.schedule.order import Row
+from fivefold.layout.schedule.columns import Row
 from fivefold.layout.spans import Level, Span
 
 LEVELS = 1200  # equal time intervals; of each the levels with most and with least memory are kept

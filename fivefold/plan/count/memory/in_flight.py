@@ -2,33 +2,29 @@
 
     F of stage 1   others kept until B: (1, 2) · until W: (0, 0) · with sums: (0, 1) · reduced: (0, 0) · messages: 1
 
-Receives are posted one action ahead; a sent tensor lives until its receiver is done with it (``schedule/p2p.py``).
 Passes whose counts another pass of the same kind exceeds everywhere are left out: they cannot be the peak.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fivefold.layout.names import ScheduleName
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.action import Action, parts
-from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.columns import BW, KINDS, B, F, W
 from fivefold.layout.schedule.table import Table
+from fivefold.plan.count.memory.pass_streams import Bools, Ints, PassStreams, pass_streams
 
 Kind = Literal["F", "B", "BW", "W"]
-Pass = tuple[Kind, int, int]  # stage, micro-batch
 # Which passes may leave a reduction of gradients under way: none, the last backward of a stage, every backward.
 Reduced = Literal["never", "last", "each"]
 # Whether the head's weights stay gathered from F to B of the last stage: no; they do; and so does a table it shares.
 Heads = Literal["", "own", "tied"]
+COUNTED_AT_ONCE = 2**19  # counts of a kind, of as many ranks as have so few
 
 
 class Before(NamedTuple):
@@ -37,6 +33,17 @@ class Before(NamedTuple):
     kind: Kind
     stage: int
     last: bool
+
+
+class PassKind(NamedTuple):
+    """What of a pass matters to its own peak; fields as in ``LivePass``."""
+
+    kind: Kind
+    stage: int
+    first: bool
+    last: bool
+    before: Before | None
+    held: bool
 
 
 class LivePass(NamedTuple):
@@ -60,190 +67,214 @@ class LivePass(NamedTuple):
     counts: tuple[int, ...]
 
 
+class Rules(NamedTuple):
+    """What of a layout changes which passes are told apart. ``keeps``: weights stay gathered from an F to a B;
+    ``buffers``: what is received lives throughout, in others' account.
+    """
+
+    reduced: Reduced = "never"
+    keeps: bool = False
+    buffers: bool = False
+    heads: Heads = ""
+
+
 class LivePasses(NamedTuple):
-    """Passes of every rank: as ``rows`` per rank (in time order only without a pipeline), and as columns: their counts,
-    their rank, and their index into ``distinct``, the distinct (kind, stage, first, last, before, held).
-    """
+    """Passes of every rank as columns: their counts, their rank (in order), and their index into ``distinct``."""
 
-    rows: tuple[tuple[LivePass, ...], ...]
-    counts: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    distinct: tuple[tuple[Kind, int, bool, bool, Before | None, bool], ...]
-    place: NDArray[np.int64]
+    counts: Ints
+    rank: Ints
+    distinct: tuple[PassKind, ...]
+    place: Ints
+
+    def row(self, rank: int) -> Iterator[LivePass]:
+        """The passes of one rank, in time order only without a pipeline or if all are here."""
+        first, end = np.searchsorted(self.rank, (rank, rank + 1)).tolist()
+        for counts, place in zip(self.counts[first:end].tolist(), self.place[first:end].tolist(), strict=True):
+            yield LivePass._make((*self.distinct[place], tuple(counts)))
 
 
-def in_order(
-    table: Table, rank: int, reduced: Reduced, *, keeps: bool = False, buffers: bool = False, heads: Heads = ""
-) -> Iterator[LivePass]:
-    """Every pass of one pipeline rank, in time order; ``keeps``: weights stay gathered from an F to a B; ``buffers``:
-    what is received lives throughout, in others' account.
-    """
-    found = _row(table, rank, list(_sent_and_live(table))[rank], keeps, heads)
-    return _under_way(_inputs_kept(found, table, rank) if buffers else found, reduced)
+def in_order(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
+    """Every pass of one pipeline rank, in time order."""
+    return next(_counted(table, rules, range(rank, rank + 1))).listed(table.stages).row(rank)
 
 
 @lru_cache(maxsize=1024)
-def live_passes(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, reduced: Reduced = "never", *, keeps: bool = False,
-    buffers: bool = False, heads: Heads = "",
-) -> LivePasses:  # fmt: skip
+def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules) -> LivePasses:
     """The passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        rows: tuple[tuple[LivePass, ...], ...] = (tuple(_under_way(_without_pipeline(micro_batches, keeps), reduced)),)
-    else:
-        table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        found = (_row(table, rank, sent, keeps, heads) for rank, sent in enumerate(_sent_and_live(table)))
-        rows = tuple(
-            _highest(_under_way(_inputs_kept(each, table, rank) if buffers else each, reduced))
-            for rank, each in enumerate(found)
-        )
-    every = [live_pass for row in rows for live_pass in row]
-    distinct = tuple(dict.fromkeys(live_pass[:6] for live_pass in every))
-    places = {each: place for place, each in enumerate(distinct)}
-    counts, place = (np.array(column) for column in (
-        [live_pass.counts for live_pass in every], [places[live_pass[:6]] for live_pass in every],
-    ))  # fmt: skip
-    return LivePasses(rows, counts, np.repeat(np.arange(len(rows)), [len(row) for row in rows]), distinct, place)
+        return _without_pipeline(micro_batches, rules)
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    parts = [found.take(found.highest()) for found in _counted(table, rules, range(pp))]
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Counted._make(columns).listed(table.stages)
 
 
-def _under_way(found: Iterable[LivePass], reduced: Reduced) -> Iterator[LivePass]:
-    """Passes in time order, each with the one before it if that may have left a reduction under way."""
-    before: Before | None = None
-    for live_pass in found:
-        yield live_pass if before is None else live_pass._replace(before=before)
-        kind, stage, _, last, *_ = live_pass
-        leaves = kind != "F" and (reduced == "each" or (reduced == "last" and last))
-        before = Before(kind, stage, last) if leaves else None
+@lru_cache(maxsize=1024)
+def alike_passes(
+    name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules, kinds: tuple[int, ...]
+) -> tuple[list[int], Ints]:  # fmt: skip
+    """Of the kinds of ``live_passes`` one of each that differ where stages of one of ``kinds`` are equal: indices into
+    ``distinct``, and for every pass its index among these.
+    """
+    found = live_passes(name, pp, v, micro_batches, rules)
+    numbers: dict[object, int] = {}
+    every = []
+    for kind, stage, first, last, before, held in found.distinct:
+        ahead = before and (before.kind, kinds[before.stage], before.last, before.stage == stage)
+        every.append(numbers.setdefault((kind, kinds[stage], first, last, ahead, held), len(numbers)))
+    return [every.index(number) for number in range(len(numbers))], np.array(every)[found.place]
 
 
-def _without_pipeline(micro_batches: int, keeps: bool) -> Iterator[LivePass]:
+def _without_pipeline(micro_batches: int, rules: Rules) -> LivePasses:
     """The passes without a pipeline: of the first micro-batch, the second, which is like all others, and the last."""
+    kinds, rows, before = list[PassKind](), list[list[int]](), None
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
-        counts = (0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0)
-        yield LivePass("F", 0, index == 0, False, None, False, counts)
-        yield LivePass("BW", 0, index == 0, index == micro_batches - 1, None, keeps, counts)
+        last = index == micro_batches - 1
+        rows += [[0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0]] * 2
+        kinds.append(PassKind("F", 0, index == 0, False, before, False))
+        kinds.append(PassKind("BW", 0, index == 0, last, None, rules.keeps))
+        before = Before("BW", 0, last) if rules.reduced == "each" or (rules.reduced == "last" and last) else None
+    distinct = tuple(dict.fromkeys(kinds))
+    return LivePasses(
+        np.array(rows), np.zeros(len(rows), np.int64), distinct, np.array([distinct.index(kind) for kind in kinds])
+    )
 
 
-def _row(table: Table, rank: int, sent: Sequence[int], keeps: bool, heads: Heads) -> Iterator[LivePass]:
-    """Every pass of a rank in time order; ``sent``: its sent messages that still live at each action."""
-    held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
-    place = {stage: at for at, stage in enumerate(held)}
-    left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
-    until_b, until_w, born, made, reduced, begun, whole = ([0] * len(held) for _ in range(7))
-    here = 0  # streams from a stage of this rank to another
-    for at, action in enumerate(row):
-        ahead = sum(_entry(table, each) not in (None, rank) for each in (row[at + 1] if at + 1 < len(row) else ()))
-        gone = 0
-        for number, (kind, stage, i) in enumerate(action):
-            mine, entry, target = place[stage], _entry(table, (kind, stage, i)), _exit(table, (kind, stage, i))
-            here -= entry == rank
-            until_b[mine] -= kind in ("B", "BW")
-            until_w[mine] -= kind == "W"
-            left[kind == "B", stage] -= kind != "F"
-            waits = sum(_entry(table, each) not in (None, rank) for each in action[number + 1 :])
-            first = not {"F": begun, "W": made}.get(kind, born)[mine]
-            messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
-            last = kind != "F" and not left[kind == "B", stage]
-            others = whole if kind == "W" else [int(each != mine and some) for each, some in enumerate(whole)]
-            if heads == "tied" and (kind, stage) == ("F", 0) and not keeps:
-                others = [0] * len(held)  # the table, which it gathers itself
-            counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
-            yield LivePass(kind, stage, first, last, None, keeps and bool(whole[mine]) and kind != "W", counts)
-            begun[mine] = 1
-            stays_whole = keeps or (heads != "" and stage == table.stages - 1)
-            whole[mine] = int(stays_whole and kind == "F") if kind != "W" else whole[mine]
-            until_b[mine] += kind == "F"
-            until_w[mine] += kind == "B"
-            born[mine] |= kind != "F"
-            made[mine] |= kind in ("W", "BW")
-            reduced[mine] |= last and kind != "B"
-            here = stays
-            gone += target not in (None, rank)
+class Counted(NamedTuple):
+    """Passes as columns, rank by rank in time order. ``before``: 0 for None, else one more than its number."""
+
+    rank: Ints
+    kind: Ints
+    stage: Ints
+    first: Bools
+    last: Bools
+    before: Ints
+    held: Bools
+    counts: Ints
+
+    def take(self, some: Ints) -> Counted:
+        """The passes at some indices."""
+        return Counted._make(column[some] for column in self)
+
+    def highest(self) -> Ints:
+        """Indices of the passes that no other of their rank, stage and kind exceeds, ordered by these. Reduced
+        gradients count negative, as they are no larger than their sums; a first backward, which allocates its sums, is
+        exceeded by one that finds them allocated.
+        """
+        held, alike = self.counts.shape[1] // 6, self.before * 2 + self.held
+        counts = self.counts.copy()
+        counts[:, 4 * held : 5 * held] *= -1
+        group = ((self.rank * (self.stage.max() + 1) + self.stage) * len(KINDS) + self.kind) * (alike.max() + 1) + alike
+        plain, ends = ~(self.first | self.last) & (self.kind != F), self.first * 2 + self.last
+        open_ = np.lexsort((~plain, -counts.sum(axis=1), group))  # none exceeds one before it
+        kept = []
+        while len(open_):
+            starts = np.flatnonzero(np.append(True, group[open_[1:]] != group[open_[:-1]]))
+            best = open_[starts]
+            kept.append(best)
+            above = np.repeat(best, np.diff(np.append(starts, len(open_))))
+            same = (ends[open_] == ends[above]) | (plain[above] & ~self.last[open_])
+            open_ = open_[~(same & (counts[open_] <= counts[above]).all(axis=1))]
+        every = np.concatenate(kept)
+        return every[np.lexsort((every, self.kind[every], self.stage[every], self.rank[every]))]
+
+    def listed(self, stages: int) -> LivePasses:
+        """The same with the distinct kinds of passes."""
+        code = self.kind * stages + self.stage
+        code = ((code * 2 + self.first) * 2 + self.last) * 2 + self.held
+        code = code * (int(self.before.max()) + 1) + self.before
+        _, some, place = np.unique(code, return_index=True, return_inverse=True)
+        columns = (column[some].tolist() for column in self[1:7])
+        distinct = tuple(
+            PassKind(_named(kind), stage, first, last, _before(before, stages), held)
+            for kind, stage, first, last, before, held in zip(*columns, strict=True)
+        )
+        return LivePasses(self.counts, self.rank, distinct, place)
 
 
-def _inputs_kept(found: Iterable[LivePass], table: Table, rank: int) -> Iterator[LivePass]:
-    """The passes with what all backwards before have left in place of messages under way: gradients of inputs, and on
-    a rank of several stages outputs sent, which are waited for at the end of the step. Less what a pass itself counts
-    of its buffers: its input and, in a backward, the gradient of its output.
+def _named(kind: int) -> Kind:
+    return ("B", "BW", "F", "W")[kind]
+
+
+def _before(number: int, stages: int) -> Before | None:
+    place, last = divmod(number - 1, 2)
+    return Before(_named(place // stages), place % stages, bool(last)) if number else None
+
+
+def _counted(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
+    """The passes of ``ranks``, of some ranks at a time."""
+    streams, width = pass_streams(table), len(table.rank_stages[0])
+    starts = np.searchsorted(streams.rank, np.arange(table.pp + 1)).tolist()
+    begin = ranks.start
+    for rank in ranks:
+        if rank + 1 == ranks.stop or (starts[rank + 2] - starts[begin]) * width > COUNTED_AT_ONCE:
+            yield _count(table, rules, streams.of(slice(starts[begin], starts[rank + 1])))
+            begin = rank + 1
+
+
+def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
+    """The passes of some ranks."""
+    rank, kind, stage, stays, messages = passes
+    held = np.array(table.rank_stages)
+    mine = held[rank] == stage[:, None]  # of the stages of its rank its own
+    start = np.searchsorted(rank, rank)  # the first pass of its rank
+    end = np.searchsorted(rank, rank, side="right") - 1
+
+    def before(some: Bools) -> Ints:
+        """By stage of the rank how many passes of ``some`` came before each."""
+        here = mine & some[:, None]
+        count = np.cumsum(here, axis=0, dtype=np.int32) - here
+        return np.asarray(count - count[start])
+
+    forward, backward, late = kind == F, (kind == B) | (kind == BW), kind == W
+    apart, sums = before(kind == B), before(late | (kind == BW))  # sums: that W, or BW, makes
+    ahead, both = before(forward), before(backward)
+    weights = before(late)
+    own_b, own_w = mine & backward[:, None], mine & late[:, None]
+    until_b, until_w = ahead - both - own_b, apart - weights - own_w
+    born, made = (both + weights) > 0, sums > 0
+    at_b, at_w = apart + (mine & (kind == B)[:, None]), sums + (mine & (late | (kind == BW))[:, None])
+    left = np.where((kind == B)[:, None], at_b[end] - at_b, at_w[end] - at_w)
+    last = ~forward & (left[mine] == 0)
+    reduced = before(last & (kind != B)) > 0
+    begun = (ahead + both + weights) > 0
+    first = ~np.where(forward, begun[mine], np.where(late, made[mine], born[mine]))
+    whole = _gathered(table, rules, passes, mine, held[rank], start)
+    others = whole & ~(mine & ~late[:, None])
+    if rules.heads == "tied" and not rules.keeps:
+        others[forward & (stage == 0)] = False  # the table, which it gathers itself
+    if rules.buffers:
+        stays, messages = np.zeros_like(stays), _inputs_kept(table, passes, start)
+    leaves = ~forward & {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[rules.reduced]
+    number = np.where(leaves, 1 + (kind * table.stages + stage) * 2 + last, 0)
+    return Counted(
+        rank, kind, stage, first, last,
+        np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
+        rules.keeps & whole[mine] & ~late,
+        np.column_stack([until_b, until_w, born, made, reduced, others, stays, messages]).astype(np.int64),
+    )  # fmt: skip
+
+
+def _gathered(table: Table, rules: Rules, passes: PassStreams, mine: Bools, held: Ints, start: Ints) -> Bools:
+    """By stage of the rank whether an F has left its weights gathered: the last of its F, B and BW was an F."""
+    if not rules.keeps and not rules.heads:
+        return np.zeros_like(mine)
+    changes = np.where(passes.kind == W, 0, 2 * np.arange(1, len(mine) + 1) + (passes.kind == F))
+    latest = np.maximum.accumulate(mine * changes[:, None], axis=0)
+    latest = np.concatenate([np.zeros_like(latest[:1]), latest[:-1]])
+    found = (latest % 2 == 1) & (latest // 2 > start[:, None])
+    return np.asarray(found if rules.keeps else found & (held == table.stages - 1))
+
+
+def _inputs_kept(table: Table, passes: PassStreams, start: Ints) -> Ints:
+    """What all backwards before have left in place of messages under way: gradients of inputs, and on a rank of several
+    stages outputs sent, which are waited for at the end of the step. Less what a pass itself counts of its buffers: its
+    input and, in a backward, the gradient of its output.
     """
-    made, several = 0, len(table.rank_stages[rank]) > 1
-    sends = [several and _exit(table, ("F", stage, 0)) not in (None, rank) for stage in range(table.stages)]
-    for live_pass in found:
-        kind, stage = live_pass.kind, live_pass.stage
-        own = (kind != "W" and stage > 0) + (kind in ("B", "BW") and stage < table.stages - 1)
-        yield live_pass._replace(counts=(*live_pass.counts[:-2], 0, made - own))
-        made += ((stage > 0) + sends[stage]) * (kind in ("B", "BW"))
-
-
-def _passes(action: Action) -> tuple[Pass, ...]:
-    """The passes of an action; FB runs F, then BW."""
-    kind, stage, i, backward_stage, backward_i = action
-    return (("F", stage, i), ("BW", backward_stage, backward_i)) if kind == "FB" else ((kind, stage, i),)
-
-
-def _entry(table: Table, each: Pass) -> int | None:
-    """The rank that sends a pass its input stream, or its output's gradient; None: none does."""
-    kind, stage, i = each
-    return _rank(table, i, {"F": stage - 1, "W": -1}.get(kind, stage + 1))
-
-
-def _exit(table: Table, each: Pass) -> int | None:
-    """The rank that receives a pass's result; None: none does."""
-    kind, stage, i = each
-    return _rank(table, i, {"F": stage + 1, "W": -1}.get(kind, stage - 1))
-
-
-def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
-    return table.paths[micro_batch][stage] if 0 <= stage < table.stages else None
-
-
-def _sent_and_live(table: Table) -> Iterator[list[int]]:
-    """Per rank, for each action, its sent messages that receivers still need; F, B and W take one unit of time."""
-    spans = play(table, seconds=_units).spans
-    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
-    for rank, row in enumerate(spans):
-        under_way: list[float] = []
-        counts = []
-        for span in row:
-            under_way = [end for end in under_way if end > span.start]
-            counts.append(len(under_way))
-            for kind, stage, i in _passes(span.action):
-                if _exit(table, (kind, stage, i)) not in (None, rank):
-                    under_way.append(ends["F", stage + 1, i] if kind == "F" else ends["B", stage - 1, i])
-        yield counts
-
-
-def _units(task: Task) -> float:
-    return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)
-
-
-def _highest(found: Iterable[LivePass]) -> tuple[LivePass, ...]:
-    """The passes that no other of the same stage and kind exceeds, ordered by stage and kind."""
-    kinds: dict[tuple[int, Kind], list[LivePass]] = {}
-    for live_pass in dict.fromkeys(found):
-        kinds.setdefault((live_pass.stage, live_pass.kind), []).append(live_pass)
-    return tuple(live_pass for _, alike in sorted(kinds.items()) for live_pass in _unexceeded(alike))
-
-
-def _unexceeded(alike: list[LivePass]) -> Iterator[LivePass]:
-    """Passes whose counts no other exceeds. Reduced gradients count negative, as they are no larger than their sums; a
-    first backward, which allocates its sums, is exceeded by one that finds them allocated.
-    """
-    counts = np.array([live_pass.counts for live_pass in alike])
-    held = counts.shape[1] // 6
-    counts[:, 4 * held : 5 * held] *= -1
-    places: dict[object, int] = {}
-    ends = np.array([
-        (live_pass.first, live_pass.last, places.setdefault((live_pass.before, live_pass.held), len(places)))
-        for live_pass in alike
-    ])  # fmt: skip
-    plain: NDArray[np.bool_] = ~np.asarray(ends[:, :2].any(axis=1)) & (alike[0].kind != "F")
-    kept: list[int] = []
-    open_ = np.lexsort((~plain, -counts.sum(axis=1)))  # none exceeds one before it
-    while len(open_):
-        best = int(open_[0])
-        kept.append(best)
-        same = (ends[open_] == ends[best])[:, :2].all(axis=1) | (plain[best] & (ends[open_, 1] == 0))
-        same &= ends[open_, 2] == ends[best, 2]
-        open_ = open_[~np.asarray(same & (counts[open_] <= counts[best]).all(axis=1))]
-    return (alike[at] for at in sorted(kept))
+    rank, kind, stage, *_ = passes
+    backward, path = (kind == B) | (kind == BW), np.array([*table.paths[0], -1])
+    sends = (path[stage + 1] != rank) & (stage + 1 < table.stages) & (len(table.rank_stages[0]) > 1)
+    own = ((kind != W) & (stage > 0)).astype(np.int64) + (backward & (stage < table.stages - 1))
+    left = ((stage > 0).astype(np.int64) + sends) * backward
+    made = np.cumsum(left) - left
+    return np.asarray(made - made[start] - own)

@@ -48,13 +48,18 @@ class PeakFinder:
         self.lingers = job.stack.loss == "narrow"  # whose caller holds the logits until the backward has ended
         self.weights = WeightsPass(self.reductions, self._split, graph=self.graph)
         self.buffers = StageBuffers(layout, job, stages=len(stages.chunks), stream=self.stream)
+        first: dict[tuple[int, int], int] = {}  # stage of those that are equal in everything
+        outputs = map(self.buffers.output, range(len(stages.chunks)))
+        alike = [(chunk.alike, output) for chunk, output in zip(stages.chunks, outputs, strict=True)]
+        self.kinds = tuple(first.setdefault(each, stage) for stage, each in enumerate(alike))
 
     def fullest(
         self, kind: Kind, stage: int, first: bool, last: bool, before: Before | None = None, held: bool = False
     ) -> tuple[int, Cause]:  # fmt: skip
         """Peak bytes of a pass and their cause; cached, shared by stages with equal units."""
         last, lag = last and not self.policy.gradients_stay, self.lag_bytes(kind, stage, before)
-        key = self.stages.chunks[stage].alike, kind, first, last, lag, held, self.reductions.each
+        alike = self.stages.chunks[stage].alike, self.buffers.output(stage)
+        key = *alike, kind, first, last, lag, held, self.reductions.each
         found = self.stages.pass_peaks.get(key)
         if found is None:
             every = self.moments(kind, stage, first, last, before, held, all_ends=self.joined.uneven)

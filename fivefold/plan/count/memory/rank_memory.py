@@ -8,10 +8,11 @@ The peak of a pass follows from its stage (``peak_moments.py``); what lives besi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
+from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.buffers import inputs_bytes, spare_gradients_bytes
-from fivefold.plan.count.memory.in_flight import Heads, LivePass, in_order, live_passes
+from fivefold.plan.count.memory.in_flight import Heads, LivePass, Rules, alike_passes, in_order, live_passes
 from fivefold.plan.count.memory.peak_moments import PeakFinder
 from fivefold.plan.count.memory.stage import Chunk, describe, head_bytes, held_bytes, stages_of
 from fivefold.plan.count.memory.states import UnitStates, updates_one
@@ -31,6 +32,8 @@ from fivefold.sizes import COUNTED_BYTES
 
 SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules that defer weight gradients (W)
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
+
+Counted = TypeVar("Counted")
 
 
 class Moment(NamedTuple):
@@ -61,8 +64,11 @@ class RankMemory(NamedTuple):
 
 
 def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
-    """Memory of every pipeline rank, in order."""
-    return _Ranks(counts, layout).found()
+    """Memory of every pipeline rank, in order; computed once for layouts with equal stages and schedule."""
+    ranks, key = stages_of(counts, layout).ranks, (layout.schedule, layout.pp, layout.v)
+    if key not in ranks:
+        ranks[key] = _Ranks(counts, layout).found()
+    return cast(list[RankMemory], ranks[key])
 
 
 def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
@@ -85,11 +91,10 @@ class PassMoments(NamedTuple):
 def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
     """The moments of each pass of ``over_time``; with a pipeline of every pass of ``micro_batches``, in time order."""
     ranks = _Ranks(counts, layout)
-    row: Iterable[LivePass] = ranks.live_passes.rows[0]
+    row = ranks.live_passes.row(0)
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        when, keeps = ranks.reductions.when, ranks.finder.keeps
-        row = in_order(table, rank, when, keeps=keeps, buffers=ranks.buffers, heads=ranks.heads)
+        row = in_order(table, rank, ranks.rules)
     return (ranks.pass_moments(live_pass, rank) for live_pass in row)
 
 
@@ -120,47 +125,50 @@ class _Ranks:
         self.finder = PeakFinder(counts, layout, self.stages)
         self.policy, self.stream = self.finder.policy, self.finder.stream
         self.reductions = self.finder.reductions
-        when = self.reductions.when
         tied = self.reductions.adds and self.reductions.is_tied
         self.heads: Heads = "" if self.policy.weights_stay else "tied" if tied else "own"
         self.buffers = self.finder.buffers.received
-        self.live_passes = live_passes(
-            layout.schedule, layout.pp, layout.v, _enough(layout, self.job), when, keeps=self.finder.keeps,
-            buffers=self.buffers, heads=self.heads,
-        )  # fmt: skip
+        self.rules = Rules(self.reductions.when, self.finder.keeps, self.buffers, self.heads)
+        self.schedule = layout.schedule, layout.pp, layout.v, _enough(layout, self.job), self.rules
+        self.live_passes = live_passes(*self.schedule)
         self.held = table_of(layout, self.job).rank_stages if layout.pp > 1 else ((0,),)
-        self.scratch = [scratch_bytes(counts, layout, chunks=held) for held in self.held]
         self.inputs = inputs_bytes(self.model, self.job, layout=layout)
-        self.totals = [self._total(held) for held in self.held]
+        kinds = [tuple(self.finder.kinds[stage] for stage in held) for held in self.held]
+        self.like = [kinds.index(each) for each in kinds]  # the first rank with equal stages
+        self.scratch = self._of_each(lambda held: scratch_bytes(counts, layout, chunks=held))
+        self.totals = self._of_each(self._total)
         self.kept = [
-            self._on_device(chunk)
-            - self.stream * (self.buffers and stage > 0 and not self.finder.offloads)
-            + self.finder.buffers.output(stage)
-            for stage, chunk in enumerate(self.stages.chunks)
+            self._on_device(self.stages.chunks[kind])
+            - self.stream * (self.buffers and kind > 0 and not self.finder.offloads)
+            + self.finder.buffers.output(kind)
+            for kind in self.finder.kinds
         ]
-        weights = [self._weights(held) for held in self.held]
+        weights = self._of_each(self._weights)
         self.weights = np.array(self._counted(weights, times=int(self.live_passes.counts.max(initial=1))))
 
     def found(self) -> list[RankMemory]:
         """The memory of every rank, for which all passes are compared as arrays."""
-        rows, counts, rank_of, distinct, place = self.live_passes
-        passes = [self.finder.fullest(*each) for each in distinct]
+        counts, rank_of, distinct, _ = self.live_passes
+        some, place = alike_passes(*self.schedule, self.finder.kinds)
+        passes = [self.finder.fullest(*distinct[at]) for at in some]
         beside = counts * self.weights[rank_of]
         live = beside.sum(axis=1) + np.array(self._counted([[size for size, _ in passes]])[0])[place]
-        own = np.array([self._own(kind, stage) for kind, stage, *_ in distinct])
+        own = np.array([self._own(distinct[at].kind, distinct[at].stage) for at in some])
         alive = beside[:, : 2 * len(self.held[0])].sum(axis=1) + counts[:, -2] * self.stream + own[place]
-        found, at = [], 0
-        for rank, row in enumerate(rows):
-            best = int(live[at : at + len(row)].argmax())
-            cause = describe(passes[place[at + best]][1], self.stages.chunks[row[best].stage])
-            found.append(self._rank(rank, int(live[at + best]), cause, kept=int(alive[at : at + len(row)].max())))
-            at += len(row)
+        starts = np.searchsorted(rank_of, np.arange(len(self.held) + 1))
+        kept, tops = (np.maximum.reduceat(each, starts[:-1]).tolist() for each in (alive, live))
+        found = []
+        for rank, (start, end) in enumerate(pairwise(starts.tolist())):
+            best = start + int(live[start:end].argmax())
+            stage = distinct[self.live_passes.place[best]].stage
+            cause = describe(passes[place[best]][1], self.stages.chunks[stage])
+            found.append(self._rank(rank, tops[rank], cause, kept=kept[rank]))
         return found
 
     def moments(self, rank: int) -> list[Moment]:
         """Moments of the fullest pass of each stage and kind, or without a pipeline of all passes; and the update."""
         passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
-        for number, live_pass in enumerate(self.live_passes.rows[rank]):
+        for number, live_pass in enumerate(self.live_passes.row(rank)):
             key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
             size = self.finder.fullest(*live_pass[:6])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
             passes[key] = max(passes.get(key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
@@ -199,6 +207,11 @@ class _Ranks:
                 at.rest - logits + messages,
             )
             yield Moment(describe(at.cause, self.stages.chunks[live_pass.stage]), sum(parts), others, *parts)
+
+    def _of_each(self, count: Callable[[Sequence[int]], Counted]) -> list[Counted]:
+        """What follows from the stages of a rank, of each rank."""
+        found = {rank: count(self.held[rank]) for rank in set(self.like)}
+        return [found[rank] for rank in self.like]
 
     def _rank(self, rank: int, top: int, cause: str, *, kept: int) -> RankMemory:
         total, base = self.totals[rank], self._base(rank) + self._received(rank)

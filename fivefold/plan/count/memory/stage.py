@@ -45,13 +45,15 @@ class Chunk(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """All stages in model order, and two caches that ``peak_moments.py`` fills: ``pass_peaks``, peak bytes of a pass
-    and their cause; ``late``, bytes per stage kept between B and W.
+    """All stages in model order, and three caches. ``pass_peaks``, peak bytes of a pass and their cause, and ``late``,
+    bytes per stage kept between B and W, are filled by ``peak_moments.py``; ``ranks``, the memory of the pipeline ranks
+    by schedule, pp and v, the rest of a layout on which it depends, by ``rank_memory.py``.
     """
 
     chunks: tuple[Chunk, ...]
     pass_peaks: dict[tuple[object, ...], tuple[int, tuple[Any, ...]]]
     late: dict[tuple[int, bool], int]
+    ranks: dict[tuple[str, int, int], list[Any]]
 
 
 def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
@@ -75,7 +77,7 @@ def stages_of(counts: Counts, layout: Layout) -> Stages:
         for at, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             alike = kinds.index(kind)
             chunks.append(_chunk(counts, layout, runs, alike) if alike == at else _same_units(chunks[alike], runs))
-        found = counts.chunks[key] = Stages(tuple(chunks), {}, {})
+        found = counts.chunks[key] = Stages(tuple(chunks), {}, {}, {})
     return cast(Stages, found)
 
 

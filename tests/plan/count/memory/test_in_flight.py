@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from fivefold.layout.names import ScheduleName
+from fivefold.layout.names import SCHEDULES as SCHEDULE_NAMES
+from fivefold.layout.names import V_SHAPED, ScheduleName
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import needs
 from fivefold.layout.schedule.p2p import p2p_steps
-from fivefold.plan.count.memory.in_flight import Before, LivePass, Reduced, _unexceeded, in_order, live_passes
+from fivefold.plan.count.memory import in_flight
+from fivefold.plan.count.memory.in_flight import (
+    Before,
+    Heads,
+    LivePass,
+    Reduced,
+    Rules,
+    alike_passes,
+    in_order,
+    live_passes,
+)
+from fivefold.record import Mistake
+from tests.plan.count.memory.walk import walked
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
     ("gpipe", 4, 1, 6), ("1f1b", 4, 1, 4), ("1f1b", 4, 1, 9), ("interleaved", 2, 3, 6), ("interleaved", 4, 2, 10),
@@ -22,7 +34,7 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
-    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, "each"))
+    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
     assert [live_pass[:4] for live_pass in found] == [
         ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
         ("BW", 0, False, False), ("BW", 0, False, True),
@@ -34,7 +46,7 @@ def test_one_forward_one_backward_by_hand() -> None:
     ]  # fmt: skip
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
     assert [live_pass.before for live_pass in found] == [None, None, None, backward, None, backward]
-    once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, "last"))
+    once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
     assert [live_pass.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
     assert end not in [live_pass.before for live_pass in found]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
@@ -44,16 +56,16 @@ def test_one_forward_one_backward_by_hand() -> None:
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
     """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
-    assert [live_pass.held for live_pass in in_order(table, 0, "never", keeps=True)] == [
+    assert [live_pass.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
         False, True, True, False, True, False,
     ]  # fmt: skip
-    several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, "never", keeps=True))
+    several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
     assert [(each.kind, each.stage, each.held, each.counts[10:12]) for each in several[:5]] == [
         ("F", 0, False, (0, 0)), ("F", 0, True, (0, 0)), ("F", 2, False, (1, 0)), ("F", 2, True, (1, 0)),
         ("BW", 2, True, (1, 0)),
     ]  # fmt: skip
     assert not any(live_pass.held or any(live_pass.counts[10:12]) for live_pass in in_order(
-        schedule("interleaved", pp=2, v=2, micro_batches=2), 0, "never"
+        schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules()
     ))  # fmt: skip
 
 
@@ -67,7 +79,7 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
     for rank in range(pp):
         coming = gone = 0
         for (action, post_receives, wait_sends), live_pass in zip(
-            p2p_steps(table, rank=rank), in_order(table, rank, "never"), strict=True
+            p2p_steps(table, rank=rank), in_order(table, rank, Rules()), strict=True
         ):
             coming, gone = coming + len(post_receives), gone - len(wait_sends)
             coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
@@ -83,10 +95,11 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
     """
     name, pp, v, micro_batches = case
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-    listed = live_passes(name, pp, v, micro_batches, reduced, keeps=reduced == "each")
+    rules = Rules(reduced, keeps=reduced == "each")
+    listed = live_passes(name, pp, v, micro_batches, rules)
     some = np.random.default_rng(3)
-    for rank, row in enumerate(listed.rows):
-        every, held = list(in_order(table, rank, reduced, keeps=reduced == "each")), len(table.rank_stages[rank])
+    for rank, held in enumerate(map(len, table.rank_stages)):
+        row, every = list(listed.row(rank)), list(walked(table, rank, rules))
         assert len(row) <= len(every)
         for _ in range(20):
             kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
@@ -98,8 +111,6 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
                 return int(np.dot(live_pass.counts, weights)) + walks[live_pass.kind] + walks[live_pass[4:6]]
 
             assert max(map(live, row)) == max(map(live, every))
-    assert [list(live_pass.counts) for row in listed.rows for live_pass in row] == listed.counts.tolist()
-    assert [listed.distinct[at] for at in listed.place] == [live_pass[:6] for row in listed.rows for live_pass in row]
 
 
 def exceeds(one: LivePass, other: LivePass) -> bool:
@@ -115,17 +126,58 @@ def exceeds(one: LivePass, other: LivePass) -> bool:
     )
 
 
-def drawn(rng: random.Random) -> Iterator[LivePass]:
-    kind, places = rng.choice(("F", "B", "W", "BW")), rng.choice((8, 14))
-    for _ in range(rng.randint(1, 40)):
-        counts = tuple(rng.randint(0, 2) for _ in range(places))
-        before = rng.choice((None, Before("BW", 0, False)))
-        yield LivePass(kind, 0, rng.random() < 0.3, rng.random() < 0.3, before, rng.random() < 0.5, counts)
+def drawn(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
+    """A schedule that exists, and any rules."""
+    while True:
+        name: ScheduleName = some.choice(SCHEDULE_NAMES)
+        v = 2 if name in V_SHAPED else some.choice((2, 3, 5)) if name == "interleaved" else 1
+        pp, micro_batches = some.choice((2, 3, 4, 6)), some.randint(1, 20)
+        heads: tuple[Heads, ...] = ("", "own", "tied")
+        reduced: tuple[Reduced, ...] = ("never", "last", "each")
+        rules = Rules(some.choice(reduced), some.random() < 0.5, some.random() < 0.3, some.choice(heads))
+        try:
+            schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        except Mistake:
+            continue
+        return name, pp, v, micro_batches, rules
 
 
-def test_those_that_another_exceeds_are_left_out() -> None:
-    rng = random.Random(1)
-    for _ in range(200):
-        alike = list(dict.fromkeys(drawn(rng)))
-        wanted = [one for one in alike if not any(other is not one and exceeds(other, one) for other in alike)]
-        assert list(_unexceeded(alike)) == wanted
+def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drawn schedules and rules, however many ranks are counted at once; those that another exceeds are left out."""
+    some = random.Random(2)
+    for _ in range(40):
+        *case, rules = drawn(some)
+        name, pp, v, micro_batches = case
+        table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+        monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
+        listed = live_passes.__wrapped__(name, pp, v, micro_batches, rules)
+        for rank in range(pp):
+            every = list(walked(table, rank, rules))
+            assert list(in_order(table, rank, rules)) == every, (case, rules, rank)
+            alike: dict[object, dict[LivePass, None]] = {}
+            for each in every:
+                alike.setdefault((each.stage, each.kind), {})[each] = None
+            wanted = [
+                one for _, some_of in sorted(alike.items()) for one in some_of
+                if not any(other is not one and exceeds(other, one) for other in some_of)
+            ]  # fmt: skip
+            assert list(listed.row(rank)) == wanted, (case, rules, rank)
+
+
+def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
+    """Of 1F1B over five ranks, the three in the middle equal: as many kinds as if there were one of them, and every
+    pass has the kind of one of an equal stage.
+    """
+    asked = ("1f1b", 5, 1, 20, Rules("each"))
+    kinds, found = (0, 1, 1, 1, 4), live_passes(*asked)
+    some, place = alike_passes(*asked, kinds)
+    assert len(some) < len(found.distinct)
+    for mine, own in zip(place, found.place, strict=True):
+        one, other = found.distinct[some[mine]], found.distinct[own]
+        assert (one.kind, one.first, one.last, one.held) == (other.kind, other.first, other.last, other.held)
+        assert kinds[one.stage] == kinds[other.stage]
+        assert (one.before and one.before[::2]) == (other.before and other.before[::2])
+    assert len({found.distinct[at] for at in some if found.distinct[at].stage in (1, 2, 3)}) == len(
+        {each._replace(stage=1, before=each.before and each.before._replace(stage=1))
+         for each in found.distinct if each.stage in (1, 2, 3)}
+    )  # fmt: skip

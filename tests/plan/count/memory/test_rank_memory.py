@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,3 +262,16 @@ def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> Non
     layout = Layout(dp=8, zero=zero)
     at_update = over_time(counts, layout)[-1]
     assert (at_update.cause, at_update.gradients_bytes) == ("optimizer", memory(counts, layout)[0].gradients_bytes)
+
+
+def test_memory_is_the_same_whatever_was_asked_before() -> None:
+    """Of four stages in a line or in a V, whose middle keeps no output for another rank, in either order."""
+    model = Model(name="m", layers=8, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=300)
+    job = JOB.replace(outputs="held", global_batch=8)
+    layouts = [Layout.parse(f"pp2 v2 {name}") for name in ("interleaved", "zbv", "dualpipev")]
+    alone = [memory(Counts(model, job), layout) for layout in layouts]
+    for order in permutations(range(3)):
+        counts = Counts(model, job)
+        assert {at: memory(counts, layouts[at]) for at in order} == dict(enumerate(alone))
+    zbv = alone[1][1]  # rank 1 holds stages 1 and 2
+    assert zbv.peak_bytes == max(moment.live_bytes for moment in over_time(Counts(model, job), layouts[1], rank=1))
