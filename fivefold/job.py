@@ -102,6 +102,11 @@ class Recipe(Record):
         return first, second
 
     @property
+    def autocasts(self) -> bool:
+        """Whether matmuls read 16-bit casts of fp32 weights, under PyTorch's autocast."""
+        return self.compute in ("bf16", "fp16") and self.weights_bytes == 4
+
+    @property
     def narrow(self) -> bool:
         """Whether matmuls read operands that were cast below 16 bits."""
         return self.compute in ("fp8", "fp4")
@@ -162,6 +167,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="bf16-grad16", compute="bf16", weights_bytes=2, gradients_bytes=2, master_bytes=4),
         Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
         Recipe(name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True),
+        Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4),
+        Recipe(name="fp16-autocast", compute="fp16", weights_bytes=4, gradients_bytes=4, loss_scaling=True),
         Recipe(name="fp8-te", compute="fp8", weights_bytes=4, gradients_bytes=4),
         *(
             Recipe(

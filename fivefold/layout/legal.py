@@ -66,6 +66,11 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         most = model.positions
         yield f"sequence {job.sequence} is longer than the {most} learned positions of {model.name}; try seq {most}"
+    if job.precision.autocasts and job.stack.linears == "fanned":
+        yield (
+            f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
+            f"take {job.precision.compute}, or a stack that does, such as ddp"
+        )
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:

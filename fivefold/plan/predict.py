@@ -140,7 +140,7 @@ class Planner:
         for run, times in tally.items():
             local = self.counts.local(part)
             unit = self.counts.unit(run_part(part, run), run.name)
-            kept = kept_bytes(unit, sizes={"x": local.stream_bytes})
+            kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
             for op, size in zip(unit.ops, kept, strict=True):
                 time = prices.operation(op, heads=local.heads)
                 yield Operation(

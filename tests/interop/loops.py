@@ -150,11 +150,14 @@ def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[list[Batch]], None], DeviceMesh | None, int]
 
 
-def ddp(*, zero: int = 0, view: bool = False, half: bool = False) -> Loop:
+def ddp(*, zero: int = 0, view: bool = False, half: bool = False, recompute: bool = False) -> Loop:
     """DistributedDataParallel, with ZeroRedundancyOptimizer for ZeRO-1; micro-batches but the last under no_sync.
-    ``half``: the forward under autocast to bf16.
+    ``half``: the forward under autocast to bf16; ``recompute``: every block.
     """
-    model = nn.parallel.DistributedDataParallel(Llama(), gradient_as_bucket_view=view, broadcast_buffers=False)
+    llama = Llama()
+    if recompute:
+        checkpointed(llama, every=1)
+    model = nn.parallel.DistributedDataParallel(llama, gradient_as_bucket_view=view, broadcast_buffers=False)
     if zero:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 import fivefold as ff
-from fivefold.formats.huggingface.read import AUTOCAST
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
@@ -59,7 +58,13 @@ class Case(NamedTuple):
 CASES = {
     "DDP": Case(loops.ddp, "ddp", "dp2 zero0", 2, 1),
     "DDP, 2 micro-batches": Case(loops.ddp, "ddp", "dp2 zero0", 2, 2),
-    "DDP, autocast": Case(lambda: loops.ddp(half=True), "ddp", "dp2 zero0", 2, 1, precision=AUTOCAST, open=0.17),
+    "DDP, autocast": Case(lambda: loops.ddp(half=True), "ddp", "dp2 zero0", 2, 1, precision="bf16-autocast"),
+    "DDP, autocast, 2 micro-batches": Case(
+        lambda: loops.ddp(half=True), "ddp", "dp2 zero0", 2, 2, precision="bf16-autocast"
+    ),
+    "DDP, autocast, recomputed": Case(
+        lambda: loops.ddp(half=True, recompute=True), "ddp", "dp2 zero0 ac=full", 2, 1, precision="bf16-autocast"
+    ),
     "FSDP2, reshard": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 1),
     "FSDP2, reshard, 2 micro-batches": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 2),
     "FSDP2, gathered, as zero2": Case(lambda: loops.fsdp2(reshard=False), "fsdp2", "dp2 zero2", 2, 2),
@@ -141,8 +146,7 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
         2,
         1,
         {"loss": "plain"},
-        AUTOCAST,
-        open=0.12,
+        "bf16-autocast",
         norm=USED,
     )
     CASES["accelerate, FSDP2"] = Case(partial(engines.accelerate, pretrained=True), "fsdp2", "dp2 zero3", 2, 1)

@@ -31,7 +31,6 @@ ATTENTION = {
     "flex_attention": "flash2",
 }  # fmt: skip
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")  # of Axolotl
-AUTOCAST = Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4)
 FSDP = "accelerate.fsdp_config.fsdp_"
 PARALLEL = "accelerate.parallelism_config.parallelism_config_"
 
@@ -317,7 +316,7 @@ def _precision(values: Values, kind: str) -> Recipe:
     if not (half or fp16):
         return recipe("tf32" if values["tf32"] else "fp32")
     if kind == "ddp":
-        return AUTOCAST if half else AUTOCAST.replace(name="fp16-autocast", compute="fp16", loss_scaling=True)
+        return recipe("bf16-autocast" if half else "fp16-autocast")
     if kind == "deepspeed" and values["deepspeed.data_types.grad_accum_dtype"] == "fp32":
         return recipe("bf16") if half else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
     if half:

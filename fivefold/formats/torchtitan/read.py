@@ -17,8 +17,7 @@ from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
-# Under DDP there is no copy in 16 bits but what autocast makes for each matmul.
-AUTOCAST = Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4)
+AUTOCAST = recipe("bf16-autocast")  # under DDP there is no copy in 16 bits but what autocast makes for each matmul
 FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
 P = "parallelism."
 

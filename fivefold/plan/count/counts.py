@@ -104,7 +104,7 @@ class Counts:
 
     def _play(self, how: Callable[..., Played], part: Part, name: Name, sums: Sums) -> Played:
         local = self.local(part)
-        entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.stream_bytes)
+        entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit, width = self.unit(part, name), self.job.precision.gradients_bytes
         unit = fuse_linears(unit, width=width) if self.job.stack.linears == "fanned" else unit
         return how(unit, entry=entry, entry_bytes=size, width=width, sums=sums)

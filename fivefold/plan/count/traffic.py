@@ -241,7 +241,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
     if not sends:
         return
-    size, tp = counts.local(part_of(layout)).stream_bytes, layout.tp
+    size, tp = counts.local(part_of(layout)).entry_bytes, layout.tp
     if counts.job.stack.scatter_hops and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
         yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends

@@ -136,7 +136,7 @@ class Timeline:
 
     def hop(self, layout: Layout) -> MessageTime:
         """A message from one stage to the next; with ``scatter_hops``, its parts are gathered over tp."""
-        size, network, pp = self.counts.local(part_of(layout)).stream_bytes, self.units.network, group(layout, "pp")
+        size, network, pp = self.counts.local(part_of(layout)).entry_bytes, self.units.network, group(layout, "pp")
         if layout.tp == 1 or layout.sp or not self.job.stack.scatter_hops:
             return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
         sent = network.seconds("p2p", size // layout.tp, pp)

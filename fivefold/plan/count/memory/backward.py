@@ -97,6 +97,9 @@ class Backward:
         """The backward of one operation."""
         grads, sizes = self.grads, self.gradient
         received = [grads.pop(name) for name in op.writes if name in grads]
+        if not received:  # of a weight's cast, whose gradient the matmul made as the weight's
+            self._free_kept(op, ())
+            return
         incoming = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
         weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch

@@ -34,7 +34,7 @@ class PeakFinder:
     def __init__(self, counts: Counts, layout: Layout, stages: Stages) -> None:
         job, part = counts.job, part_of(layout)
         self.counts, self.stages, self.policy = counts, stages, policy(layout, job)
-        self.stream = counts.local(part).stream_bytes
+        self.stream = counts.local(part).entry_bytes
         self.own_tokens = 16 * counts.local(part).rows if layout.cp > 1 else 0  # ids and targets, copied under cp
         self.offloads = "activations" in job.offload
         self.regathers, self.root = regathers(layout, job), joins_ends(layout, job)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
 from fivefold.model.spec import Model
 from fivefold.plan.count.operations.attention import attention
+from fivefold.plan.count.operations.autocast import autocasted
 from fivefold.plan.count.operations.feedforward import experts, mlp
 from fivefold.plan.count.operations.linear import Source, over, over_columns, settled
 from fivefold.plan.count.operations.narrow import narrowed
@@ -49,7 +50,7 @@ def embedding(local: Local) -> list[Op]:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
         ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
-    return ops
+    return autocasted(local, ops)
 
 
 def block(local: Local, *, layer: int) -> list[Op]:
@@ -111,8 +112,9 @@ def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list
 
 
 def _kept_as_told(local: Local, ops: Sequence[Op]) -> list[Op]:
-    """``ops`` with what the stack keeps narrow, and without gradients that matmuls add to the sums themselves."""
-    return [settled(op, local.job) for op in narrowed(local, ops)]
+    """``ops`` with what the stack keeps narrow, under autocast if it is, and without gradients that matmuls add to the
+    sums themselves."""
+    return [settled(op, local.job) for op in autocasted(local, narrowed(local, ops))]
 
 
 class Kind(NamedTuple):
@@ -139,8 +141,9 @@ def head(local: Local) -> list[Op]:
     """x → loss with the vocabulary sharded over tp: all-reduced are maxima, sums and target logits, never the logits.
 
     fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
-    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain) or not. widened: an fp32 copy becomes
-    softmax and gradient in place; copied: a second copy does. chunked: a chunk of rows at a time, in the backward.
+    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not. widened: an fp32
+    copy becomes softmax and gradient in place; copied: a second copy does. chunked: a chunk of rows at a time, in the
+    backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
@@ -154,8 +157,10 @@ def head(local: Local) -> list[Op]:
         forward_scratch=_softmax_bytes(local, rows),
         message=small,
     )  # fmt: skip
-    wide, held = rows * vocab * 4, part.piped and job.stack.outputs == "held"
-    if job.stack.loss == "plain":  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
+    wide, held = rows * vocab * 4, job.stack.loss == "narrow" or (part.piped and job.stack.outputs == "held")
+    if job.stack.loss == "plain" or (
+        job.stack.loss == "narrow" and local.autocast
+    ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("logits", "softmax") if held else ("softmax",), in_place=False,
             # under tp DTensor's loss_parallel: zeros with a one, the softmax, their sum (its _nll_loss_…_backward)
@@ -179,8 +184,8 @@ def head(local: Local) -> list[Op]:
     normed = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
     normed = over_columns(local, normed)
     if job.stack.loss == "chunked":
-        return [normed, *_chunked_loss(local)]
-    return [normed, *entry.ops, project, *entry.sums, loss]
+        return autocasted(local, [normed, *_chunked_loss(local)])
+    return autocasted(local, [normed, *entry.ops, project, *entry.sums, loss])
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:

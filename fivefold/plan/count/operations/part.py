@@ -63,6 +63,8 @@ class Local:
         self.stream_rows = ceil_div(self.rows, self.outer) if part.sp else self.rows
         self.stream_width = model.width // part.tp_inner
         self.stream_bytes = self.stream_rows * self.stream_width * self.width
+        self.autocast = job.precision.autocasts and job.stack.linears == "apart"
+        self.entry_bytes = 2 * self.stream_bytes if self.autocast else self.stream_bytes  # of the stream as it runs
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         narrow = job.precision.dispatches == "fp8"
         self.row_bytes = model.width * (1 if narrow else self.width)
@@ -77,8 +79,3 @@ class Local:
 def activation_width(job: Job) -> int:
     """Bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
     return 4 if job.precision.compute in ("fp32", "tf32") else 2
-
-
-def stream_bytes(model: Model, job: Job, part: Part) -> int:
-    """Bytes of the residual stream of a micro-batch on one rank: stream rows x D."""
-    return Local(model, job, part).stream_bytes
