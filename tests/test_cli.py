@@ -96,6 +96,8 @@ def signals() -> object:
         (("search", "nano", "h100:8", "--ranks", "8"), r"--ranks '8' is no range of ranks; write such as 64-512"),
         (("search", "nano", "h100:8", "h200:8", "--by", "memory"), r"--by memory is of layouts of one machine; .*"),
         (("search", "nano", "h100:8", "h200:8", "--assume", "moon=1"), r"unknown assumption 'moon'; .*"),
+        (("search", "nano", "h100:8", "h200:8", "--keep", "dp8"), r"--keep: of the layouts of one .*; drop it, .*"),
+        (("search", "nano", "h100:8", "--deadline", "1d", "--2d", "--front", "2"), r"--front, --2d: .*; drop them, .*"),
         (("ask", "run", "nano", "h100:8", "dp8", "--assume", "grid=mars"), r"--assume grid=mars: is no grid .*"),
         (("ask", "gpus", "nano", "h100:8", "--chart", "x.svg"), r"--chart x.svg: there is no picture of 'gpus'.*"),
         (("plan", "nano", "h100:8", "--tokens", "0"), r"tokens=0: a run has 1 to 1e\+18; .*"),

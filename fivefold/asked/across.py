@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 TOKENS = 1e12
 
 
+def refuse_of_one(**words: object) -> None:
+    """A ``Mistake`` if what is of the layouts of one machine is asked of a run on several, by the options' names."""
+    if given := ["--" + name for name, value in words.items() if value]:
+        it = "it" if len(given) == 1 else "them"
+        raise Mistake(
+            f"{', '.join(given)}: of the layouts of one machine; drop {it}, or ask one machine without --tokens, "
+            "--deadline, --ranks, --assume and --by energy"
+        )
+
+
 def is_asked(by: str, others: Sequence[str] | None, *words: object) -> bool:
     """Whether a search is of a run on several machines or numbers of ranks, rather than of layouts of one machine."""
     return bool(others) or by == "energy" or any(word is not None for word in words)

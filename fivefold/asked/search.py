@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
 
 
+def admitted(where: str) -> Where:
+    """The constraints of ``--where``."""
+    from fivefold.layout.where import Where
+
+    return Where.parse(where)
+
+
 def limited(machine: Machine, memory: str | None) -> Machine:
     """The machine with as much memory as gives a layout ``memory`` of it; a ``Mistake`` if it has not so much."""
     from fivefold.plan.count.memory.allocator import room_bytes, with_room

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fivefold.asked.across import is_asked, priced
+from fivefold.asked.across import is_asked, priced, refuse_of_one
 from fivefold.asked.machines import load_machine
-from fivefold.asked.search import ALIKE, found_layouts, limited, walk
+from fivefold.asked.search import ALIKE, admitted, found_layouts, limited, walk
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
@@ -76,10 +76,9 @@ def search(
     json: AsJson = False,
 ) -> None:
     """The best of all legal layouts that fit, and why the others lost; or one run on several machines."""
-    from fivefold.layout.where import Where
-
-    only, near = Where.parse(where), None if exact else ALIKE if within is None else within
-    if is_asked(by, others, tokens, deadline, ranks):
+    only, near = admitted(where), None if exact else ALIKE if within is None else within
+    if is_asked(by, others, tokens, deadline, ranks, assume):
+        refuse_of_one(keep=keep, also=also, front=front > 1, chart=chart, measure=measure, write=write, **{"2d": two})
         machines = [limited(each, memory) for each in (machine, *map(load_machine, others or []))]
         show_offers(
             model, machines, job, by=by, where=only, within=near or 0.0, tokens=tokens, prices=price or [],

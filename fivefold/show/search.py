@@ -155,9 +155,10 @@ def _proposal(found: Proposal) -> RenderableType:
     step = found.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     figures = f"{seconds} a step, {peak}, MFU {step.mfu.causal:.1%}"
+    alike = "1 layout is" if found.alike == 1 else f"{found.alike} layouts are"
     lines = [
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
-        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({found.alike} layouts are)"),
+        Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({alike})"),
     ]
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
         if other is not None:
@@ -173,7 +174,7 @@ def _best(best: Sequence[Ranked]) -> Grid:
     rows = []
     for rank, each in enumerate(best, start=1):
         step = each.step
-        cost = (f"{each.dollars:,.2f}",) if each.dollars is not None else ()
+        cost = (_money(each.dollars),) if each.dollars is not None else ()
         rows.append(
             (
                 str(rank),
@@ -188,6 +189,10 @@ def _best(best: Sequence[Ranked]) -> Grid:
         )
     headings = ("rank", "layout", "step", "peak", "MFU", "GPU-h", *(("dollars",) if priced else ()), "bound by")
     return Grid(headings, tuple(rows), words=("layout", "bound by"))
+
+
+def _money(dollars: float) -> str:
+    return f"{dollars:,.2f}" if dollars >= 1 or not dollars else f"{dollars:.2g}"
 
 
 def finalists(found: Sequence[Finalist]) -> Grid:

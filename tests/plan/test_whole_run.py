@@ -173,7 +173,7 @@ def test_a_machine_without_a_price_or_watts_is_named() -> None:
 
 
 def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
-    assert sizes_between(1, 8, node=8) == (1, 8)
+    assert sizes_between(1, 8, node=8) == (1, 2, 4, 8)
     common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}
     choices = [Choice(NODE, (8, 16, 32, 64))]
     every = {each.ranks: each.run for each in across(choices=choices, **common).offers if each.run}  # type: ignore[arg-type]

@@ -50,6 +50,7 @@ def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> 
     ):
         assert said in text
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
+    assert "0.0043" in printed(search.page(found.replace(best=(found.best[0].replace(dollars=0.00431),))))
 
 
 def test_a_layout_that_reduces_gradients_otherwise_says_so(found: SearchResult) -> None:

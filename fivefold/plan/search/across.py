@@ -6,6 +6,7 @@ With a deadline: of each machine the fewest ranks that keep it, by bisection, si
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Literal, NamedTuple
 
 from fivefold.job import Job
@@ -34,8 +35,11 @@ class Choice(NamedTuple):
 
 
 def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
-    """Numbers of ranks from ``low`` to ``high``: both, and between them powers of two nodes, and three times those."""
+    """Numbers of ranks from ``low`` to ``high``: both, and between them powers of two nodes, and three times those, and
+    halves of a node.
+    """
     steps = {node * factor * 2**power for factor in (1, 3) for power in range(24)}
+    steps |= {node >> halvings for halvings in range(node.bit_length())}
     return tuple(sorted({low, high, *(size for size in steps if low < size < high)}))
 
 
@@ -104,7 +108,10 @@ def _fewest(
     last = known[left[-1]]
     if not most:
         days = 0.0 if last.run is None else last.run.seconds
-        line = f"takes {days / DAY:.1f} days, {days / deadline:.1f} times the deadline"
+        needs = ceil(last.ranks * days / deadline / machine.ranks_per_node) * machine.ranks_per_node
+        line = (
+            f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; as fast, {needs:,} ranks keep it"
+        )
         return last if last.run is None else last.replace(run=None, refused=line)
     low, high = 0, len(left) - 1
     while low < high:

@@ -70,11 +70,12 @@ class Simplest:
         return best
 
     def rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
-        """The fastest of the simpler layouts, which are slower than the limit, and the fastest of all, if not it."""
+        """The fastest of the simpler layouts, which are slower than the limit, and the fastest of all, if faster."""
         cost = self._cost(chosen.layout)
         simpler = [each for each in self.known.values() if self._cost(each.layout) < cost]
         fastest = min(self.known.values(), key=lambda each: each.seconds)
-        return min(simpler, key=lambda each: each.seconds, default=None), fastest if fastest != chosen else None
+        faster = fastest if fastest.seconds < chosen.seconds else None
+        return min(simpler, key=lambda each: each.seconds, default=None), faster
 
     def why(self, chosen: Evaluated) -> Iterator[Why]:
         """One line per choice: what its nearest alternatives would cost."""

@@ -70,6 +70,7 @@ class Space:
         self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
+        self.usual_order = where.admits("order", "default")
         self.placements = placements and stack.orders is not False and where.admits("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.orders_like(order)]
@@ -208,7 +209,8 @@ class Space:
         in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
         for index, order in enumerate(self.orders):
             ways = tuple(axis for axis in order if axis in in_use)
-            if neighbours(ways, spread=spread, partly=partly):
+            usual = ways == tuple(axis for axis in DEFAULT_ORDER if axis in in_use)
+            if neighbours(ways, spread=spread, partly=partly) and (self.usual_order or not usual):
                 seen.setdefault(ways, index)
         return list(seen.values())
 

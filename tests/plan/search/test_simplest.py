@@ -48,6 +48,7 @@ def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Mo
         least = min(complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within))
         assert complexity(Layout.parse(found.layout), ranks_per_node=2) == least
         assert found.faster is None or found.faster.step_seconds == best
+        assert found.faster is None or found.faster.slower < 0
         assert found.simpler is None or found.simpler.slower > 0
         assert found.why
 

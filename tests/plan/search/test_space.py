@@ -88,6 +88,20 @@ def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
     assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.holds(layout)}
 
 
+def test_other_orders_alone() -> None:
+    """Those in which the axes with ranks follow one another otherwise than they usually do."""
+    both, others = (
+        Space(DENSE, JOB, world=4, recomputations=("none",), where=Where.parse(text)) for text in ("", "order!=default")
+    )
+    every, mine = (
+        {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
+        for space in (both, others)
+        for leaves in [all_leaves(space)]
+    )
+    assert mine == {layout for layout in every if layout.order != DEFAULT_ORDER}
+    assert 0 < len(mine) < len(every)
+
+
 NARROW = Stack(name="narrow", runs=Runs(expert_tensor=False, no_sp=False, cp_kinds=("ulysses",), pipelined_zero=(1,)))
 
 
