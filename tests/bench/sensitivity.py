@@ -5,8 +5,8 @@
 
 Every constant of docs/how-a-step-costs/constants.md is taken a fifth lower and a fifth higher, alone. Of all runs with
 a printed time the error is the mean over sources of their mean absolute (and signed) errors, a source of 900 rows
-counting as much as one of 20; of vTrain every eighth row, of llm-foundry and dgxc every third. Counts and memory do
-not depend on these constants and are made once.
+counting as much as one of 20; of llm-foundry and dgxc every third. Counts and memory do not depend on these constants
+and are made once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import NamedTuple
 
-from fivefold.check.published import SOURCES, cases_of
+from fivefold.check.published import SOURCES, cases_of, reader
+from fivefold.check.published.case import Case
 from fivefold.check.published.constants import CONSTANTS, scaled
 from fivefold.check.published.left_out import step_seconds
 from fivefold.check.published.tune import Run, prepared
 
-THINNED = {"vtrain": 8, "llm_foundry": 3, "dgxc_benchmarking": 3}
+THINNED = {"llm_foundry": 3, "dgxc_benchmarking": 3}
 
 
 class Errors(NamedTuple):
@@ -52,24 +53,24 @@ def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Err
 
 
 OWN = {
-    "launch_seconds": ("vtrain", 8),
-    "EVENNESS": ("vtrain", 8),
-    'AMPERE_JOULE["bf16"]': ("korthikanti2022", 0),
-    'HOPPER_JOULE["bf16"]': ("dgxc_benchmarking", 0),
-    'HOPPER_JOULE["fp8"]': ("dgxc_benchmarking", 0),
-    'BLACKWELL_JOULE["bf16"]': ("megatron_bridge_perf", 0),
-    'BLACKWELL_JOULE["fp8"]': ("megatron_bridge_perf", 0),
-    'BLACKWELL_JOULE["fp4"]': ("megatron_bridge_perf", 0),
-    "MOE_KERNELS": ("megatron_bridge_perf", 0),
-}  # by constant: the source, and the most ranks of the runs of it that it was set on (0: any)
+    "launch_seconds": "vtrain",
+    "EVENNESS": "vtrain",
+    'HOPPER_JOULE["bf16"]': "dgxc_benchmarking",
+    'HOPPER_JOULE["fp8"]': "dgxc_benchmarking",
+    'BLACKWELL_JOULE["bf16"]': "megatron_bridge_perf",
+    'BLACKWELL_JOULE["fp8"]': "megatron_bridge_perf",
+    'BLACKWELL_JOULE["fp4"]': "megatron_bridge_perf",
+    "MOE_KERNELS": "megatron_bridge_perf",
+}  # by constant: the source; of vTrain what it composed of traces, every eighth
 
 
 def own() -> None:
     """Prints a line of Markdown per constant that was set on a source: that source's mean error around its value."""
     by_source = runs()
     for constant in (each for each in CONSTANTS if each.name in OWN):
-        source, most = OWN[constant.name]
-        chosen = {source: [run for run in by_source[source] if not most or run.case.machine.ranks <= most]}
+        source = OWN[constant.name]
+        composed = [case for case in reader(source)() if isinstance(case, Case) and case.composed]
+        chosen = {source: prepared(composed[::8]) or by_source[source]}
         cells = [f"{errors(chosen, {constant.name: factor}).mean:.1%}" for factor in (0.3, 0.8, 0.9, 1.0, 1.1, 1.2)]
         print(f"| `{constant.name}` | {source} | {len(chosen[source])} | {' | '.join(cells)} |", flush=True)
 

@@ -85,8 +85,9 @@ def reader(source: str) -> Reader:
 
 def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
     """Every case that a fit may see."""
-    for source in sources:
-        yield from (case for case in reader(source)() if isinstance(case, Case) and not case.held_out)
+    for case in (case for source in sources for case in reader(source)() if isinstance(case, Case)):
+        if not (case.held_out or case.composed):
+            yield case
 
 
 def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:

@@ -144,10 +144,10 @@ A100, H100, B200 = reached.A100, reached.H100, reached.B200
 CONSTANTS: tuple[Constant, ...] = (
     _of_chip("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
     Constant("COMPILED_HOST", unit_time.COMPILED_HOST, (0.05, 1.0), set_on=("torchtitan", "kempnerforge")),
-    Constant("EVENNESS", unit_time.EVENNESS, (1.7, 8.0), set_on=("vtrain",)),
+    Constant("EVENNESS", unit_time.EVENNESS, (3.0, 8.0), set_on=("vtrain",)),
     Constant("CONTENTION", unit_time.CONTENTION, (0.02, 0.3), set_on=ALL),
     _of_joule("AMPERE_JOULE", reached.AMPERE_JOULE, AMPERE, "bf16",
-              between=(0.54e12, 0.65e12), set_on=("korthikanti2022",)),
+              between=(0.54e12, 0.65e12), set_on=ALL),
     _of_joule("HOPPER_JOULE", reached.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12), set_on=DGXC),
     _of_joule("HOPPER_JOULE", reached.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12), set_on=DGXC),
     _of_joule("BLACKWELL_JOULE", reached.BLACKWELL_JOULE, BLACKWELL, "bf16",

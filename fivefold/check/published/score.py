@@ -25,8 +25,9 @@ from fivefold.show.published import Summary
 from fivefold.step import Step
 from fivefold.units import show_bytes
 
-Quantity = Literal["time", "peak", "states", "activations", "message"]
-QUANTITIES: tuple[Quantity, ...] = ("time", "peak", "states", "activations", "message")
+# composed: of a step that was never run, but put together of kernels timed alone (``Case.composed``)
+Quantity = Literal["time", "composed", "peak", "states", "activations", "message"]
+STEPS = ("time", "composed")
 FEWEST_RIVALS = 3
 
 
@@ -87,12 +88,12 @@ class Ranking(NamedTuple):
 
 def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyType({})) -> Iterator[Score]:
     """The quantities that the case measured, beside those of the predicted ``step`` and those ``left_out``."""
-    pairs: list[tuple[Quantity, float, float | None]] = [
-        ("time", step.time.step_seconds, case.step_seconds),
-        (case.quantity, _memory(case, step), case.memory_bytes),
+    pairs: list[tuple[Quantity, float, float | None, float | None]] = [
+        ("composed" if case.composed else "time", step.time.step_seconds, case.step_seconds, left_out.get("time")),
+        (case.quantity, _memory(case, step), case.memory_bytes, left_out.get(case.quantity)),
     ]
     of = run_class(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
-    for quantity, predicted, measured in pairs:
+    for quantity, predicted, measured, without in pairs:
         if measured is not None:
             yield Score(
                 source=case.source,
@@ -106,7 +107,7 @@ def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyTy
                 predicted=predicted,
                 measured=measured,
                 held_out=case.held_out,
-                left_out=left_out.get(quantity),
+                left_out=without,
                 **of._asdict(),
             )
 
@@ -162,7 +163,7 @@ def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) ->
     sizes = [abs(error) for error in errors]
     first = scores[0]
     left_out = [abs(score.left_out / score.measured - 1) for score in scores if score.left_out]
-    rankings = rank(scores) if first.quantity == "time" else []
+    rankings = rank(scores) if first.quantity in STEPS else []
     return Summary(
         source=name,
         quantity=f"{first.quantity}, held out" if first.held_out else first.quantity,
@@ -182,7 +183,7 @@ def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) ->
 
 def rank(scores: Iterable[Score]) -> list[Ranking]:
     """How each group of three rivals or more is ordered, by time."""
-    timed = [score for score in scores if score.rivals and score.quantity == "time"]
+    timed = [score for score in scores if score.rivals and score.quantity in STEPS]
     groups = [group for group in grouped(timed, by=lambda score: score.rivals) if len(group) >= FEWEST_RIVALS]
     return [
         Ranking(

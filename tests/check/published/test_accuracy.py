@@ -22,18 +22,19 @@ FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
 
 # Mean absolute error that each may have, in percent: a little over what it has today.
 BOUNDS = {
-    ("korthikanti2022", "time"): 3.0,
+    ("korthikanti2022", "time"): 5.5,
     ("korthikanti2022", "states"): 0.5,
     ("korthikanti2022", "activations"): 1.0,
-    ("vtrain", "time"): 8.0,
+    ("vtrain", "time"): 11.5,  # of those that ran
+    ("vtrain", "composed"): 10.5,
     ("simumax_b200", "time"): 6.0,
     ("simumax_b200", "peak"): 0.5,
-    ("zero_bubble", "time"): 10.0,
+    ("zero_bubble", "time"): 7.0,
     ("zero_bubble", "peak"): 4.0,
-    ("llm_foundry", "time"): 9.0,
+    ("llm_foundry", "time"): 7.5,
     ("nemo_perf", "time"): 5.0,
     ("dgxc_benchmarking", "time"): 3.5,
-    ("megatron2021", "time"): 15.0,
+    ("megatron2021", "time"): 12.5,
     ("megatron_bridge_perf", "time"): 9.5,
     ("megatron_bridge_memory", "time"): 12.0,
     ("megatron_bridge_memory", "peak"): 6.5,
@@ -41,26 +42,26 @@ BOUNDS = {
     ("ultrascale_playbook", "peak"): 8.0,
     ("kempnerforge", "time"): 12.0,
     ("kempnerforge", "peak"): 3.5,
-    ("torchtitan", "time"): 12.5,
+    ("torchtitan", "time"): 11.5,
     ("bloom_prequel", "peak"): 11.0,
-    ("bloom_prequel", "time"): 18.0,
-    ("misc_throughput", "time"): 15.0,
+    ("bloom_prequel", "time"): 14.0,
+    ("misc_throughput", "time"): 12.0,
     ("prime_rl", "peak"): 11.0,
     ("prime_rl", "peak, held out"): 8.5,
     ("prime_rl", "time"): 28.0,
-    ("paddlenlp", "time"): 12.0,
-    ("paddlenlp", "time, held out"): 12.0,
+    ("paddlenlp", "time"): 9.0,
+    ("paddlenlp", "time, held out"): 9.0,
     ("paddlenlp", "peak"): 7.5,
     ("paddlenlp", "peak, held out"): 8.5,
-    ("flagperf", "time"): 13.5,
-    ("flagperf", "time, held out"): 22.0,
-    ("xtuner", "time"): 19.0,
+    ("flagperf", "time"): 12.0,
+    ("flagperf", "time, held out"): 20.5,
+    ("xtuner", "time"): 18.0,
     ("xtuner", "time, held out"): 15.5,
     ("megatron_moe_zoo", "time"): 9.0,
     ("nemo_automodel", "time, held out"): 13.0,
     ("nanotron_bench", "time"): 15.0,
     ("nanotron_bench", "time, held out"): 13.5,
-    ("megascale", "time, held out"): 7.0,
+    ("megascale", "time, held out"): 6.5,
     ("llama3_table4", "time, held out"): 2.0,
     ("deepseek_v3", "time, held out"): 20.0,
     ("nanotron_bench", "peak"): 11.0,
@@ -81,23 +82,24 @@ def test_no_source_is_worse_than_its_bound(report: Report) -> None:
     assert BOUNDS.keys() <= means.keys()
 
 
-def test_the_page_has_the_table_of_this_commit(report: Report) -> None:
-    text, table = PAGE.read_text(encoding="utf-8"), table_markdown(report)
-    begin = text.index("| source | of |")
-    end = text.index("\n\n", begin) + 1
+def assert_or_freeze(page: Path, made: str, *, begin: str, end: str) -> None:
+    """``page`` has ``made`` from ``begin`` until ``end``; or gets it, where figures are frozen."""
+    text = page.read_text(encoding="utf-8")
+    first = text.index(begin)
+    last = text.index(end, first)
     if FREEZE:
-        PAGE.write_text(text[:begin] + table + text[end:], encoding="utf-8")
+        page.write_text(text[:first] + made + text[last:], encoding="utf-8")
     else:
-        assert text[begin:end] == table
+        assert text[first:last] == made
+
+
+def test_the_page_has_the_table_of_this_commit(report: Report) -> None:
+    assert_or_freeze(PAGE, table_markdown(report).rstrip("\n"), begin="| source | of |", end="\n\n")
 
 
 def test_the_readme_has_the_sentences_of_this_commit(report: Report) -> None:
-    text, said = README.read_text(encoding="utf-8"), headline(report)
-    begin, end = text.index("<!-- figures -->\n") + len("<!-- figures -->\n"), text.index("<!-- end of figures -->")
-    if FREEZE:
-        README.write_text(text[:begin] + said + text[end:], encoding="utf-8")
-    else:
-        assert text[begin:end] == said
+    start = "<!-- figures -->\n"
+    assert_or_freeze(README, start + headline(report), begin=start, end="<!-- end of figures -->")
 
 
 def test_the_sentences_count_what_they_say(report: Report) -> None:
@@ -119,13 +121,8 @@ def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report,
 
 def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: Report) -> None:
     found = exclusions.shares(report.scores, ((each.source, each.row, each.rule) for each in report.excluded))
-    text, table = PAGE.read_text(encoding="utf-8"), "".join(exclusions.markdown(found))
-    begin = text.index("| source | scored |")
-    end = text.index("\n\n", begin) + 1
-    if FREEZE:
-        PAGE.write_text(text[:begin] + table + text[end:], encoding="utf-8")
-    else:
-        assert text[begin:end] == table
+    table = "".join(exclusions.markdown(found)).rstrip("\n")
+    assert_or_freeze(PAGE, table, begin="| source | scored |", end="\n\n")
     scored, words = (sum(each[at] for each in found) for at in (1, -1))
     assert scored / (scored + words) >= 0.95
     told = {each.rule for each in report.excluded}
@@ -136,32 +133,29 @@ def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: R
 
 def test_rankings_hold(report: Report) -> None:
     """Per source: layouts that were tried side by side come in the measured order, and our pick costs little more."""
-    ranked = {row.source: row for row in report.summaries if row.groups}
-    assert ranked["vtrain"].regret is not None
-    assert ranked["vtrain"].regret < 0.06
-    assert ranked["simumax_b200"].regret is not None
-    assert ranked["simumax_b200"].regret < 0.02
-    assert ranked["bloom_prequel"].regret is not None
-    assert ranked["bloom_prequel"].regret < 0.05
+    regrets = {(row.source, row.quantity): row.regret for row in report.summaries if row.regret is not None}
+    assert regrets["vtrain", "time"] < 0.03
+    assert regrets["vtrain", "composed"] < 0.06
+    assert regrets["simumax_b200", "time"] < 0.02
+    assert regrets["bloom_prequel", "time"] < 0.05
 
 
 @pytest.mark.parametrize("quantity", ["time", "peak"])
 def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report: Report, quantity: str) -> None:
-    """Mean over sources; over runs of all of them vTrain's are two thirds."""
+    """Mean over sources, and over runs."""
     found = [each for each in coverage(report.scores) if each.quantity == quantity]
     assert len(found) >= 8
     assert 0.40 <= fmean(each.half for each in found) <= 0.60
     assert fmean(each.most for each in found) >= 0.85
     runs = sum(each.runs for each in found)
-    # vTrain's are 75 %: without it little tells the host's launch from how it adds to the device (decision 028)
-    assert sum(each.most * each.runs for each in found) / runs >= 0.82
+    assert sum(each.most * each.runs for each in found) / runs >= 0.85
 
 
 def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:
     """Sources that a constant was set on are worse without; their scores by these constants are no evidence."""
     rows = {(row.source, row.quantity): row for row in report.summaries}
     assert all(row.left_out is not None for (_, quantity), row in rows.items() if quantity in ("time", "peak"))
-    for source in ("vtrain", "korthikanti2022", "dgxc_benchmarking"):
-        row = rows[source, "time"]
+    for source, quantity in (("vtrain", "composed"), ("megatron_bridge_perf", "time"), ("dgxc_benchmarking", "time")):
+        row = rows[source, quantity]
         assert row.left_out is not None
         assert row.left_out > row.mean

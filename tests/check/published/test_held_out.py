@@ -50,6 +50,18 @@ def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.
     assert list(cases_of(["any"])) == [one]
 
 
+def test_a_composed_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, *_) = (each for each in reader("simumax_b200")() if isinstance(each, Case))
+    made = one._replace(composed=True, memory_bytes=None)
+    step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
+    (scored,) = score(made, step, {"time": 2.0})
+    assert (scored.quantity, scored.left_out) == ("composed", 2.0)
+    assert learn([scored]) == ()
+    both = iter([made, one])
+    monkeypatch.setattr(published, "reader", lambda source: lambda: both)
+    assert list(cases_of(["any"])) == [one]
+
+
 def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
     found = messages()
     assert {each.collective for each in found.values()} == {"all_reduce"}

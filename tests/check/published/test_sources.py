@@ -131,6 +131,29 @@ def test_vtrain_runs_few_micro_batches_as_gpipe() -> None:
     assert found["vtrain-0096"].machine.links[-1].bandwidth == 12.5e9
 
 
+def test_vtrain_never_ran_the_steps_of_one_node() -> None:
+    """To the nanosecond, micro-batches add up: with 16 beyond 8 come twice as many seconds as with 8 beyond 4."""
+    found, printed = cases("vtrain"), dict[tuple[str, ...], dict[str, float]]()
+    for row in rows("vtrain"):
+        assert found[row["row_id"]].composed == (row["set"] == "single-node")
+        if row["set"] == "single-node":
+            same = tuple(row[key] for key in ("layers", "hidden", "dp", "tp", "pp", "mbs"))
+            printed.setdefault(same, {})[row["microbatches"]] = float(row["iteration_ms"])
+    several = [by for by in printed.values() if {"4", "8", "16"} <= by.keys()]
+    assert len(several) > 40
+    for by in several:
+        assert by["16"] - by["8"] == pytest.approx(2 * (by["8"] - by["4"]), abs=2e-6)
+
+
+def test_vtrain_composes_as_its_predictor_does() -> None:
+    """No layer again, words that tp divides, and an unfused softmax on two squares of scores."""
+    of = {(case.layout.tp, case.layout.mbs): case for case in cases("vtrain").values() if case.composed}
+    assert {case.layout.ac for case in of.values()} == {"none"}
+    assert [of[tp, 1].model.vocab for tp in (1, 2, 4, 8)] == [50257, 50256, 50256, 50256]
+    kernels = [of[at].job.stack.further_kernels for at in ((4, 1), (8, 1), (8, 2))]
+    assert kernels == [(0, 14), (5, 20), (0, 14)]
+
+
 def test_simumax_models_are_the_shortened_ones() -> None:
     found = cases("simumax_b200")
     llama, deepseek = found["simumax_b200-0025"].model, found["simumax_b200-0005"].model

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.check.published import cases_of
+from fivefold.check.published import reader
+from fivefold.check.published.case import Case
 from fivefold.check.published.tune import Factors, error, halves, prepared, seconds, tune
 
-RUNS = prepared(case for case in cases_of(["vtrain"]) if case.machine.ranks <= 8)[::40]
+RUNS = prepared(case for case in reader("vtrain")() if isinstance(case, Case) and case.composed)[::40]
 SLOW = Factors(matmul=0.7, launch=1.5)
 
 

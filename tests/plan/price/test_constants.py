@@ -23,7 +23,7 @@ NO_FIGURES |= {
     "ONE",
     "ROPE_APART",
 }  # counts, which tests/plan/price/test_passes.py holds to the engine's operations
-NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED"}
+NO_FIGURES |= {"ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
 
 
 def numbers(value: Any) -> list[float]:

@@ -43,13 +43,11 @@ def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
 
 
 def test_a_narrow_layer_takes_as_long_as_its_launches():
-    """vTrain, 1024 wide, whatever tp; what was measured per layer holds a share of the embedding and the head."""
+    """vTrain's traces, 1024 wide, whatever tp: what each layer and micro-batch adds to what it composes."""
     narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
     job = JOB.replace(sequence=1024, async_tp=False)
-    for tp, measured in ((1, 3.46), (2, 3.57), (4, 3.65)):
-        assert sum(layer(f"tp{tp} ac=full" + (" nosp" if tp > 1 else ""), job, narrow)) == pytest.approx(
-            measured, rel=0.12
-        )
+    for tp, measured in ((1, 3.00), (2, 3.33), (4, 3.44)):
+        assert sum(layer(f"tp{tp}" + (" nosp" if tp > 1 else ""), job, narrow)) == pytest.approx(measured, rel=0.12)
 
 
 def test_a_block_launches_further_kernels():
