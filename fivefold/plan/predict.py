@@ -71,7 +71,7 @@ class Planner:
         self.timeline = Timeline(self.units, straggler=slow)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
-        """Memory of every pipeline rank; takes a third of the time of an estimate."""
+        """Memory of every pipeline rank."""
         return memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:

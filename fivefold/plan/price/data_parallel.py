@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.sharding import gathers_again, policy
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Name, apart
+from fivefold.plan.count.counts import Name, Run, apart
 from fivefold.plan.count.lists import by_lists, staying
 from fivefold.plan.count.traffic import copy_messages, unit_messages
 from fivefold.plan.price.network import MessageTime
@@ -59,6 +59,20 @@ class UnitMessages(NamedTuple):
     each: bool
 
 
+class UnitEnds(NamedTuple):
+    """A unit at the ends of a step: its gather and its reduction after all backwards, or what the last of those after
+    every one takes; seconds of ``copies``; and those beside which others travel, in a forward and in a backward.
+    """
+
+    gather: MessageTime
+    reduce: MessageTime
+    last: MessageTime
+    copies: float
+    each: bool
+    ahead: float
+    behind: float
+
+
 class StepEnds(NamedTuple):
     """Seconds before the first and after the last micro-batch: exposed messages, and compute slowed by hidden ones."""
 
@@ -74,17 +88,24 @@ class DataParallel:
         self.beside = "dp" in self.job.stack.overlap and units.machine.overlaps  # messages overlap compute
         self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
         self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
-        self._layout, self._beside = Layout(), (True,) * len(AXES)  # axes beside whose messages the link is free
+        self._layout, self._stays = Layout(), True  # the layout last asked for, and whether its weights stay gathered
+        self._beside: dict[str, bool] = {}
         self._sent: dict[Name, UnitMessages] = {}
+        self._free: dict[Run, tuple[float, float]] = {}
+        self._ends: dict[Run, UnitEnds] = {}
+        self._key: tuple[object, ...] = ()  # what of the layout matters to its messages
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
-        each, lists = self.counts.reduces_each(layout, name), by_lists(self.counts, layout)
-        key = (name, layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
-               layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
-               each, lists and layout.ac, self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+        return self._gather_reduce(layout, name, each=self.counts.reduces_each(layout, name))
+
+    def _gather_reduce(self, layout: Layout, name: Name, *, each: bool) -> GatherReduceTime:
+        """``each``: gradients are reduced after every backward."""
+        self._begin(layout)
+        key = name, each, self._key
         found = self._gather_reduces.get(key)
         if found is None:
+            lists = by_lists(self.counts, layout)
             gather = reduce = copies = gather_busy = reduce_busy = again = 0.0
             for message in unit_messages(self.counts, layout, name):
                 asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
@@ -111,14 +132,14 @@ class DataParallel:
         self._begin(layout)
         found = self._sent.get(name)
         if found is None:
-            time, nothing = self.gather_reduce(layout, name), MessageTime(0.0, 0.0)
-            gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
             each, follows = self.counts.reduces_each(layout, name), self.follows(name)
+            time, nothing = self._gather_reduce(layout, name, each=each), MessageTime(0.0, 0.0)
+            gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
             back = gather if time.again is None else MessageTime(time.again, 0.0)
             back = back if gathers_again(name, layout, self.job) else nothing
             if each and not follows:
                 back = MessageTime(back.seconds + reduce.seconds, back.busy + reduce.busy)
-            ahead = nothing if policy(layout, self.job).weights_stay else gather
+            ahead = nothing if self._stays else gather
             found = UnitMessages(time, ahead, back, reduce if each and follows else nothing, each)
             self._sent[name] = found
         return found
@@ -126,18 +147,39 @@ class DataParallel:
     def _begin(self, layout: Layout) -> None:
         """Forget what was of another layout: callers ask for all units of one in a row."""
         if layout is not self._layout:
-            self._layout, self._sent, nodes = layout, {}, self.units.network.nodes
-            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
-            self._beside = tuple(within or nodes(group(layout, axis)) == 1 for axis in AXES)
+            self._layout, self._sent, self._free, self._ends = layout, {}, {}, {}
+            self._stays, self._beside = policy(layout, self.job).weights_stay, {}
+            self._key = (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
+                         layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
+                         by_lists(self.counts, layout) and layout.ac,
+                         self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
 
     def follows(self, name: Name) -> bool:
         """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
         return name == "embed" and self.job.stack.linears == "fanned"
 
-    def free(self, layout: Layout, exposed: tuple[float, ...]) -> float:
-        """Of exposed messages by axis those seconds in which data parallelism's link between nodes is free."""
+    def free(self, layout: Layout, run: Run) -> tuple[float, float]:
+        """Of a unit's exposed messages, forward and backward, those seconds in which data parallelism's link between
+        nodes is free.
+        """
         self._begin(layout)
-        return sum([some for some, beside in zip(exposed, self._beside, strict=True) if beside])
+        found = self._free.get(run)
+        if found is None:
+            unit = self.units.unit(layout, run)
+            ahead, back = (
+                sum([some for axis, some in zip(AXES, exposed, strict=True) if some and self._is_free(axis)])
+                for exposed in (unit.forward_exposed, unit.backward_exposed)
+            )
+            found = self._free[run] = ahead, back
+        return found
+
+    def _is_free(self, axis: str) -> bool:
+        """Whether the link between nodes is free beside messages of an axis."""
+        if axis not in self._beside:
+            layout, nodes = self._layout, self.units.network.nodes
+            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
+            self._beside[axis] = within or nodes(group(layout, axis)) == 1
+        return self._beside[axis]
 
     def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
         """Exposed seconds of a message beside ``room`` seconds of compute, and seconds by which it slows compute."""
@@ -156,26 +198,23 @@ class DataParallel:
         reduces: Alike[MessageTime] = []
         forward: Alike[float] = []  # of the first stage's units
         backward: Alike[float] = []
-        stays, work = policy(layout, self.job).weights_stay, self.counts.stage_work(layout)
+        self._begin(layout)
+        stays, work = self._stays, self.counts.stage_work(layout)
         alike = self.counts.alike_work(layout)  # the order of stages matters only to the first message
         for chunk, many in Counter([alike[chunk] for chunk in chunks]).items():
             for run, each in work[chunk]:
                 times = many * each
-                sent, unit = self.sent(layout, run.name), self.units.unit(layout, run)
-                time = sent.time
-                copies += times * time.copies
-                behind = unit.backward + unit.weight + self.free(layout, unit.backward_exposed)
+                unit = self._unit_ends(layout, run)
+                copies += times * unit.copies
                 if stays:
-                    gathers.append((MessageTime(time.gather, time.gather_busy), times))
-                if not sent.each:
-                    reduces.append((MessageTime(time.reduce, time.reduce_busy), times))
+                    gathers.append((unit.gather, times))
+                if not unit.each:
+                    reduces.append((unit.reduce, times))
                 elif not reduces and self.beside:
-                    # ``sent`` counts it beside its own backward, but the last one comes after it
-                    room = time.reduce if self.follows(run.name) else behind
-                    reduces.append((MessageTime(min(time.reduce, room), min(time.reduce_busy, room)), 1))
+                    reduces.append((unit.last, 1))
                 if chunk == alike[chunks[0]]:
-                    forward.append((unit.forward + self.free(layout, unit.forward_exposed), each))
-                    backward.append((max(0.0, behind - sent.backward.seconds), each))
+                    forward.append((unit.ahead, each))
+                    backward.append((unit.behind, each))
         gather, reduce = (sum([times * message.seconds for message, times in some]) for some in (gathers, reduces))
         if stays and self.job.stack.weights == "broadcast":
             gather = self._broadcast(layout, chunks)
@@ -184,6 +223,26 @@ class DataParallel:
         early = gather - _hidden(gathers, forward, chunks=len(chunks)) if self.job.stack.weights == "ahead" else gather
         late = reduce - _hidden(reduces, backward, chunks=len(chunks))
         return StepEnds(early + late + copies, self.contention * (gather + reduce - early - late))
+
+    def _unit_ends(self, layout: Layout, run: Run) -> UnitEnds:
+        """A unit at the ends of a step; computed once for all stages of a layout."""
+        self._begin(layout)
+        found = self._ends.get(run)
+        if found is None:
+            sent, unit, (ahead, talk) = (
+                self.sent(layout, run.name),
+                self.units.unit(layout, run),
+                self.free(layout, run),
+            )
+            time, behind = sent.time, unit.backward + unit.weight + talk
+            # ``sent`` counts a reduction after every backward beside its own, but the last one comes after it
+            room = time.reduce if self.follows(run.name) else behind
+            found = self._ends[run] = UnitEnds(
+                MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy),
+                MessageTime(min(time.reduce, room), min(time.reduce_busy, room)), time.copies, sent.each,
+                unit.forward + ahead, max(0.0, behind - sent.backward.seconds),
+            )  # fmt: skip
+        return found
 
     def _staying(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Seconds to gather the weights that stay after an update, and to copy them out part by part."""

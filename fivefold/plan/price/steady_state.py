@@ -65,8 +65,8 @@ def extrapolate(
     """Ends and work of the layout's schedule, with ``seconds(task)`` per action and ``hop`` seconds per message;
     ``alike``: of each stage the first one whose tasks take as long, None if each has its own.
     """
-    shape, every = (layout.schedule, layout.pp, layout.v, micro_batches), tuple(range(layout.pp * layout.v))
-    asked = *shape, every if alike is None else alike
+    shape = layout.schedule, layout.pp, layout.v, micro_batches
+    asked = *shape, tuple(range(layout.pp * layout.v)) if alike is None else alike
     found, tables = alike_tasks(*asked), rounds_of(*shape).tables
     ends, busy = _played(*asked, tuple(map(seconds, found.some)), hop)
     return Extrapolated(ends, busy, found.whole, tables[0][0].rank_stages, found.like, found.some)

@@ -21,7 +21,7 @@ from fivefold.plan.price.durations import Cost, Durations, StageTime, Work, add_
 from fivefold.plan.price.network import MessageTime
 from fivefold.plan.price.small_messages import small_messages
 from fivefold.plan.price.steady_state import extrapolate
-from fivefold.plan.price.unit_time import AXES, UnitTime
+from fivefold.plan.price.unit_time import AXES
 from fivefold.plan.price.units import Units
 
 # Sources: docs/how-a-step-costs/constants.md.
@@ -78,7 +78,8 @@ class Timeline:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.machine, self.parallel = units.machine, DataParallel(units)
         self.beside, self.data_parallel = self.parallel.beside, self.parallel.gather_reduce
-        self._layout = Layout()
+        self.moments = moments_per_element(self.job.optimizer, self.job)  # bytes
+        self._layout, self._sends = Layout(), False  # whether messages travel beside its passes
         self._run_times: dict[Run, RunTime] = {}  # of one layout, of which callers ask for all units in a row
 
     def durations(self, layout: Layout) -> Durations:
@@ -171,6 +172,7 @@ class Timeline:
         """Of one unit of a run, computed once for all stages of a layout."""
         if layout is not self._layout:
             self._layout, self._run_times = layout, {}
+            self._sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
         if run not in self._run_times:
             unit = self.units.unit(layout, run)
             fronts, backs = (
@@ -180,15 +182,14 @@ class Timeline:
             found = RunTime(
                 unit.forward, unit.backward, unit.backward + unit.weight, unit.weight, fronts, backs, unit.longest
             )
-            sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
-            self._run_times[run] = self._beside(layout, run, unit, found) if sends else found
+            self._run_times[run] = self._beside(layout, run, found) if self._sends else found
         return self._run_times[run]
 
-    def _beside(self, layout: Layout, run: Run, unit: UnitTime, alone: RunTime) -> RunTime:
+    def _beside(self, layout: Layout, run: Run, alone: RunTime) -> RunTime:
         """A unit whose weights are gathered, or gradients reduced, beside its passes."""
         parallel = self.parallel
-        sent, talk = parallel.sent(layout, run.name), parallel.free(layout, unit.backward_exposed)
-        meanwhile = alone.forward + parallel.free(layout, unit.forward_exposed)
+        sent, (ahead, talk) = parallel.sent(layout, run.name), parallel.free(layout, run)
+        meanwhile = alone.forward + ahead
         shown, slows = parallel.waits(sent.forward, meanwhile)
         late, slowed = parallel.waits(sent.backward, alone.backward + talk)
         later, slower = parallel.waits(sent.backward, alone.whole + talk)
@@ -221,8 +222,7 @@ class Timeline:
         measured = self.units.profiled.update(layout) if self.units.profiled is not None else None
         if measured is not None:
             return measured.seconds * numel / measured.elements
-        moments = 2 * moments_per_element(self.job.optimizer, self.job)
-        update = int(numel * (3 * recipe.updated_bytes + moments))
+        update = int(numel * (3 * recipe.updated_bytes + 2 * self.moments))
         clip = numel * 3 * recipe.updated_bytes if self.job.optimizer.clip else 0
         cast = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
         sums = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
