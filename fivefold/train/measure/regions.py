@@ -218,7 +218,7 @@ class Gemms:
 
     def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.names = recorder, inner, names
-        self.travels = getattr(inner, "travels", False)  # those of experts have none
+        self.travels, self.adds = (getattr(inner, name, False) for name in ("travels", "adds"))  # of experts: none
         self.labels = {
             name: tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward", "weight"))
             for name in names.values()
@@ -243,8 +243,10 @@ class Gemms:
         return self._timed(name, 1 if in_backward() else 0, self.inner.fprop, operand, weight, *rest)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        """As the inner one."""
-        return self._timed(self.names[id(weight)], 2, self.inner.dgrad, gradient, weight, *rest)
+        """As the inner one; without a sum to add to, the first of the fused."""
+        name = self.names[id(weight)]
+        self.fused = [name] if rest[-1] is None else [*self.fused, name]
+        return self._timed(name, 2, self.inner.dgrad, gradient, weight, *rest)
 
     def columns(self, *inputs: Any) -> Any:
         """As the inner one; dW of the fused layers follow in order."""
@@ -255,6 +257,11 @@ class Gemms:
         """As the inner one."""
         self.turn += 1
         return self._timed(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
+
+    def add_wgrad(self, *inputs: Any) -> None:
+        """As the inner one."""
+        self.turn += 1
+        self._timed(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
 
     def _timed(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         self.recorder.begin(self.labels[name][way])

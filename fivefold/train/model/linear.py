@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -64,15 +64,22 @@ class LinearHooks:
         return gradient
 
 
+class Room(NamedTuple):
+    """Where a weight's gradient may be made: its ``sums`` [out, in]. ``fresh``: nothing is in them yet."""
+
+    sums: Tensor
+    fresh: bool
+
+
 class LinearGemms:
     """The three GEMMs (fprop, dgrad, wgrad) of a linear layer in the dtype of their operands; ``model/float8`` has
     fp8 ones.
 
     ``operand`` and ``columns`` prepare an input for ``fprop`` and ``wgrad``, once for all layers on it. ``travels``:
-    an operand of some rows can be gathered, instead of the rows.
+    an operand of some rows can be gathered, instead of the rows. ``adds``: has ``add_wgrad``.
     """
 
-    travels = False
+    travels, adds = False, True
 
     def operand(self, x: Tensor) -> Any:
         """Prepare rows ``x`` [R, in] for ``fprop``: here as they are."""
@@ -100,6 +107,13 @@ class LinearGemms:
         """``gᵀ x`` [out, in]."""
         found: Tensor = gradient.t() @ columns
         return found
+
+    def add_wgrad(self, gradient: Tensor, columns: Tensor, room: Room) -> None:
+        """``gᵀ x`` made in ``room``."""
+        if room.fresh:
+            torch.mm(gradient.t(), columns, out=room.sums)
+        else:
+            room.sums.addmm_(gradient.t(), columns)
 
 
 class WgradStore:
@@ -226,9 +240,12 @@ def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) ->
 
 
 def input_gradient(
-    kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False
+    kept: Tensor, gradients: tuple[Tensor, ...], linears: tuple[Linear, ...], *, entered: bool = False,
+    in_sums: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Gradient of the input ``kept``, of all ranks if ``entered``; those of weights and biases are accumulated."""
+    """Gradient of the input ``kept``, of all ranks if ``entered``; those of weights and biases are accumulated.
+
+    ``in_sums``: those of weights are made in their sums where there is ``Room``, which no count of bytes knows of."""
     hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
     if wgrad_store.deferring:  # detached, or the deferred dW would hold the graph down to the input of the stage
         kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
@@ -246,14 +263,14 @@ def input_gradient(
     back = hooks.begin_enter_backward(total)
     del total
     outer = [None if one.bias is None else gradient for one, gradient in zip(linears, gradients, strict=True)]
-    wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer))
+    wgrad_store.run_or_defer(lambda: _accumulate_grads(linears, again, inner=left, outer=outer, in_sums=in_sums))
     return back()
 
 
 @torch.no_grad()
 def _accumulate_grads(
-    linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None]
-) -> None:
+    linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
+) -> None:  # fmt: skip
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
     ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: of the layers' outputs, for
@@ -261,7 +278,20 @@ def _accumulate_grads(
     """
     gemms = linears[0].gemms
     columns = gemms.columns(again())
-    for linear, product, output in zip(linears, inner, outer, strict=True):
+    # all at once: after a GEMM nothing of this is left in a CPU's caches
+    rooms = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
+    for linear, product, output, room in zip(linears, inner, outer, rooms, strict=True):
         if linear.bias is not None and output is not None:
             accumulate_grad(linear.bias, output.sum(0))
-        accumulate_grad(linear.matrix, gemms.wgrad(product, columns))
+        if room is None:
+            accumulate_grad(linear.matrix, gemms.wgrad(product, columns))
+        else:
+            gemms.add_wgrad(product, columns, room)
+    for linear, room in zip(linears, rooms, strict=True):
+        if room is not None:
+            linear.matrix.collect(None)  # type: ignore[attr-defined]
+
+
+def _room(weight: Tensor) -> Room | None:
+    room: Callable[[Tensor], Room | None] | None = getattr(weight, "room", None)
+    return None if room is None else room(weight)

@@ -48,6 +48,8 @@ def rounded(x: Tensor) -> Tensor:
 class Tf32Gemms(LinearGemms):
     """Products of a linear layer with operands rounded to tf32."""
 
+    adds = False
+
     def fprop(self, operand: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` [R, out]."""
         y: Tensor = tf32_mm(operand, weight.t())

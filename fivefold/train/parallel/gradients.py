@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fivefold.train.model.float8.cast import Cast, add_cast_
+from fivefold.train.model.linear import Room
 from fivefold.train.parallel.collectives import Pending, all_reduce, reduce_scatter
 from fivefold.train.parallel.mesh import Axis
 from fivefold.train.parallel.shard import Shard
@@ -109,23 +110,38 @@ class Gradients:
         for shard in self.shards:
             shard.weight.grad = None
 
-    def add(self, index: int, gradient: Tensor | Cast) -> None:
-        """Add a gradient of one weight; the last of those expected begins the reduction."""
+    def room(self, index: int, weight: Tensor) -> Room | None:
+        """Where the next gradient of ``weight`` may be made. None if its sums are spread over ranks, or of another
+        dtype.
+        """
+        if self.shard.size > 1 or self.dtype != weight.dtype:
+            return None
+        return Room(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
+
+    def add(self, index: int, gradient: Tensor | Cast | None) -> None:
+        """Add a gradient of one weight, None if it was made in its ``room``; the last of those expected begins the
+        reduction.
+        """
         self._add(index, gradient)
         self._received[index] += 1
         if self._received == self.expected:
             self._received = [0] * len(self.shards)
             self._reduce()
 
-    def _add(self, index: int, gradient: Tensor | Cast) -> None:
-        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
-        count = self.shard.size
+    def _sums_of(self, index: int) -> Tensor:
+        """The columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once that may be written."""
         if self._reducing is not None and self.underway is not None:
             self.underway.finish()  # of the micro-batch before
         if self._sums is None:
-            self._sums = torch.empty(count, self.numel, dtype=self.dtype, device=self.device)
+            self._sums = torch.empty(self.shard.size, self.numel, dtype=self.dtype, device=self.device)
             self._columns = self._sums.split(self.sizes, dim=1)
-        columns = self._columns[index]
+        return self._columns[index]
+
+    def _add(self, index: int, gradient: Tensor | Cast | None) -> None:
+        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
+        if gradient is None:
+            return
+        count, columns = self.shard.size, self._sums_of(index)
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return

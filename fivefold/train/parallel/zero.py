@@ -9,6 +9,7 @@ FSDP2 is not used: it copies the weights even where nothing is sharded (``docs/d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class ZeroUnit:
             # .data: a new all_gather must not count as an in-place change for autograd
             parameter = nn.Parameter(view.data)
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
+            parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # by linear.add_product
             parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collected)
             owner, _, attribute = shard.name.rpartition(".")
@@ -177,21 +179,16 @@ class ZeroUnit:
         self.mates.append(mate)
         mate.follows = True
 
-    def _grad_hook(self, index: int) -> Callable[[Tensor | Cast], None]:
-        @torch.no_grad()
-        def collect(gradient: Tensor | Cast) -> None:
+    def _grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
+        def collect(gradient: Tensor | Cast | None) -> None:
             # used first in the forward, so last in the backward: the unit is done
             if index == 0 and not self.follows and not self.by_entry:
                 for unit in (self, *self.mates):
                     unit.release()
             if self.late is not None and self.late.deferring:  # of a norm: it waits for the matrices' gradients
-                self.late.run_or_defer(lambda: add(gradient))
+                self.late.run_or_defer(lambda: self.gradients.add(index, gradient))
             else:
-                add(gradient)
-
-        @torch.no_grad()
-        def add(gradient: Tensor | Cast) -> None:
-            self.gradients.add(index, gradient)
+                self.gradients.add(index, gradient)
 
         return collect
 

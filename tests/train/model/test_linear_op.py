@@ -67,3 +67,59 @@ def test_the_operation_is_known_by_shape_alone() -> None:
         linears, (x, layers[0].matrix, [layer.token for layer in layers], 5, [4, 8]),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
+    torch.library.opcheck(
+        torch.ops.fivefold.linears_backward.default,
+        ([torch.ones(5, 4), torch.ones(5, 8)], x.detach(), [layer.token for layer in layers]),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
+def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
+    """So it plans where they lie. What is left to us is one operation for dx and dW of the layers on one input."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    from fivefold.train.model.linear import Linear, fused_linears
+    from fivefold.train.model.linear_op import attach
+
+    layers = [Linear(6, width, bias=False) for width in (4, 8)]
+    for layer in layers:
+        torch.nn.init.ones_(layer.matrix)
+    attach(layers)
+    graphs: list[list[str]] = []
+
+    def seen(graph: Any, _inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return sum(y.sum() for y in fused_linears(x, *layers))  # type: ignore[return-value]
+
+    x = torch.randn(5, 6, requires_grad=True)
+    torch.compile(block, backend=aot_autograd(fw_compiler=seen, bw_compiler=seen))(x).backward()  # type: ignore[no-untyped-call]
+    forward, backward = graphs
+    assert forward.count("aten.mm.default") == 2
+    assert not any("fivefold" in name for name in forward)
+    assert [name for name in backward if "mm" in name or "fivefold" in name] == ["fivefold.linears_backward.default"]
+    torch.testing.assert_close(x.grad, torch.full((5, 6), 12.0))
+    for layer in layers:
+        torch.testing.assert_close(layer.matrix.grad, x.detach().sum(0).expand_as(layer.matrix))
+
+
+def test_weight_gradients_are_made_where_they_are_summed() -> None:
+    from fivefold.train.model.linear import Linear, Room
+    from fivefold.train.model.linear_op import attach
+
+    layers, handed = [Linear(6, width, bias=False) for width in (4, 8)], list[object]()
+    sums = [torch.full((layer.matrix.shape), torch.nan) for layer in layers]
+    attach(layers)
+    x, gradients, tokens = torch.randn(5, 6), [torch.randn(5, 4), torch.randn(5, 8)], [each.token for each in layers]
+    for times in (1, 2):
+        for layer, each in zip(layers, sums, strict=True):
+            torch.nn.init.ones_(layer.matrix)
+            layer.matrix.room = lambda _, each=each: Room(each, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
+            layer.matrix.collect = handed.append  # type: ignore[attr-defined]
+        torch.ops.fivefold.linears_backward(gradients, x, tokens)
+        for each, gradient in zip(sums, gradients, strict=True):
+            torch.testing.assert_close(each, times * gradient.t() @ x)
+    assert handed == [None] * 4

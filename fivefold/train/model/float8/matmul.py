@@ -70,7 +70,7 @@ class Float8Gemms(LinearGemms):
         self.common = recipe.scaling in COMMON
         self.narrow_gradients = recipe.gradients_bytes == 1
 
-    travels = True
+    travels, adds = True, False
 
     def operand(self, x: Tensor) -> Cast:
         """Cast ``x`` [R, in] for ``fprop``, once for all layers on it."""
