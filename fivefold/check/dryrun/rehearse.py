@@ -26,7 +26,7 @@ from fivefold.train.supported import idle_window
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
-    "Gradients._add": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
+    "Gradients._sums_of": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
     "Payload.pack": "gathers", "resize": "gathers",
     "Pipeline._receive": "pipeline",
