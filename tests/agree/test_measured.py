@@ -122,7 +122,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
     ("model", "text", "batch"),
     [
         (GROUPED, "pp2 mbs2", 8),  # 1F1B: the first rank has two micro-batches in flight
-        (GROUPED, "pp2 gpipe mbs1", 4),
+        (SPARSE, "pp2 gpipe mbs1", 4),  # all experts on each rank: no routing changes what is kept
         (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
         (GROUPED, "pp2 v2 zbv mbs1", 6),
         (GROUPED, "dp2 pp2 zero2 mbs1", 8),
@@ -142,7 +142,7 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
     for step in found:
         rows = [row for row in compare(step, measured) if row.quantity.startswith("activations")]
         assert len(rows) == layout.pp
-        assert all(abs(row.error or 0) < 0.002 for row in rows), (step.kind, rows)
+        assert all(row.predicted == row.measured for row in rows), (step.kind, rows)
     assert len(found) == 2
     one = measured.memory.stages[0]
     assert one.activations_bytes < one.peak_bytes - one.parameters_bytes - one.optimizer_bytes

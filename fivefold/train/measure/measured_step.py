@@ -30,8 +30,8 @@ class Measured:
 
 
 def live_tensors(built: Built) -> list[Tensor]:
-    """Every tensor that lives from step to step: weights, moments, rotary tables."""
-    return [*built.weights(), *built.moments(), *built.module.tables]
+    """Every tensor that lives from step to step: weights, moments, rotary tables, biases and loads of routing."""
+    return [*built.weights(), *built.moments(), *built.module.tables, *built.module.buffers()]
 
 
 def measure(meter: Meter, *, built: Built, kept_bytes: int) -> Measured:
