@@ -121,8 +121,9 @@ def test_counts_are_equal_and_peak_memory_is_close(
 @pytest.mark.parametrize(
     ("model", "text", "batch"),
     [
-        (GROUPED, "pp2 mbs2", 8),  # 1F1B: the first rank has two micro-batches in flight
-        (SPARSE, "pp2 gpipe mbs1", 4),  # all experts on each rank: no routing changes what is kept
+        # 1F1B: the first rank has two micro-batches in flight; all experts on each: no routing changes what is kept
+        (SPARSE, "pp2 mbs2", 8),
+        (GROUPED, "pp2 gpipe mbs1", 4),
         (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
         (GROUPED, "pp2 v2 zbv mbs1", 6),
         (GROUPED, "dp2 pp2 zero2 mbs1", 8),
