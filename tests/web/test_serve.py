@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import gc
 import socket
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
 from fivefold.record import Mistake
 from fivefold.web import serve
+from fivefold.web.app import COLLECTED, create
 
 
 def test_who_comes_early_waits() -> None:
@@ -27,3 +30,11 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="nothing: is no folder"):
         CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
+
+
+def test_garbage_is_collected_seldom_while_pages_are_served(tmp_path: Path) -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    with TestClient(create(tmp_path, local=Path("none"))):
+        assert gc.get_threshold()[0] == COLLECTED
+        assert gc.get_freeze_count() > before[1]
+    assert gc.get_threshold() == before[0]
