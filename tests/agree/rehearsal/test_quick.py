@@ -120,6 +120,10 @@ CASES = (
     Case("clamped", 4, "dp4 ep2 pp4 zb2p zero2 mbs1", 16, 48),
     Case("clamped", 4, "dp2 pp2 zb1p zero1 mbs1", 64, 8),
     Case("deepseek-v2-lite", 4, "dp4 ep2 pp2 zb1p zero2 mbs1", 64, 16),
+    # the head's weights, gathered from a forward to its backward, beside the forwards in between; and its own copy of a
+    # table, which is reduced before W has ended
+    Case("llama3-405b", 4, "dp8 tp2 pp4 zero3 gpipe mbs1 ac=selective nosp", 768, 40, "bf16-grad16", "gloo"),
+    Case("llama3.2-1b", 5, "dp2 tp8 pp2 zero3 zb2p mbs1 ac=full", 4096, 4),
     # weights that stay gathered from a forward to the next backward
     Case("llama3-8b", 4, "dp8 zero3 mbs1 ac=full", 4096, 32, reshard="backward"),
     Case("qwen3-30b-a3b", 3, "dp4 ep2 zero3 mbs1", 768, 16, reshard="backward"),
@@ -129,7 +133,10 @@ CASES = (
 
 
 # A table that is gathered, or a table or experts whose gradients come, at another time than all else.
-APART = ("dp2 pp2 dualpipev zero3 mbs1", "dp4 ep2 pp4 zb2p zero2 mbs1", "dp4 ep2 pp2 zb1p zero2 mbs1")
+APART = (
+    "dp2 pp2 dualpipev zero3 mbs1", "dp4 ep2 pp4 zb2p zero2 mbs1", "dp4 ep2 pp2 zb1p zero2 mbs1",
+    "dp8 tp2 pp4 zero3 gpipe mbs1 ac=selective nosp", "dp2 tp8 pp2 zero3 zb2p mbs1 ac=full",
+)  # fmt: skip
 CLOSE = [case for case in CASES if case.name.startswith("ahead") or case.layout_text in APART]
 
 

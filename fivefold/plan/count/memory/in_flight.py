@@ -250,7 +250,7 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     return Counted(
         rank, kind, stage, first, last,
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
-        rules.keeps & whole[mine] & ~late,
+        whole[mine] & (~late if rules.keeps else forward),
         np.column_stack([until_b, until_w, born, made, reduced, others, stays, messages]).astype(np.int64),
     )  # fmt: skip
 

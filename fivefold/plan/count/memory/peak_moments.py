@@ -152,11 +152,14 @@ class PeakFinder:
     def _forward(
         self, units: Sequence[RunMemory], *, first: bool, held: bool, lagging: int
     ) -> Iterator[LiveBytes]:  # fmt: skip
+        """``held``: weights are gathered already; of those that are not kept from an F to a B, the head's alone."""
         kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
-        whole += held_bytes(units) if held else 0
+        names = [str(unit.run.name) for unit in units]
+        there = [held and (name == "head" or (self.keeps and name != "embed")) for name in names]
+        whole += sum(unit.run.times * unit.state.whole for unit, some in zip(units, there, strict=True) if some)
         for place, unit in enumerate(units):
             run, profile, state = unit.run, unit.later, unit.state
-            gathered = 0 if self.policy.weights_stay or (held and run.name != "embed") else state.whole
+            gathered = 0 if self.policy.weights_stay or there[place] else state.whole
             stale = first or bool(gathered)
             entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
             for before in ends(unit):
@@ -167,8 +170,9 @@ class PeakFinder:
                     yield LiveBytes((place, before, "gather"), lagging, earlier, fetched, entering)
                 coming = 0
                 if self.ahead and (first or not self.policy.weights_stay):
-                    following = unit if before < run.times - 1 else units[place + 1] if unit is not units[-1] else None
-                    coming = self._coming(following.parts[0]) if following and not held else 0
+                    following = place + (before == run.times - 1)
+                    more = following < len(units) and not there[following]
+                    coming = self._coming(units[following].parts[0]) if more else 0
                 mine = gathered * (1 + before if self.keeps and not held else 1)
                 if self.holds and stale:  # what was brought for the head goes before the loss
                     coming = state.whole
@@ -269,10 +273,8 @@ class PeakFinder:
         self, unit: RunMemory, born: Sums, *, first: bool, last: bool, reduces: bool, split: bool
     ) -> tuple[Profile | SplitProfile, int]:  # fmt: skip
         """Profile of a unit, and bytes of the reduced gradients of a head's own table, which live beside it."""
-        copies = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
-        reduces = unit.run.name == "head" and (reduces or self.reductions.ends_in_b(unit, last=last))
-        table = sum(map(cut, copies)) if reduces else 0
-        table = min(table, self.reductions.shards(unit, first=first))
+        ends = reduces or self.reductions.ends_in_b(unit, last=last)
+        table = self.reductions.of_table(unit, first=first) if ends else 0
         if table and self.counts.job.stack.loss == "chunked":  # allocated after the last chunk
             return self._played(unit, born._replace(reduced=table), split=split), 0
         return self._played(unit, born, split=split), table

@@ -119,6 +119,13 @@ class Reductions:
         """Bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
         return 0 if self.bucketed or (self._each(unit) and not first) else sum(map(cut, unit.parts))
 
+    def of_table(self, unit: RunMemory, *, first: bool) -> int:
+        """Of ``shards``, bytes of a table of the head's own, which is reduced as soon as its gradient is made."""
+        if unit.run.name != "head":
+            return 0
+        copies = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
+        return min(sum(map(cut, copies)), self.shards(unit, first=first))
+
     def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> Change:
         """The change by a backward; ``made_later``: bytes of weight gradients that W makes."""
         state = unit.state

@@ -55,7 +55,8 @@ class WeightsPass:
                 if apart:
                     gradients -= still + (0 if sums.lags else born.experts)
                 rest = profile.weights_peak_bytes - profile.late_bytes
-                yield _moment(place, at, gradients + allocated + shard * apart, here, rest)
+                table = sums.of_table(unit, first=first) if reduces else 0
+                yield _moment(place, at, gradients + allocated + shard * apart + table, here, rest)
                 if reduces:
                     beginning, others = gradients + change.reducing, here - profile.late_bytes
                     yield LiveBytes((place, at, "reduce"), beginning, others, 0, profile.closing_bytes)

@@ -49,7 +49,8 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
             if rules.heads == "tied" and (kind, stage) == ("F", 0) and not rules.keeps:
                 others = [0] * len(held)  # the table, which it gathers itself
             counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
-            yield LivePass(kind, stage, first, last, None, rules.keeps and bool(whole[mine]) and kind != "W", counts)
+            there = kind != "W" if rules.keeps else kind == "F"
+            yield LivePass(kind, stage, first, last, None, there and bool(whole[mine]), counts)
             begun[mine] = 1
             stays_whole = rules.keeps or (rules.heads != "" and stage == table.stages - 1)
             whole[mine] = int(stays_whole and kind == "F") if kind != "W" else whole[mine]
