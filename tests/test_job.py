@@ -21,6 +21,8 @@ TOTALS = {
     "bf16": 20,
     "bf16-grad16": 16,
     "fp16": 16,
+    "bf16-autocast": 16,
+    "fp16-autocast": 16,
     "bf16-pure": 12,
     "fp8-te": 16,
     "fp8-deepseek": 15,
@@ -33,8 +35,8 @@ def test_recipes_add_up_to_the_published_totals() -> None:
     assert {name: recipe.total_bytes for name, recipe in RECIPES.items()} == TOTALS
 
 
-def test_only_sums_in_fp16_scale_their_loss() -> None:
-    assert [name for name, recipe in RECIPES.items() if recipe.loss_scaling] == ["fp16", "fp8-lm"]
+def test_only_gradients_in_fp16_scale_their_loss() -> None:
+    assert [name for name, recipe in RECIPES.items() if recipe.loss_scaling] == ["fp16", "fp16-autocast", "fp8-lm"]
 
 
 @pytest.mark.parametrize(
