@@ -36,7 +36,10 @@ class Before(NamedTuple):
 
 
 class PassKind(NamedTuple):
-    """What of a pass matters to its own peak; fields as in ``LivePass``."""
+    """What of a pass matters to its own peak. ``first``: the stage has no gradient yet (F: it may have to gather; W:
+    none of those that W makes); ``last``: no more come after this pass (B: of those that are not deferred to W).
+    ``before``: None if it left nothing under way. ``held``: an F has left the stage's weights gathered.
+    """
 
     kind: Kind
     stage: int
@@ -52,18 +55,9 @@ class LivePass(NamedTuple):
     weights, or the head's, stay gathered from an F to a B. Then streams between stages of this rank after the pass, and
     all streams sent or received during it; with ``buffers`` of every micro-batch, gradients of inputs made so far, less
     those of this pass.
-
-    ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
-    more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing under way.
-    ``held``: an F has left the stage's weights gathered.
     """
 
-    kind: Kind
-    stage: int
-    first: bool
-    last: bool
-    before: Before | None
-    held: bool
+    own: PassKind
     counts: tuple[int, ...]
 
 
@@ -90,7 +84,7 @@ class LivePasses(NamedTuple):
         """The passes of one rank, in time order only without a pipeline or if all are here."""
         first, end = np.searchsorted(self.rank, (rank, rank + 1)).tolist()
         for counts, place in zip(self.counts[first:end].tolist(), self.place[first:end].tolist(), strict=True):
-            yield LivePass._make((*self.distinct[place], tuple(counts)))
+            yield LivePass(self.distinct[place], tuple(counts))
 
 
 def in_order(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
@@ -104,7 +98,7 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: 
     if pp == 1:
         return _without_pipeline(micro_batches, rules)
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-    parts = [found.take(found.highest()) for found in _counted(table, rules, range(pp))]
+    parts = [found.highest() for found in _counted(table, rules, range(pp))]
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Counted._make(columns).listed(table.stages)
 
@@ -152,14 +146,10 @@ class Counted(NamedTuple):
     held: Bools
     counts: Ints
 
-    def take(self, some: Ints) -> Counted:
-        """The passes at some indices."""
-        return Counted._make(column[some] for column in self)
-
-    def highest(self) -> Ints:
-        """Indices of the passes that no other of their rank, stage and kind exceeds, ordered by these. Reduced
-        gradients count negative, as they are no larger than their sums; a first backward, which allocates its sums, is
-        exceeded by one that finds them allocated.
+    def highest(self) -> Counted:
+        """The passes that no other of their rank, stage and kind exceeds, ordered by these. Reduced gradients count
+        negative, as they are no larger than their sums; a first backward, which allocates its sums, is exceeded by one
+        that finds them allocated.
         """
         held, alike = self.counts.shape[1] // 6, self.before * 2 + self.held
         counts = self.counts.copy()
@@ -176,7 +166,8 @@ class Counted(NamedTuple):
             same = (ends[open_] == ends[above]) | (plain[above] & ~self.last[open_])
             open_ = open_[~(same & (counts[open_] <= counts[above]).all(axis=1))]
         every = np.concatenate(kept)
-        return every[np.lexsort((every, self.kind[every], self.stage[every], self.rank[every]))]
+        order = every[np.lexsort((every, self.kind[every], self.stage[every], self.rank[every]))]
+        return Counted._make(column[order] for column in self)
 
     def listed(self, stages: int) -> LivePasses:
         """The same with the distinct kinds of passes."""
@@ -208,7 +199,8 @@ def _counted(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
     begin = ranks.start
     for rank in ranks:
         if rank + 1 == ranks.stop or (starts[rank + 2] - starts[begin]) * width > COUNTED_AT_ONCE:
-            yield _count(table, rules, streams.of(slice(starts[begin], starts[rank + 1])))
+            some = slice(starts[begin], starts[rank + 1])
+            yield _count(table, rules, PassStreams._make(column[some] for column in streams))
             begin = rank + 1
 
 

@@ -33,10 +33,6 @@ class PassStreams(NamedTuple):
     stays: Ints
     messages: Ints
 
-    def of(self, some: slice) -> PassStreams:
-        """Some of the passes."""
-        return PassStreams._make(column[some] for column in self)
-
 
 def pass_streams(table: Table) -> PassStreams:
     """All passes of a table."""

@@ -169,8 +169,8 @@ class _Ranks:
         """Moments of the fullest pass of each stage and kind, or without a pipeline of all passes; and the update."""
         passes: dict[tuple[int, ...], tuple[int, LivePass]] = {}
         for number, live_pass in enumerate(self.live_passes.row(rank)):
-            key = (live_pass.stage, ORDER[live_pass.kind]) if self.layout.pp > 1 else (number,)
-            size = self.finder.fullest(*live_pass[:6])[0] + int(np.dot(live_pass.counts, self.weights[rank]))
+            key = (live_pass.own.stage, ORDER[live_pass.own.kind]) if self.layout.pp > 1 else (number,)
+            size = self.finder.fullest(*live_pass.own)[0] + int(np.dot(live_pass.counts, self.weights[rank]))
             passes[key] = max(passes.get(key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
         found = [moment for key in sorted(passes) for moment in self.along(passes[key][1], rank)]
         total = self.totals[rank]
@@ -182,10 +182,11 @@ class _Ranks:
 
     def pass_moments(self, live_pass: LivePass, rank: int) -> PassMoments:
         """The moments of a pass, with activations before and after it."""
-        moments, kept = list(self.along(live_pass, rank)), self.kept[live_pass.stage]
-        late = self.finder.late_bytes(live_pass.stage) if live_pass.kind in ("B", "W") else 0
-        before = moments[0].kept_bytes + {"F": 0, "W": late}.get(live_pass.kind, kept)
-        return PassMoments(before, moments[0].kept_bytes + {"F": kept, "B": late}.get(live_pass.kind, 0), moments)
+        moments, own = list(self.along(live_pass, rank)), live_pass.own
+        others, kept = moments[0].kept_bytes, self.kept[own.stage]
+        late = self.finder.late_bytes(own.stage) if own.kind in ("B", "W") else 0
+        before, after = {"F": (0, kept), "B": (kept, late), "BW": (kept, 0), "W": (late, 0)}[own.kind]
+        return PassMoments(others + before, others + after, moments)
 
     def along(self, live_pass: LivePass, rank: int) -> Iterator[Moment]:
         """The moments of a pass, including what lives beside it."""
@@ -196,7 +197,7 @@ class _Ranks:
         if self.reductions.lasting:
             gradients = self._gradients(self.totals[rank])
             sums, base = sums + gradients, base - gradients
-        for at in self.finder.moments(*live_pass[:6], all_ends=True):
+        for at in self.finder.moments(*live_pass.own, all_ends=True):
             logits = min(at.logits, at.rest)
             parts = (
                 sums + at.gradients,
@@ -206,7 +207,7 @@ class _Ranks:
                 logits,
                 at.rest - logits + messages,
             )
-            yield Moment(describe(at.cause, self.stages.chunks[live_pass.stage]), sum(parts), others, *parts)
+            yield Moment(describe(at.cause, self.stages.chunks[live_pass.own.stage]), sum(parts), others, *parts)
 
     def _of_each(self, count: Callable[[Sequence[int]], Counted]) -> list[Counted]:
         """What follows from the stages of a rank, of each rank."""

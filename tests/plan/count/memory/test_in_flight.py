@@ -35,7 +35,7 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
     found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
-    assert [live_pass[:4] for live_pass in found] == [
+    assert [live_pass.own[:4] for live_pass in found] == [
         ("F", 0, True, False), ("F", 0, False, False), ("BW", 0, True, False), ("F", 0, False, False),
         ("BW", 0, False, False), ("BW", 0, False, True),
     ]  # fmt: skip
@@ -45,10 +45,10 @@ def test_one_forward_one_backward_by_hand() -> None:
         (1, 0, 1, 1, 0, 0, 0), (0, 0, 1, 1, 0, 0, 0),
     ]  # fmt: skip
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
-    assert [live_pass.before for live_pass in found] == [None, None, None, backward, None, backward]
+    assert [live_pass.own.before for live_pass in found] == [None, None, None, backward, None, backward]
     once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
-    assert [live_pass.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
-    assert end not in [live_pass.before for live_pass in found]  # nothing comes after the last
+    assert [live_pass.own.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
+    assert end not in [live_pass.own.before for live_pass in found]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
     assert [live_pass.counts[7] for live_pass in found][:2] == [0, 2]
 
@@ -56,15 +56,15 @@ def test_one_forward_one_backward_by_hand() -> None:
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
     """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
-    assert [live_pass.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
+    assert [live_pass.own.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
         False, True, True, False, True, False,
     ]  # fmt: skip
     several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
-    assert [(each.kind, each.stage, each.held, each.counts[10:12]) for each in several[:5]] == [
+    assert [(each.own.kind, each.own.stage, each.own.held, each.counts[10:12]) for each in several[:5]] == [
         ("F", 0, False, (0, 0)), ("F", 0, True, (0, 0)), ("F", 2, False, (1, 0)), ("F", 2, True, (1, 0)),
         ("BW", 2, True, (1, 0)),
     ]  # fmt: skip
-    assert not any(live_pass.held or any(live_pass.counts[10:12]) for live_pass in in_order(
+    assert not any(live_pass.own.held or any(live_pass.counts[10:12]) for live_pass in in_order(
         schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules()
     ))  # fmt: skip
 
@@ -105,10 +105,10 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
             kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
             weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), *whole, 0, some.integers(0, 50)]
             walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
-            walks |= {(each.before, each.held): int(some.integers(0, 500)) for each in every}
+            walks |= {each.own[4:]: int(some.integers(0, 500)) for each in every}
 
             def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
-                return int(np.dot(live_pass.counts, weights)) + walks[live_pass.kind] + walks[live_pass[4:6]]
+                return int(np.dot(live_pass.counts, weights)) + walks[live_pass.own.kind] + walks[live_pass.own[4:]]
 
             assert max(map(live, row)) == max(map(live, every))
 
@@ -117,11 +117,10 @@ def exceeds(one: LivePass, other: LivePass) -> bool:
     """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
     held = len(one.counts) // 6
     signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
-    plain = one.kind != "F" and not (one.first or one.last or other.last)
-    alike = (one.first, one.last) == (other.first, other.last) or plain
+    plain = one.own.kind != "F" and not (one.own.first or one.own.last or other.own.last)
     return (
-        alike
-        and one[4:6] == other[4:6]
+        (one.own[2:4] == other.own[2:4] or plain)
+        and one.own[4:] == other.own[4:]
         and all(s * a >= s * b for s, a, b in zip(signs, one.counts, other.counts, strict=True))
     )
 
@@ -156,7 +155,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
             assert list(in_order(table, rank, rules)) == every, (case, rules, rank)
             alike: dict[object, dict[LivePass, None]] = {}
             for each in every:
-                alike.setdefault((each.stage, each.kind), {})[each] = None
+                alike.setdefault((each.own.stage, each.own.kind), {})[each] = None
             wanted = [
                 one for _, some_of in sorted(alike.items()) for one in some_of
                 if not any(other is not one and exceeds(other, one) for other in some_of)

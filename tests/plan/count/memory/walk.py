@@ -9,7 +9,7 @@ from fivefold.layout.schedule.action import Action, parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
-from fivefold.plan.count.memory.in_flight import Before, Kind, LivePass, Rules
+from fivefold.plan.count.memory.in_flight import Before, Kind, LivePass, PassKind, Rules
 
 Pass = tuple[Kind, int, int]  # stage, micro-batch
 
@@ -19,8 +19,8 @@ def walked(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     found = _row(table, rank, list(_sent_and_live(table))[rank], rules)
     before: Before | None = None
     for live_pass in _inputs_kept(found, table, rank) if rules.buffers else found:
-        yield live_pass._replace(before=before)
-        kind, stage, _, last, *_ = live_pass
+        yield live_pass._replace(own=live_pass.own._replace(before=before))
+        kind, stage, _, last, *_ = live_pass.own
         leaves = kind != "F" and (rules.reduced == "each" or (rules.reduced == "last" and last))
         before = Before(kind, stage, last) if leaves else None
 
@@ -50,7 +50,7 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
                 others = [0] * len(held)  # the table, which it gathers itself
             counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
             there = kind != "W" if rules.keeps else kind == "F"
-            yield LivePass(kind, stage, first, last, None, there and bool(whole[mine]), counts)
+            yield LivePass(PassKind(kind, stage, first, last, None, there and bool(whole[mine])), counts)
             begun[mine] = 1
             stays_whole = rules.keeps or (rules.heads != "" and stage == table.stages - 1)
             whole[mine] = int(stays_whole and kind == "F") if kind != "W" else whole[mine]
@@ -68,7 +68,7 @@ def _inputs_kept(found: Iterable[LivePass], table: Table, rank: int) -> Iterator
     made, several = 0, len(table.rank_stages[rank]) > 1
     sends = [several and _exit(table, ("F", stage, 0)) not in (None, rank) for stage in range(table.stages)]
     for live_pass in found:
-        kind, stage = live_pass.kind, live_pass.stage
+        kind, stage = live_pass.own[:2]
         own = (kind != "W" and stage > 0) + (kind in ("B", "BW") and stage < table.stages - 1)
         yield live_pass._replace(counts=(*live_pass.counts[:-2], 0, made - own))
         made += ((stage > 0) + sends[stage]) * (kind in ("B", "BW"))
