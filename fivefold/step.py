@@ -115,6 +115,13 @@ class Time(Record):
     interval: Interval | None = None  # of ``step_seconds``
     bound_by: str = ""
 
+    @property
+    def split(self) -> dict[str, float]:
+        """What adds up to ``step_seconds``: compute, messages that it does not hide by axis, bubble, update, …"""
+        messages = {f"{axis} messages": seconds for axis, seconds in self.exposed_seconds.items()}
+        rest = {"bubble": self.bubble_seconds, "update": self.optimizer_seconds, "data": self.data_seconds}
+        return {"compute": self.compute_seconds, **messages, **rest, "host": self.host_seconds}
+
 
 class Mfu(Record):
     """Model FLOPs utilisation of the chip's dense peak, under each of the three FLOP counts."""

@@ -68,12 +68,16 @@ class Finalist(Record):
 
 
 class Alternative(Record):
-    """Another layout beside the proposed one; ``slower``: its step time over the proposal's, less 1."""
+    """Another layout beside the proposed one; ``slower``: its step time over the proposal's, less 1; ``because``: the
+    part of its time that makes most of that, with the seconds.
+    """
 
     layout: str
+    reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat
     slower: float
+    because: str = ""
 
 
 class Why(Record):

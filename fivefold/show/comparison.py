@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.layout.comparison import EQUAL, Comparison, Quantity, Variant
+from fivefold.layout.difference import taken_apart
 from fivefold.show.charts import COLOURS, Chart, _altair, _colour, _finish, _labels
 from fivefold.show.grid import Grid
 from fivefold.show.palette import BLUE, GREY, IDLE, RED
@@ -30,7 +31,8 @@ def page(found: Comparison) -> RenderableType:
         parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
         if variant.refused:
             parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
-    parts += [Text(""), Text(finding(found), style="bold", overflow="fold"), Text("")]
+    parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
+    parts += [*(Text(line, overflow="fold") for line in why(found)), Text("")]
     parts += [_table(found), Text("* best; in brackets against the first", style="dim")]
     if same := [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]:
         parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
@@ -61,6 +63,24 @@ def finding(found: Comparison) -> str:
     out = [name for name, step in steps if step.memory.fits is False]
     short = f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit" if out else ""
     return f"{name} trains most tokens per second, {by:.1%} more than {others[0][1]}{apart}{short}"
+
+
+def why(found: Comparison) -> list[str]:
+    """What makes each step longer or shorter than the first: the parts of its time that differ. Nothing of many
+    variants, and of one whose step has other tokens.
+    """
+    (first, begin), *others = [(each.name, each.step) for each in found.predicted if each.step is not None]
+    if len(others) >= BESIDE:
+        return []
+    tokens = begin.tokens_per_second_per_gpu * begin.world * begin.time.step_seconds
+    lines = []
+    for name, step in others:
+        same = abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
+        by = step.time.step_seconds - begin.time.step_seconds
+        if same and (parts := taken_apart(begin.time.split, step.time.split)):
+            more = f"{show_seconds(abs(by))} {'longer' if by > 0 else 'less'} than {first}"
+            lines.append(f"{name} takes {more}: {parts}")
+    return lines
 
 
 def _per_token(step: Step) -> float:

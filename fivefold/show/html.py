@@ -13,7 +13,7 @@ from fivefold.show.budget import budget, causes
 from fivefold.show.charts import COLOURS
 from fivefold.show.compare import Row, compare, shown
 from fivefold.show.comparison import _table as differing
-from fivefold.show.comparison import finding
+from fivefold.show.comparison import finding, why
 from fivefold.show.drawn import cloud, front
 from fivefold.show.elements import (
     AXIS_COLOURS,
@@ -234,7 +234,8 @@ def comparison(what: Comparison) -> str:
     ]
     variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
     return block(paragraph(f"all: {' '.join(what.common)}", kind="soft"), variants,
-                 paragraph(Raw(f"<b>{words(finding(what))}</b>")), grid(differing(what)))  # fmt: skip
+                 paragraph(Raw(f"<b>{words(finding(what))}</b>")), *map(paragraph, why(what)),
+                 grid(differing(what)))  # fmt: skip
 
 
 def run(what: RunFolder) -> str:

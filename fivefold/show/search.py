@@ -163,7 +163,9 @@ def _proposal(found: Proposal) -> RenderableType:
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
         if other is not None:
             less = "longer" if other.slower >= 0 else "less"
-            lines.append(Text(f"{word}  {other.layout}: {abs(other.slower):.1%} {less}", overflow="fold"))
+            part = f" ({other.because})" if other.because else ""
+            layout = _usually(other.layout, other.reduce, stack=step.stack)
+            lines.append(Text(f"{word}  {layout}: {abs(other.slower):.1%} {less}{part}", overflow="fold"))
     return Group(
         *lines, Grid(("choice", "why"), tuple((why.choice, why.line) for why in found.why), words=("choice", "why"))
     )
@@ -219,8 +221,12 @@ def _front(front: Sequence[Point]) -> Grid:
 
 def _ranked(each: Ranked) -> str:
     """The layout, and how often it reduces gradients where its software usually does otherwise."""
-    usual = STACKS[each.step.stack].reduce if each.step.stack in STACKS else "micro_batch"
-    return each.step.layout if each.reduce == usual else _worded(each.step.layout, each.reduce)
+    return _usually(each.step.layout, each.reduce, stack=each.step.stack)
+
+
+def _usually(layout: str, reduce: str, *, stack: str) -> str:
+    usual = STACKS[stack].reduce if stack in STACKS else "micro_batch"
+    return layout if reduce == usual else _worded(layout, reduce)
 
 
 def _worded(layout: str, reduce: str) -> str:

@@ -31,7 +31,7 @@ from fivefold.show.compare import to_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 WIDTH = 120
-ROWS = ("step", "MFU", "peak memory", "left of memory")
+ROWS = ("step", "MFU", "peak memory", "left of memory", "hardware FLOPs")  # and what a step's seconds are
 
 
 class Asked(NamedTuple):
@@ -139,15 +139,21 @@ def _named(machine: str) -> Machine:
     return machine_named(machine, local=Path("none"))
 
 
-def job(asked: Asked) -> Job:
-    """The job that the options say."""
-    words = shlex.split(asked.options)
+def job(asked: Asked, text: str = "") -> Job:
+    """The job that the options say, with gradients reduced as what was printed of a proposal says."""
+    words = shlex.split(asked.options + reduced(text))
     given = dict(zip(words[::2], words[1::2], strict=True))
     settings = [value for name, value in zip(words[::2], words[1::2], strict=True) if name == "--set"]
     plain: dict[str, object] = {name[2:]: value for name, value in given.items() if name != "--set"}
     for name in ("seq", "gbs"):
         plain[name] = int(str(plain[name]))
     return load_job(settings=settings, **plain)
+
+
+def reduced(text: str) -> str:
+    """The option of a proposal that reduces gradients otherwise than the software usually does."""
+    found = re.search(r" \((reduce=\w+)\)", text.splitlines()[0] if text else "")
+    return f" --set {found[1]}" if found else ""
 
 
 def searched(asked: Asked) -> SearchResult:
@@ -159,10 +165,10 @@ def searched(asked: Asked) -> SearchResult:
     )  # fmt: skip
 
 
-def compared(asked: Asked, proposal: str) -> Comparison:
-    """What ``fivefold compare`` finds of the proposal and the published layout."""
+def compared(asked: Asked, proposal: str, text: str) -> Comparison:
+    """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published]
-    return compare(cases(words, job(asked), stacks="", precisions="", machine=_named))
+    return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_named))
 
 
 def proposal_text(found: SearchResult) -> str:
@@ -173,7 +179,7 @@ def proposal_text(found: SearchResult) -> str:
 
 def comparison_text(found: Comparison) -> str:
     """The main rows of the page of a comparison."""
-    short = found.replace(rows=tuple(row for row in found.rows if row.name in ROWS))
+    short = found.replace(rows=tuple(row for row in found.rows if row.name in ROWS or row.unit == "seconds"))
     text = to_text(side_by_side.page(short), width=WIDTH)
     return text.partition("\nEqual")[0].rstrip()
 
@@ -195,10 +201,10 @@ def verdict(asked: Asked, found: Comparison) -> str:
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     """A section of the page; ``text``: what the search printed of its ``proposal``."""
     machine = shlex.quote(asked.machine)
-    found = compared(asked, proposal) if proposal != str(canonical(asked.published)) else None
+    found = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
     shown = (
-        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {asked.options}\n"
-        f"{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
+        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {asked.options}"
+        f"{reduced(text)}\n{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
         if found
         else f"\n**The published layout is the proposal.** {asked.why}\n"
     )

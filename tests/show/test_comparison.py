@@ -7,6 +7,7 @@ import pytest
 from fivefold.layout.comparison import Comparison, Quantity, Variant
 from fivefold.show import comparison
 from fivefold.show.compare import to_text
+from fivefold.units import show_seconds
 from tests.show.conftest import SMALL
 
 
@@ -53,6 +54,24 @@ def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
     second = near.variants[1].replace(step=SMALL.replace(tokens_per_second_per_gpu=1000 / 0.83))
     text = to_text(comparison.page(near.replace(variants=(near.variants[0], second))))
     assert "1.2% more than B; a prediction does not tell them apart" in text
+
+
+def test_what_makes_the_difference_is_said_part_by_part() -> None:
+    """Of steps of as many tokens; the others' seconds are no comparison."""
+    near = side_by_side(2)
+    first, second = (each.step for each in near.variants)
+    assert first is not None
+    assert second is not None
+    tokens = first.tokens_per_second_per_gpu * first.time.step_seconds
+    time = first.time.replace(step_seconds=1.02, bubble_seconds=first.time.bubble_seconds + 0.3, compute_seconds=0.64)
+    longer = first.replace(time=time, tokens_per_second_per_gpu=tokens / 1.02)
+    by = first.time.compute_seconds - 0.64
+    found = near.replace(variants=(near.variants[0], near.variants[1].replace(step=longer)))
+    line = f"B takes 200.0 ms longer than A: bubble +300.0 ms, compute −{show_seconds(by)}"
+    assert line in to_text(comparison.page(found))
+    fewer = longer.replace(tokens_per_second_per_gpu=longer.tokens_per_second_per_gpu / 2)
+    other = found.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
+    assert comparison.why(other) == []
 
 
 def test_a_bar_for_each_variant_and_part() -> None:

@@ -40,6 +40,12 @@ class StepTime(NamedTuple):
     optimizer: float
     bound_by: str
 
+    @property
+    def split(self) -> dict[str, float]:
+        """The parts that add up to it."""
+        messages = {f"{axis} messages": seconds for axis, seconds in self.exposed.items()}
+        return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer}
+
 
 class RunTime(NamedTuple):
     """Seconds of a micro-batch through one unit, with data parallelism's messages beside it; exposed ones by axis.

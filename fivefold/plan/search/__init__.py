@@ -3,7 +3,7 @@
 space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
 bounds · played · estimates · tables · nearest   lower bounds; of played schedules; their cached parts
 branch_and_bound · scouts · incumbents · balance   what they let pass is estimated, best first; stages of even work
-simplest · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least otherwise
+simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
 rejections · constraints · across   why layouts lost; what leaves nothing; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
 """
@@ -11,7 +11,7 @@ Bounds prune the space, so the answer is that of estimating every layout. Equal 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
@@ -32,6 +32,7 @@ from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.robust import Judge
 from fivefold.plan.search.simplest import Evaluated, Simplest, alternative
 from fivefold.plan.search.space import Space
+from fivefold.plan.search.why import whys
 from fivefold.record import Mistake, StopSignal
 from fivefold.stack.spec import Reduce
 
@@ -73,7 +74,7 @@ def search(
     total += even_out(known, where=where) if planners and proposes else 0
     found = SearchResult(
         by=by,
-        proposal=_proposal(known, within or 0.0, where=where) if known.best and proposes else None,
+        proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
         best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
         front=tuple(_front(known.fitting)),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None),
@@ -116,26 +117,31 @@ def _spaces(
             yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
 
 
-def _proposal(known: Incumbents, within: float, *, where: Where) -> Proposal:
+def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
     """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
-    beside the search joins the best.
+    beside the search joins the best. None if nothing fits.
     """
+    if not known.best:
+        return None
     best = known.best[0]
-    alike = [each for each in known.fitting if each.planner is best.planner]
-    world = [each for each in alike if each.estimate.layout.world == best.estimate.layout.world]
-    evaluated = (Evaluated(each.estimate.layout, each.seconds, each.peak_bytes) for each in world)
-    simplest = Simplest(best.planner, evaluated, limit=best.seconds * (1 + within), where=where)
+    usable = planners or dict.fromkeys(each.planner for each in known.fitting)  # of a search that was interrupted
+    alike = [each for each in usable if each.job.precision == best.planner.job.precision]
+    evaluated = (
+        Evaluated(each.estimate.layout, each.estimate.step_time, each.peak_bytes, each.planner)
+        for each in known.fitting if each.planner in alike and each.estimate.layout.world == best.estimate.layout.world
+    )  # fmt: skip
+    simplest = Simplest(alike, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
-    listed = {each.text for each in known.best}
+    listed = {(each.text, each.planner.job) for each in known.best}
     for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
-        if str(each.layout) not in listed:
-            known.evaluate(best.planner, each.layout)
+        if (str(each.layout), each.planner.job) not in listed:
+            known.evaluate(each.planner, each.layout)
     known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
     return Proposal(
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
-        choice=_ranked(best.planner, chosen.layout, best.planner.machine), why=tuple(simplest.why(chosen)),
+        choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine), why=tuple(whys(chosen, where=where)),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
 from fivefold.plan.predict import Estimate, Planner
+from fivefold.plan.price.timeline import StepTime
 from fivefold.plan.search import search
 from fivefold.plan.search.simplest import Evaluated, Simplest, complexity
 from fivefold.record import Mistake
@@ -65,22 +67,34 @@ def test_an_estimate_does_not_depend_on_those_before_it() -> None:
         assert one.estimate(layout) == fresh.estimate(layout), str(layout)
 
 
-def test_what_alternatives_cost_is_what_they_cost() -> None:
-    """Each line of the reasons, made again by hand."""
-    found = search(model=SMALL, machine=NODE, job=FEW, within=0.02).proposal
-    assert found is not None
-    chosen = Layout.parse(found.layout)
-    planner = Planner(model=SMALL, machine=NODE, job=FEW)
-    twice = planner.estimate(chosen.replace(dp=chosen.dp // 2, tp=2 * chosen.tp)).step_time.seconds
-    line = next(why.line for why in found.why if why.choice == f"tp{chosen.tp}")
-    slower = twice / found.choice.step.time.step_seconds - 1
-    assert f"tp{2 * chosen.tp} takes {abs(slower):.1%} longer" in line
+def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() -> None:
+    """Against brute force under both, where the best reduces once a step; no ZeRO below 2 is said to."""
+    machine, job = tight(4, gib=6), FEW.replace(sequence=8192)
+    only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
+    every = [
+        (each.step_time.seconds, complexity(each.layout, ranks_per_node=2, usual=usual), each.layout, usual)
+        for usual in (True, False)
+        for each in brute(SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only)
+        if usual or each.layout.zero > 1
+    ]
+    best = min(every, key=lambda each: each[0])
+    assert not best[3]
+    for within in (0.0, 0.02, 0.2):
+        found = search(model=SMALL, machine=machine, job=job, reduces=("step",), within=within, **only).proposal
+        assert found is not None
+        alike = [each for each in every if each[0] <= best[0] * (1 + within)]
+        usual = found.choice.reduce == "micro_batch"
+        chosen = Layout.parse(found.layout)
+        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(each[1] for each in alike), within
+        assert usual or chosen.zero > 1
+    assert usual  # at 20 % there are simpler ones
 
 
 def test_no_more_layouts_are_estimated_than_allowed() -> None:
     planner = Planner(model=SMALL, machine=NODE, job=FEW)
     start = Layout.parse("dp1 tp2 pp4 v1 zero0 zb1p mbs1")
-    simplest = Simplest(planner, [Evaluated(start, 1.0, 1)], limit=1e-9 + 1.0)
+    known = [Evaluated(start, StepTime(1.0, 1.0, 0.0, {}, 0.0, ""), 1, planner)]
+    simplest = Simplest([planner], known, limit=1e-9 + 1.0)
     simplest.left = 3
     simplest.find()
     assert len(simplest.known) <= 4
