@@ -121,12 +121,16 @@ def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tenso
     Receives are posted first: gloo asks for a message over the connection on which it sends, so that a rank that comes
     later than its peer would ask behind its own message, and the two would travel one after the other.
     """
-    operations = [dist.P2POp(dist.irecv, tensor, axis.ranks[place], axis.group) for tensor, place in receives]
-    operations += [dist.P2POp(dist.isend, tensor, axis.ranks[place], axis.group) for tensor, place in sends]
+    me, ranks = axis.rank, axis.ranks
+    operations = [dist.P2POp(dist.irecv, tensor, ranks[place], axis.way(place, me)) for tensor, place in receives]
+    operations += [dist.P2POp(dist.isend, tensor, ranks[place], axis.way(me, place)) for tensor, place in sends]
     if not operations:
         return []
     heard = _post_p2p(axis, sends, receives)
-    works = dist.batch_isend_irecv(operations)
+    if axis.back is None:
+        works = dist.batch_isend_irecv(operations)
+    else:  # a batch has one group
+        works = [each.op(each.tensor, each.peer, group=each.group) for each in operations]
     arriving = (receives or sends)[-1][0]
     return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
 

@@ -31,7 +31,8 @@ class Axis:
     """This process's group along one axis of the mesh; ``rank`` is its own index among ``ranks``.
 
     ``interleaver``: yields to the other micro-batch before each wait for a message of this group. ``listener``: is told
-    of the group's messages.
+    of the group's messages. ``back``: another group of the same ranks, for point-to-point messages to lower places;
+    None: ``group`` has them too.
     """
 
     name: str
@@ -40,11 +41,21 @@ class Axis:
     group: dist.ProcessGroup | None  # None: this rank alone
     interleaver: Interleaver | None = None
     listener: Listener = field(default_factory=Listener)
+    back: dist.ProcessGroup | None = None
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The process groups of its messages; none of a rank alone."""
+        return tuple(group for group in (self.group, self.back) if group is not None)
+
+    def way(self, source: int, target: int) -> dist.ProcessGroup | None:
+        """The group of a point-to-point message from the rank at place ``source`` to that at ``target``."""
+        return self.group if self.back is None or source < target else self.back
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,7 @@ class Ranks:
     def axis(self, group_name: str) -> str:
         """The axis to which traffic of the process group ``group_name`` is counted; "world" if it is none of these."""
         for axis in self.axes.values():
-            if axis.group is not None and axis.group.group_name == group_name:
+            if any(group.group_name == group_name for group in axis.groups):
                 return traffic_axis(axis.name)
         return "world"
 
@@ -85,6 +96,9 @@ def ranks(
 ) -> Ranks:  # fmt: skip
     """Create the process groups of ``layout`` over the initialised world; every rank must call it.
 
+    A ring of two gets a group for each way on the CPU: gloo has one connection between two ranks of a group, and who
+    posts a message there waits while one of the other way is read. NCCL starts both as one.
+
     ``experts``: create the expert axes too; a dense model's order of axes need not allow them, so they get one rank.
     ``pairs``: as ``Stack.pairs``. ``streams``: whether messages overlap with compute; ``None``: only on CUDA.
     """
@@ -96,6 +110,8 @@ def ranks(
     axes["kv"] = _axis("kv", kv.members(rank), rank=rank)
     axes["world"] = Axis("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
     axes |= _pipeline_axes(axes["pp"], layout, rank=rank)
+    if axes["cp"].size == 2 and layout.cp_kind == "ring" and device.type != "cuda":
+        axes["cp"] = replace(axes["cp"], back=_axis("cp", axes["cp"].ranks, rank=rank).group)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
     listener = Listener()

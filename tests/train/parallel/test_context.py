@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import resource
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -251,3 +252,23 @@ def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPat
     (pending,) = exchange([(here, 1)], [(coming, 1)], axis)
     assert posted == [(dist.irecv, coming, 5), (dist.isend, here, 5)]
     assert pending.arriving is coming
+
+
+def test_each_way_of_a_ring_of_two_is_posted_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[tuple[Any, ...]] = []
+
+    def post(name: str) -> Any:
+        return lambda tensor, peer, group: posted.append((name, tensor, peer, group))
+
+    monkeypatch.setattr(dist, "irecv", post("receive"))
+    monkeypatch.setattr(dist, "isend", post("send"))
+    monkeypatch.setattr(
+        dist, "P2POp", lambda op, tensor, peer, group: SimpleNamespace(op=op, tensor=tensor, peer=peer, group=group)
+    )
+    there: Any = "to higher"
+    back: Any = "to lower"
+    here, coming = torch.zeros(1), torch.zeros(2)
+    for rank, peer, ways in ((0, 5, (back, there)), (1, 3, (there, back))):
+        posted.clear()
+        exchange([(here, 1 - rank)], [(coming, 1 - rank)], Axis("cp", rank, (3, 5), there, back=back))
+        assert posted == [("receive", coming, peer, ways[0]), ("send", here, peer, ways[1])]

@@ -55,3 +55,25 @@ def test_a_dense_model_has_no_groups_of_experts() -> None:
 @pytest.mark.parametrize(("kv_heads", "expected"), [(1, (0, 4, 8, 12)), (2, (0, 4)), (4, (0,)), (8, (0,))])
 def test_tensor_ranks_with_copies_of_one_key_head(kv_heads: int, expected: tuple[int, ...]) -> None:
     assert axes(Layout.parse("tp4 dp4 order=dp-tp-cp-pp"), kv_heads=kv_heads)[0]["kv"].ranks == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"), [("cp2", True), ("dp2 cp2", True), ("cp4", False), ("cp2 cp=ulysses", False)]
+)
+def test_a_ring_of_two_has_a_group_for_each_way(text: str, apart: bool) -> None:
+    """Over one connection of gloo a post of one way waits while a message of the other is read."""
+    layout = Layout.parse(text)
+    names = []
+    for rank in members(layout, "cp", rank=0)[:2]:
+        with fake_rank(layout, rank=rank):
+            made = ranks(layout, kv_heads=2, device=torch.device("cpu"))
+            axis = made["cp"]
+            there, home = axis.way(0, 1), axis.way(1, 0)
+            assert there is not None
+            assert home is not None
+            assert {made.axis(group.group_name) for group in (there, home)} == {"cp"}
+            assert tuple(dist.get_process_group_ranks(home)) == axis.ranks
+            names.append((there.group_name, home.group_name))
+            assert ranks(layout, kv_heads=2, device=torch.device("cuda"), streams=False)["cp"].back is None
+    assert len(set(names)) == 1  # both ends mean the same
+    assert (names[0][0] != names[0][1]) == apart

@@ -132,5 +132,5 @@ class GpuFlash(Flash):
 def groups_of(ranks: Ranks) -> Callable[[str], Group]:
     """Return a function from the name of a process group of ``ranks`` to its ``Group``."""
     members: dict[str, tuple[int, ...]] = {}
-    members |= {axis.group.group_name: axis.ranks for axis in ranks.axes.values() if axis.group is not None}
+    members |= {group.group_name: axis.ranks for axis in ranks.axes.values() for group in axis.groups}
     return lambda name: Group(ranks.axis(name), members[name])
