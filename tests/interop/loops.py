@@ -246,9 +246,9 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[
     return step
 
 
-def tensor_parallel(*, dp: int = 1) -> Loop:
+def tensor_parallel(*, dp: int = 1, half: bool = False) -> Loop:
     """DTensor with sequence parallelism and loss_parallel, as torchtitan's apply_tp; nobody holds the logits. With
-    ``dp``, FSDP2 around it.
+    ``dp``, FSDP2 around it; ``half``: the forward under autocast to bf16.
     """
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -261,7 +261,9 @@ def tensor_parallel(*, dp: int = 1) -> Loop:
     def step(micro: list[Batch]) -> None:
         for ids, targets in micro:
             with loss_parallel():
-                (loss(model(ids), targets) / len(micro)).backward()  # type: ignore[no-untyped-call]
+                with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                    mean = loss(model(ids), targets) / len(micro)
+                mean.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 

@@ -71,6 +71,9 @@ CASES = {
     "FSDP2, gathered": Case(lambda: loops.fsdp2(reshard=False), "fsdp2", "dp2 zero3", 2, 1, {"reshard": "backward"}),
     "TP, DTensor": Case(loops.tensor_parallel, "torchtitan", "tp2", 2, 1),
     "TP, DTensor, 2 micro-batches": Case(loops.tensor_parallel, "torchtitan", "tp2", 2, 2),
+    "TP, DTensor, autocast": Case(
+        lambda: loops.tensor_parallel(half=True), "torchtitan", "tp2", 2, 1, precision="bf16-autocast"
+    ),
     "PP, GPipe": Case(lambda: loops.pipeline(schedule="GPipe", micro_batches=4), "torchtitan", "pp2 gpipe", 2, 4),
     "PP, 1F1B": Case(lambda: loops.pipeline(schedule="1F1B", micro_batches=4), "torchtitan", "pp2 1f1b", 2, 4),
     "PP, interleaved": Case(
@@ -110,6 +113,9 @@ CASES = {
     ),
     "FSDP2 with TP": Case(lambda: loops.tensor_parallel(dp=2), "torchtitan", "dp2 tp2 zero3", 2, 1),
     "FSDP2 with TP, 2 micro-batches": Case(lambda: loops.tensor_parallel(dp=2), "torchtitan", "dp2 tp2 zero3", 2, 2),
+    "FSDP2 with TP, autocast": Case(
+        lambda: loops.tensor_parallel(dp=2, half=True), "torchtitan", "dp2 tp2 zero3", 2, 1, precision="bf16-autocast"
+    ),
     "FSDP2 with PP": Case(
         lambda: loops.pipeline(schedule="1F1B", micro_batches=4, dp=2),
         "torchtitan",

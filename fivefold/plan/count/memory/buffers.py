@@ -16,7 +16,8 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     tables = 0
     tokens = job.sequence // layout.cp
     if model.position == "rope":
-        tables = 2 * model.rope_dim * tokens * (4 if job.precision.compute in ("fp32", "tf32") else 2)
+        wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
+        tables = 2 * model.rope_dim * tokens * (4 if wide else 2)
     return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
 
 

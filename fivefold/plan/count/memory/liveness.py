@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.plan.count.memory.backward import NO_WAITS, Backward, Sums, Waits, is_expert, is_put_off
-from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.op import Op, is_weight_cast
 from fivefold.plan.count.operations.recompute import Unit
 
 
@@ -27,6 +27,7 @@ class Profile(NamedTuple):
     backward_kept_bytes: int  # kept and recomputed activations that live at that peak
     backward_sums_bytes: int  # gradient sums allocated here that live at that peak
     after_loss_bytes: int = 0  # the backward's peak once the loss of the unit is differentiated; 0: it has none
+    cached_bytes: int = 0  # of weights' casts that the unit drops and that live until the forward of all units ends
 
 
 class SplitProfile(NamedTuple):
@@ -61,17 +62,17 @@ def play(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) ->
     """Live bytes of one unit that reads ``entry``. ``width``: bytes per element of a weight gradient; ``sums``: what
     the first gradients allocate, nothing if it is allocated already.
     """
-    sizes, keepers, forward_peak, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    sizes, keepers, forward_peak, kept, cached = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums)
     back.run(kept)
-    return Profile(kept, forward_peak, back.peak, back.cause, back.kept_then, back.sums_then, back.after_loss)
+    return Profile(kept, forward_peak, back.peak, back.cause, back.kept_then, back.sums_then, back.after_loss, cached)
 
 
 def play_graph(unit: Unit, *, entry: str, entry_bytes: int, width: int, sums: Sums) -> SplitProfile:
     """As ``play_split`` where PyTorch keeps the graph between both halves: in B nothing that the forward kept is freed
     but, at its end, what lies above the last weight; W makes the gradients from the first weight to the last.
     """
-    sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    sizes, keepers, _, kept, _ = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, graph=True)
     back.run(kept)
     late = [op for op in unit.ops if id(op) in back.held]
@@ -96,7 +97,7 @@ def play_split(
     """As ``play``, with the weight gradients of linear layers deferred, for which their operands stay live.
     ``waits``: which gradients that are made in B wait for them until W.
     """
-    sizes, keepers, _, kept = _kept(unit, entry=entry, entry_bytes=entry_bytes)
+    sizes, keepers, _, kept, _ = _kept(unit, entry=entry, entry_bytes=entry_bytes)
     back = Backward(unit, sizes=sizes, keepers=keepers, width=width, sums=sums, split=True, waits=waits)
     back.run(kept)
     late, weights_peak, table_peak, experts_peak, closing, experts, every = back.late, 0, 0, 0, 0, 0, 0
@@ -136,14 +137,17 @@ def play_split(
     )
 
 
-def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], Counter[str], int, int]:
-    """Bytes by tensor, number of operations that keep each, the forward's peak, and bytes kept without the output."""
+def _kept(unit: Unit, *, entry: str, entry_bytes: int) -> tuple[dict[str, int], Counter[str], int, int, int]:
+    """Bytes by tensor, number of operations that keep each, the forward's peak, bytes kept without the output, and
+    bytes of dropped casts of weights, which autocast's cache keeps as long as the forward of all units."""
     ops = unit.ops
     sizes = {entry: entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
     result = next(iter(ops[-1].writes))
     keepers = Counter(name for op in ops for name in op.keeps)
-    live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - {result}))
-    return sizes, keepers, forward_peak, live - sizes[result]
+    cached = {name for op in ops if op.recomputed and is_weight_cast(op) for name in op.writes} & unit.dropped
+    live, forward_peak = _forward(ops, sizes=sizes, held={*keepers, result} - (unit.dropped - cached - {result}))
+    late = sum(sizes[name] for name in cached)
+    return sizes, keepers, forward_peak, live - sizes[result] - late, late
 
 
 def _forward(ops: Sequence[Op], *, sizes: dict[str, int], held: set[str]) -> tuple[int, int]:

@@ -153,7 +153,7 @@ class PeakFinder:
         self, units: Sequence[RunMemory], *, first: bool, held: bool, lagging: int
     ) -> Iterator[LiveBytes]:  # fmt: skip
         """``held``: weights are gathered already; of those that are not kept from an F to a B, the head's alone."""
-        kept, whole = 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
+        kept, casts, whole = 0, 0, 0 if units[0].run.name == "embed" else self._table_whole(units)
         names = [str(unit.run.name) for unit in units]
         there = [held and (name == "head" or (self.keeps and name != "embed")) for name in names]
         whole += sum(unit.run.times * unit.state.whole for unit, some in zip(units, there, strict=True) if some)
@@ -163,7 +163,7 @@ class PeakFinder:
             stale = first or bool(gathered)
             entering = (self.stream if run.name != "embed" else 0) + self.own_tokens
             for before in ends(unit):
-                earlier = self._earlier(profile.kept_bytes, before, kept)
+                earlier = self._earlier(profile.kept_bytes, before, kept) + casts + before * profile.cached_bytes
                 former = unit if before else units[place - 1] if place else None
                 if stale and not (self.ahead and place + before):
                     fetched = whole + self._fetched(unit, former)
@@ -187,6 +187,7 @@ class PeakFinder:
             whole += gathered if self._stays(run) else 0
             whole += run.times * gathered if self.keeps and run.name not in ("embed", "head") else 0
             kept = self._earlier(profile.kept_bytes, run.times, kept)
+            casts += run.times * profile.cached_bytes
 
     def _backward(
         self, units: Sequence[RunMemory], stage: int, *, first: bool, last: bool, split: bool, held: bool, lagging: int,

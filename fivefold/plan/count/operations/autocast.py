@@ -1,9 +1,11 @@
 """PyTorch's autocast over fp32 weights: products in 16 bits, the residual stream in fp32, and casts between them.
 
-    linear layer      casts its input, for itself alone, and its weight; keeps both casts for its backward
+    linear layer      casts its input, for itself alone, and its weight; keeps both casts for its backward; the weight's
+                      lives to the end of the forward in any case, as autocast would use it again
     attention         casts what is fp32 of queries, keys and values
     norm, rotary      have fp32 weights and angles, and so fp32 results
     x + branch        is fp32; the gradient of the branch is narrowed again
+    messages          of what is fp32: where tp gathers the stream, before the layers cast it, and its gradient there
 
 Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (which operations run in which format).
 """
@@ -12,18 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.op import Message, Op
 from fivefold.plan.count.operations.part import Local
 
 
-def autocasted(local: Local, ops: Sequence[Op]) -> list[Op]:
-    """``ops``, which are listed as in 16 bits, as they run where the job's precision is autocast."""
-    return [*(_autocasted(ops, stream_bytes=local.stream_bytes) if local.autocast else ops)]
+def autocasted(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
+    """``ops``, which are listed as in 16 bits, as they run where the job's precision is autocast; ``narrow``: the
+    stream that they read is what a product made (the projection before a block of multi-token prediction).
+    """
+    return [*(_autocasted(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
 
 
-def _autocasted(ops: Sequence[Op], *, stream_bytes: int) -> Iterator[Op]:
-    wide = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}  # in fp32: the stream
-    sizes = dict.fromkeys(wide, stream_bytes)  # as listed
+def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator[Op]:
+    stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
+    wide = set[str]() if narrow else {*stream}  # in fp32
+    sizes = dict.fromkeys(stream, stream_bytes)  # as listed
     for op in ops:
         sizes |= op.writes
         result, read = next(iter(op.writes)), [name for name in dict.fromkeys(op.reads) if name in wide]
@@ -86,12 +91,19 @@ def _normed(op: Op, *, wide: bool) -> Op:
 
 
 def _widened(op: Op, result: str) -> Op:
-    """An operation in fp32; what it writes beside its result is as it was."""
+    """An operation in fp32, or a message; what it writes beside its result is as it was."""
     return op._replace(
-        writes=op.writes | {result: 2 * op.writes[result]}, forward_scratch=2 * op.forward_scratch,
-        backward_scratch=2 * op.backward_scratch, moved_bytes=2 * op.moved_bytes,
-        moved_backward_bytes=2 * op.moved_backward_bytes,
+        writes=op.writes | {result: 2 * op.writes[result]}, message=op.message and _in_fp32(op.message),
+        gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
+        forward_scratch=2 * op.forward_scratch, backward_scratch=2 * op.backward_scratch,
+        moved_bytes=2 * op.moved_bytes, moved_backward_bytes=2 * op.moved_backward_bytes,
     )  # fmt: skip
+
+
+def _in_fp32(message: Message) -> Message:
+    """A message of 16-bit elements with elements of twice their size, as its gradient has."""
+    backward = message.backward_payload
+    return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)
 
 
 def _renamed(names: Sequence[str], to: Mapping[str, str]) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ class Built:
         """``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
         self._locals: Cache[Part, Local] = Cache()
-        self._halves: Cache[tuple[Part, Kind], list[Op]] = Cache()
-        self._blocks: Cache[tuple[Part, Kind], list[Op]] = Cache(MARKED)
+        self._halves: Cache[tuple[Part, Kind, bool], list[Op]] = Cache()
+        self._blocks: Cache[tuple[Part, Kind, bool], list[Op]] = Cache(MARKED)
         self._units: Cache[tuple[Part, Kind | str], Unit] = Cache()
         self._heads: Cache[Part, tuple[Op, ...]] = Cache()
 
@@ -80,15 +80,16 @@ class Built:
     def _block(self, part: Part, kind: Kind, *, layer: int) -> list[Op]:
         """The operations of a block with none marked, which what is recomputed changes only if it is the layer."""
         plain = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
-        if (plain, kind) not in self._blocks:
-            any_cut = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
-            if (any_cut, kind) not in self._halves:
-                local = self.local(any_cut)
-                self._halves[any_cut, kind] = [*map(self._finished(local), attention_half(local, layer=layer))]
-            local = self.local(plain)
+        local = self.local(plain)
+        block = plain, kind, local.narrow_stream(layer)
+        if block not in self._blocks:
+            half = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1), *block[1:]
+            if half not in self._halves:
+                any_cut = self.local(half[0])
+                self._halves[half] = [*map(self._finished(any_cut), attention_half(any_cut, layer=layer))]
             rest = map(self._finished(local), feedforward_half(local, layer=layer))
-            self._blocks[plain, kind] = [*self._halves[any_cut, kind], *rest]
-        return self._blocks[plain, kind]
+            self._blocks[block] = [*self._halves[half], *rest]
+        return self._blocks[block]
 
     def _finished(self, local: Local) -> Finish:
         """What is done to every operation that was built."""

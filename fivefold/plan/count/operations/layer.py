@@ -68,7 +68,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm1_post" if model.block == "sandwich" else "norm1"
         ops, branch = [*ops, _normed(local, name, "a")], f"{name}.out"
-    return _kept_as_told(local, [*ops, *_residual(local, "attention", branch, "x", "y")])
+    return _kept_as_told(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
@@ -85,7 +85,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm2_post" if model.block == "sandwich" else "norm2"
         ops, branch = [*ops, _normed(local, name, "d")], f"{name}.out"
-    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, "y", "z")])
+    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, "y", "z")], layer=layer)
 
 
 def _normed(local: Local, name: str, source: str) -> Op:
@@ -111,10 +111,11 @@ def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list
     return [*ops, add]
 
 
-def _kept_as_told(local: Local, ops: Sequence[Op]) -> list[Op]:
+def _kept_as_told(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
     """``ops`` with what the stack keeps narrow, under autocast if it is, and without gradients that matmuls add to the
     sums themselves."""
-    return [settled(op, local.job) for op in autocasted(local, narrowed(local, ops))]
+    found = autocasted(local, narrowed(local, ops), narrow=local.narrow_stream(layer))
+    return [settled(op, local.job) for op in found]
 
 
 class Kind(NamedTuple):

@@ -96,6 +96,11 @@ def split(name: str, source: str, parts: dict[str, int]) -> Op:
     return Op(name, "cast", (source,), parts, moved_bytes=2 * size, moved_backward_bytes=2 * size)
 
 
+def is_weight_cast(op: Op) -> bool:
+    """Whether the operation casts a weight, whose gradient the product with it makes."""
+    return op.kind == "cast" and op.differentiates == ()
+
+
 def matmul(
     name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False
 ) -> Op:  # fmt: skip

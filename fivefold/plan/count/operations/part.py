@@ -75,6 +75,12 @@ class Local:
         self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: replicated
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
 
+    def narrow_stream(self, layer: int) -> bool:
+        """Whether under autocast a layer's stream is in 16 bits: that of a module of multi-token prediction, whose
+        projection makes it.
+        """
+        return self.autocast and layer >= self.model.layers
+
 
 def activation_width(job: Job) -> int:
     """Bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from fivefold.plan.count.operations.autocast import autocasted
 from fivefold.plan.count.operations.layer import block, block_unit, embedding, head
 from fivefold.plan.count.operations.linear import Source, settled
-from fivefold.plan.count.operations.op import Op, elementwise, norm
+from fivefold.plan.count.operations.op import Op, elementwise, is_weight_cast, norm
 from fivefold.plan.count.operations.part import Local
 from fivefold.plan.count.operations.recompute import Unit
 
@@ -41,9 +42,12 @@ def head_unit(
         dropped |= {inner(name) for name in module.dropped}
         hidden.append(inner("out"))
     ends = []
+    casts = {name: name for op in losses if is_weight_cast(op) for name in op.writes}  # made once for all losses
     for place, source in enumerate(hidden):
-        known = {"h": source} | ({"targets": _ids(place)} if place < depth else {})  # the same copy of the batch
-        mine = list(rename(losses, _prefix(f"loss{place}.", known)))
+        known = casts | {"h": source}
+        known |= {"targets": _ids(place)} if place < depth else {}  # the same copy of the batch
+        each = [op for op in losses if not (place and is_weight_cast(op))]
+        mine = list(rename(each, _prefix(f"loss{place}.", known)))
         ops += [
             op._replace(writes={name: size for name, size in op.writes.items() if name != _ids(place)}) for op in mine
         ]
@@ -71,11 +75,10 @@ def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterab
     entry = Source(local, "both", into=2 * model.width, rows=rows, gathered=False)
     project = settled(entry.column("mtp.project", "p", outof=model.width), job)
     of_block = _prefix("block.", {"x": "p"})
-    before = (
-        *rename((tokens, *reduce), _prefix("", {"x": "e"})),
-        normed("embed_norm", "e", "en"), normed("hidden_norm", "h", "hn"), join, *entry.ops, project,
-    )  # fmt: skip
-    ops = *map(finish, before), *rename(inside.ops, of_block), finish(normed("norm", of_block("z"), "out"))
+    joined = normed("embed_norm", "e", "en"), normed("hidden_norm", "h", "hn"), join, *entry.ops, project
+    before = *rename((tokens, *reduce), _prefix("", {"x": "e"})), *autocasted(local, joined)
+    after = autocasted(local, [normed("norm", of_block("z"), "out")], narrow=True)
+    ops = *map(finish, before), *rename(inside.ops, of_block), *map(finish, after)
     return Unit(ops, frozenset(of_block(name) for name in inside.dropped if name != "z"))  # which its norm keeps
 
 
