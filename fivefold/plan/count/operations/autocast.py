@@ -1,13 +1,10 @@
 """PyTorch's autocast over fp32 weights: products in 16 bits, the residual stream in fp32, and casts between them.
 
-    linear layer      casts its input, for itself alone, and its weight; keeps both casts for its backward; the weight's
-                      lives to the end of the forward in any case, as autocast would use it again
-    attention         casts what is fp32 of queries, keys and values
-    norm, rotary      have fp32 weights and angles, and so fp32 results
-    x + branch        is fp32; the gradient of the branch is narrowed again
-    messages          of what is fp32: where tp gathers the stream, before the layers cast it, and its gradient there
-
-Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (which operations run in which format).
+    linear layer     casts its input, for itself alone, and its weight; keeps both for its backward, and the weight's to
+                     the end of the forward in any case (autocast's cache); attention casts fp32 queries, keys, values
+    norm, rotary     have fp32 weights and angles, and so fp32 results; tp gathers the stream before it is cast: in fp32
+    x + branch       is fp32; the gradient of the branch is narrowed again
+Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (formats of operations), autocast_mode.cpp (the cache).
 """
 
 from __future__ import annotations
