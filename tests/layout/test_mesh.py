@@ -15,7 +15,6 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
-from fivefold.plan.count.memory.states import local_parts
 from fivefold.plan.count.traffic import first_rank, messages
 from fivefold.record import Mistake
 
@@ -185,9 +184,7 @@ def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
     for layout in [*drawn(experts=experts)][::8]:
         model, job = fitting(layout, experts=experts)
         counts, expected = Counts(model, job), teams(layout)
-        for unit, shards, replicas in local_parts(
-            counts.weights(layout, counts.stage_work(layout)[0][1][0].name), model=model, layout=layout, job=job
-        ):
+        for unit, shards, replicas in counts.local_parts(layout, counts.stage_work(layout)[0][1][0].name):
             prefix = "expert_" if unit.name == "experts" else ""
             assert shards == len(expected[f"{prefix}shard"][0]), str(layout)
             assert replicas == len(expected[f"{prefix}replica"][0]), str(layout)

@@ -16,7 +16,7 @@ from fivefold.layout.sharding import Unit, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.fetches import fetch_messages
-from fivefold.plan.count.memory.states import gathered_bytes, local_parts
+from fivefold.plan.count.memory.states import gathered_bytes
 from fivefold.plan.count.message import Message
 from fivefold.units import ceil_div
 
@@ -64,10 +64,8 @@ def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tu
     """The units of the stages, in model order, each with its number of shards and of replicas."""
     for chunk in chunks:
         for run in counts.stage_runs(layout)[chunk]:
-            weights = counts.weights(layout, run.name)
-            parts = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
             for _ in range(run.times):
-                yield from parts
+                yield from counts.local_parts(layout, run.name)
 
 
 def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gradient]:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from fivefold.job import Job
 from fivefold.layout.names import V_SHAPED
+from fivefold.layout.sharding import Unit as Sharded
 from fivefold.layout.sharding import reduces_each
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
@@ -21,7 +22,7 @@ from fivefold.model.weights import Weight, block_weights, embedding_weights, hea
 from fivefold.plan.count.cache import Cache
 from fivefold.plan.count.memory.backward import NO_WAITS, Sums, Waits
 from fivefold.plan.count.memory.liveness import Profile, SplitProfile, play, play_graph, play_split
-from fivefold.plan.count.memory.states import UnitStates, unit_states
+from fivefold.plan.count.memory.states import UnitStates, local_units, part_states, sharded
 from fivefold.plan.count.operations.built import Built
 from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.layer import Kind, kind_of
@@ -65,6 +66,8 @@ class Counts:
         self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache()
         self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache()
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
+        self._parts: dict[tuple[object, ...], UnitStates] = {}
+        self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
         self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.chunks: dict[tuple[object, ...], object] = {}  # filled by memory/stage.py
@@ -152,9 +155,28 @@ class Counts:
     def _states_of(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
         key = name, self.states_key(layout)
         if key not in self._states:
-            parts = unit_states(self.weights(layout, name), model=self.model, layout=layout, job=self.job)
+            weights = self.weights(layout, name)
+            local = self.local_parts(layout, name)
+            parts = tuple(self._part_states(layout, unit, weights, shards=shards) for unit, shards, _ in local)
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
+
+    def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
+        """Dense and expert weights of a unit on one rank, each with its number of shards and of replicas of them."""
+        key = name, self.model.shares_table and apart(layout), layout.tp, layout.tp_inner, layout.ep, layout.etp
+        if key not in self._local:
+            weights = self.weights(layout, name)
+            self._local[key] = local_units(weights, model=self.model, layout=layout, job=self.job)
+        return tuple(sharded(unit, layout) for unit in self._local[key])
+
+    def _part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
+        """Those of dense weights once for all ways to cut experts, and of experts for all ways to cut dense weights."""
+        key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1
+        found = self._parts.get(key)
+        if found is None:
+            found = part_states(unit, whole=weights, shards=shards, layout=layout, job=self.job)
+            self._parts[key] = found
+        return found
 
     def adds(self, layout: Layout) -> bool:
         """Whether the head adds its gradient of a shared table directly to the embedding's sums, on the same rank."""

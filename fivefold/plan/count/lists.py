@@ -15,7 +15,6 @@ from typing import NamedTuple
 from fivefold.layout.sharding import Unit, gathers_again
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Name
-from fivefold.plan.count.memory.states import local_parts
 from fivefold.plan.count.message import Message
 from fivefold.units import ceil_div
 
@@ -68,8 +67,7 @@ def staying(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[tuple
     """The gathers after the update, each of all weights that stay, with the number of parts that are copied out."""
     found: dict[tuple[str, int], list[int]] = {}
     for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
-        weights = counts.weights(layout, run.name)
-        for unit, shards, _ in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+        for unit, shards, _ in counts.local_parts(layout, run.name):
             if shards > 1:
                 group = "expert_shard" if unit.name == "experts" else "shard"
                 sizes = [each.numel for each in listed(counts, layout, run.name, unit, shards) if each.stays]

@@ -30,7 +30,7 @@ from fivefold.model.weights import Weight
 from fivefold.plan.count.buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.plan.count.counts import Counts, Name, Run, run_part
 from fivefold.plan.count.lists import by_lists, list_messages, staying
-from fivefold.plan.count.memory.states import gathered_bytes, local_parts
+from fivefold.plan.count.memory.states import gathered_bytes
 from fivefold.plan.count.message import Message
 from fivefold.plan.count.operations.op import Message as Exchange
 from fivefold.plan.count.operations.op import Op
@@ -76,8 +76,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     each = counts.reduces_each(layout, name)
-    weights = counts.weights(layout, name)
-    for unit, shards, replicas in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+    for unit, shards, replicas in counts.local_parts(layout, name):
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1 and by_lists(counts, layout):
@@ -115,7 +114,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     width, model = counts.job.precision.summed_bytes, counts.model
     outer = layout.tp // layout.tp_inner
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
-    for unit, shards, _ in local_parts(counts.weights(layout, name), model=model, layout=layout, job=counts.job):
+    for unit, shards, _ in counts.local_parts(layout, name):
         sizes: dict[str, list[int]] = {among: [] for among in groups}
         apart = counts.job.stack.copies == "weight"  # as they are made, before ZeRO cuts them
         times = passes(layout, counts.job) if apart and counts.reduces_each(layout) else 1
@@ -177,9 +176,9 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     if layout.world > 1:
         yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.predicted, layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1:
-        weights = counts.weights(layout, "embed")[:1]
-        ((unit, shards, _),) = local_parts(weights, model=counts.model, layout=layout, job=counts.job)
-        payload = padded_numel(unit, shards=shards) // shards * counts.job.precision.summed_bytes
+        (unit, shards, _), *_ = counts.local_parts(layout, "embed")
+        table = unit._replace(weights=unit.weights[:1])
+        payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
         yield Message("pp", "all_reduce", 1, payload, 2, "pp")
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
@@ -197,8 +196,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
         for run, times in (each for chunk in chunks for each in counts.stage_work(layout)[chunk]):
-            weights = counts.weights(layout, run.name)
-            for unit, shards, _ in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+            for unit, shards, _ in counts.local_parts(layout, run.name):
                 group = "expert_shard" if unit.name == "experts" else "shard"
                 scales = sum(_scales_of(weight, recipe) for weight in unit.weights if multiplies(weight))
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales

@@ -98,8 +98,8 @@ class Estimates(Tables):
         columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
 
         def make(layout: Layout, _: int) -> Floats:
-            sharded = layout.replace(zero=3 if layout.dp * layout.cp > 1 else 0)
-            least = np.minimum(*(self._states(each)[:, 0] for each in (layout.replace(zero=0), sharded)))
+            stages = {0, 3 if layout.dp * layout.cp > 1 else 0}
+            least = np.min([self._states(layout.replace(zero=zero))[:, 0] for zero in stages], axis=0)
             return np.array([[least @ self.tally]])
 
         return self._table("resting", candidates, columns, make)[:, 0, 0]
@@ -125,14 +125,15 @@ class Estimates(Tables):
 
     def _states(self, layout: Layout) -> Floats:
         """Of ``states`` [units, figures]."""
-        keeps, rows = policy(layout, self.counts.job), []
-        for run in self.runs:
-            state = self.counts.states(layout, self._alike(run.name))
+        keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
+        names = [self._alike(run.name) for run in self.runs]
+        for name in dict.fromkeys(names):
+            state = self.counts.states(layout, name)
             ends = state.sums if keeps.gradients_stay else state.reduced
             rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
             during = ends if self.counts.reduces_each(layout) or keeps.gradients_stay else state.sums
-            rows.append((rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated))
-        return np.array(rows, float)
+            rows[name] = rest, during, ends, 0 if keeps.weights_stay else state.whole, state.updated
+        return np.array([rows[name] for name in names], float)
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
         """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with

@@ -20,7 +20,6 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.plan.count.counts import Counts, Run, run_part
 from fivefold.plan.count.memory.rank_memory import RankMemory, table_of
-from fivefold.plan.count.memory.states import local_parts
 from fivefold.plan.count.operations.op import Op
 from fivefold.plan.count.operations.part import part_of
 from fivefold.units import MIB, ceil_div
@@ -120,8 +119,7 @@ def _concatenated(counts: Counts, layout: Layout, rank: RankMemory, runs: Iterab
 def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
     """Elements of every weight of ``runs`` on one rank."""
     for run in runs:
-        weights = counts.weights(layout, run.name)
-        for unit, *_ in local_parts(weights, model=counts.model, layout=layout, job=counts.job):
+        for unit, *_ in counts.local_parts(layout, run.name):
             yield from (weight.numel for weight in unit.weights)
 
 

@@ -35,36 +35,30 @@ class UnitStates(NamedTuple):
         return UnitStates._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
 
-def local_parts(
-    weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job
-) -> tuple[tuple[Unit, int, int], ...]:
-    """Dense and expert weights of one rank, each with its number of shards and of replicas of the shard group; the
-    head's copy of a tied table in a pipeline is a unit of its own.
+def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[Unit, ...]:
+    """Dense and expert weights of one rank of tp, ep and etp; the head's copy of a tied table in a pipeline is a unit of
+    its own.
     """
     vocab = padded_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
     experts = Unit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
     table = tuple(weight for weight in local if weight.name.startswith("embed."))
     dense = tuple(weight for weight in local if weight not in table and not weight.kind.startswith("expert"))
-    replicas = layout.dp * layout.cp // layout.shards
-    found = [(Unit("dense", each), layout.shards, replicas) for each in (dense, table) if each]
-    if experts.weights:
-        found.append((experts, layout.expert_shards, layout.expert_replicas // layout.expert_shards))
-    return tuple(found)
+    return (*(Unit("dense", each) for each in (dense, table) if each), *([experts] if experts.weights else ()))
 
 
-def unit_states(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[UnitStates, ...]:
-    """States of each part (dense, experts) of a unit of ``weights``, on the rank with the largest shards."""
-    whole = tuple(weights)
-    narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))
-    return tuple(
-        _states(unit, shards=shards, narrow=narrow, layout=layout, job=job)
-        for unit, shards, _ in local_parts(whole, model=model, layout=layout, job=job)
-    )
+def sharded(unit: Unit, layout: Layout) -> tuple[Unit, int, int]:
+    """A unit with its number of shards and of replicas of the shard group."""
+    if unit.name == "experts":
+        return unit, layout.expert_shards, layout.expert_replicas // layout.expert_shards
+    return unit, layout.shards, layout.dp * layout.cp // layout.shards
 
 
-def _states(unit: Unit, *, shards: int, narrow: frozenset[str], layout: Layout, job: Job) -> UnitStates:
-    """States of one part; ``narrow``: names of the weights whose moments may have scales."""
+def part_states(unit: Unit, *, whole: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
+    """States of one part (dense, experts) of a unit on the rank with the largest shards; ``whole``: the unit's weights
+    as no rank has cut them. Of ``layout`` only the ZeRO stage matters, whether it shards, and whether it has stages.
+    """
+    narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))  # if moments scale
     recipe, keeps = job.precision, policy(layout, job)
     padded = padded_numel(unit, shards=shards)
     own, whole = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
