@@ -218,7 +218,7 @@ def _point(
 def _run_of(name: str, counts: Counts, layout: Layout) -> Run:
     """The unit of a name as ``stage_work`` has it."""
     if name in ("embed", "head"):
-        return Run(name, 0, 1)
+        return Run(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])
     kind = counts.kinds[layer]
     return Run(kind, counts.example[kind], 1, recomputed_layers(counts.model.layers, layout)[layer])

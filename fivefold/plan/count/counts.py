@@ -38,17 +38,20 @@ NO_SUMS = Sums()
 
 
 class Run(NamedTuple):
-    """``times`` equal units in a row, the first at layer ``first``; ``recomputed``: whether they are recomputed."""
+    """``times`` equal units in a row, the first at layer ``first``; ``recomputed``: whether they are recomputed;
+    ``further``: of a head, whether blocks of experts predict further tokens in it.
+    """
 
     name: Name
     first: int
     times: int
     recomputed: bool = False
+    further: bool = False
 
     @property
     def routes(self) -> bool:
-        """Whether the unit may hold experts."""
-        return self.name.moe if isinstance(self.name, Kind) else self.name == "head"
+        """Whether the unit holds experts."""
+        return self.name.moe if isinstance(self.name, Kind) else self.further
 
     def called(self, index: int) -> str:
         """Name for reports of the unit at ``index`` in the run: ``embed``, ``head``, or ``block N``."""
@@ -260,7 +263,8 @@ class Counts:
 
     def head(self, layout: Layout) -> Run:
         """The run of the head; its blocks of multi-token prediction are recomputed if its stage is."""
-        return Run("head", 0, 1, recomputed_stages(layout)[-1] and self.model.mtp is not None)
+        again = recomputed_stages(layout)[-1] and self.model.mtp is not None
+        return Run("head", 0, 1, again, self.routed("head") > 0)
 
     def routed(self, name: Name) -> int:
         """Number of mixtures of experts in a unit."""
@@ -275,7 +279,7 @@ def apart(layout: Layout) -> bool:
 
 
 def run_part(part: Part, run: Run) -> Part:
-    """What of ``part`` matters to a run: recomputation if it is recomputed, degrees of experts if it may hold any, a
+    """What of ``part`` matters to a run: recomputation if it is recomputed, degrees of experts if it holds any, a
     pipeline if it is the head.
     """
     ep, etp = (part.ep, part.etp) if run.routes else (1, 1)

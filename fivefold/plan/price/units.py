@@ -140,5 +140,5 @@ def _nearest(part: Part) -> Callable[[str], Group]:
 
 
 def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:
-    """Of the groups of ``AXES`` those in which a unit may send messages."""
+    """Of the groups of ``AXES`` those in which a unit sends messages."""
     return places if run.routes else places[: AXES.index("ep")]

@@ -33,7 +33,7 @@ class Estimates(Tables):
         """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
         super().__init__(planner, space, partials, known=like._tables if like else {})
         example = self.counts.example
-        self.runs = [Run("embed", 0, 1), Run("head", 0, 1, self.counts.model.mtp is not None)]
+        self.runs = [Run("embed", 0, 1), self.counts.head(Layout(ac="full"))]
         self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
         kinds = list(self.counts.kinds)
         number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]

@@ -1,12 +1,13 @@
-"""The operations of units by part, built once; a layer's attention once for all ways to cut its experts.
+"""The operations of units by part, built once; a layer's attention once for all ways to cut its experts, its
+feed-forward part once for all micro-batches and cuts of sequences that make as many rows.
 
-attention half (any ep, etp) + feed-forward half → block → marked as recomputed → unit
+attention half (any ep, etp) + feed-forward half (any cp) → block → marked as recomputed → unit
 head = norm, modules of multi-token prediction with such a block each, losses
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fivefold.job import Job
 from fivefold.model.spec import Model
@@ -36,7 +37,7 @@ class Built:
         """``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
         self._locals: Cache[Part, Local] = Cache()
-        self._halves: Cache[tuple[Part, Kind, bool], list[Op]] = Cache()
+        self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
         self._blocks: Cache[tuple[Part, Kind, bool], list[Op]] = Cache(MARKED)
         self._units: Cache[tuple[Part, Kind | str], Unit] = Cache()
         self._heads: Cache[Part, tuple[Op, ...]] = Cache()
@@ -83,13 +84,21 @@ class Built:
         local = self.local(plain)
         block = plain, kind, local.narrow_stream(layer)
         if block not in self._blocks:
-            half = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1), *block[1:]
-            if half not in self._halves:
-                any_cut = self.local(half[0])
-                self._halves[half] = [*map(self._finished(any_cut), attention_half(any_cut, layer=layer))]
-            rest = map(self._finished(local), feedforward_half(local, layer=layer))
-            self._blocks[block] = [*self._halves[half], *rest]
+            any_cut = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
+            any_rows = plain._replace(sequences=1, cp=1, ulysses=False)
+            attention = self._half(attention_half, any_cut, layer, key=(any_cut, *block[1:]))
+            rest = self._half(feedforward_half, plain, layer, key=(any_rows, local.rows, *block[1:]))
+            self._blocks[block] = [*attention, *rest]
         return self._blocks[block]
+
+    def _half(
+        self, half: Callable[..., list[Op]], part: Part, layer: int, *, key: tuple[object, ...]
+    ) -> list[Op]:  # fmt: skip
+        """The operations of half a block, which are the same for all parts of one ``key``."""
+        if key not in self._halves:
+            local = self.local(part)
+            self._halves[key] = [*map(self._finished(local), half(local, layer=layer))]
+        return self._halves[key]
 
     def _finished(self, local: Local) -> Finish:
         """What is done to every operation that was built."""

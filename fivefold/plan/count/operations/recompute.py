@@ -61,7 +61,7 @@ def recompute(
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
     one input are one operation, which is recomputed whole or not at all.
     """
-    chosen = [bool(groups(op) & wanted) for op in ops]
+    chosen = [bool(groups(op) & wanted) for op in ops] if wanted else []
     if not any(chosen):
         return Unit(tuple(ops))
     _mark_messages(ops, chosen)
