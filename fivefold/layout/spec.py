@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, groupby
 from math import isqrt
 from operator import mul
@@ -281,6 +281,7 @@ def stages_word(stages: Sequence[int]) -> str:
     return f"stages={'-'.join(parts)}"
 
 
+@cache
 def divisor_below(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
     return max(divisor for divisor in divisors(number) if divisor <= limit)

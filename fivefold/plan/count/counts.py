@@ -177,7 +177,7 @@ class Counts:
         key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1
         found = self._parts.get(key)
         if found is None:
-            found = part_states(unit, whole=weights, shards=shards, layout=layout, job=self.job)
+            found = part_states(unit, uncut=weights, shards=shards, layout=layout, job=self.job)
             self._parts[key] = found
         return found
 

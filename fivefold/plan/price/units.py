@@ -92,6 +92,11 @@ class Units:
             found = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent)
         return found
 
+    def beside(self, part: Part, run: Run, *, ep: int) -> UnitTimer:
+        """As for ``nearest``, with ``ep`` ranks that exchange tokens, however many experts each of ``part`` has."""
+        part = run_part(part, run)
+        return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
+
     def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
         """Seconds of each operation of a unit, whatever is recomputed of it; ``ranks`` share a calibrated machine."""
         part = run_part(part, run)._replace(recomputed=frozenset())

@@ -267,12 +267,12 @@ class Bounds:
         """
         return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
 
-    def floor(self, *, most: int | None) -> Floats:
-        """As ``resting``, seconds; ``most`` as in ``Estimates``, None: whatever ep and etp. The busiest rank does at
-        least 1/pp of the work.
+    def floor(self, *, most: int, whole: bool = True) -> Floats:
+        """As ``resting``, seconds; ``most`` and ``whole`` as in ``Estimates``. The busiest rank does at least 1/pp of
+        the work.
         """
         s, m, some = self.partials, self.micro_batches, self._any()
-        found = self.estimates.families(some) if most is None else self.estimates.whole(some, most=most)
+        found = self.estimates.whole(some, most=most, whole=whole)
         alone, paired = found[:, :, 0].T
         pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)

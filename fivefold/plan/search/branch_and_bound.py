@@ -62,13 +62,15 @@ class BranchAndBound:
         self._too_large(bounds.over(stems.take(large)), size[large])
         stems = stems.take(~large)
         timed = self.timed and len(stems.dp)
-        return Floor(stems, size[~large], bounds.over(stems).floor(most=None) if timed else np.zeros(len(stems.dp)))
+        return Floor(
+            stems, size[~large], bounds.over(stems).floor(most=MANY, whole=False) if timed else np.zeros(len(stems.dp))
+        )
 
     def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
-        """Without partial layouts that no longer can win, by bounds of ever smaller micro-batches."""
-        for most in (None, MANY, FEWEST) if self.timed else (None,):
-            if most is not None and len(floor.size):
-                floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=most))
+        """Without partial layouts that no longer can win, by their bounds and by tighter ones."""
+        for tight in (False, True) if self.timed else (False,):
+            if tight and len(floor.size):
+                floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=FEWEST))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
             self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
             floor = Floor(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])

@@ -19,7 +19,7 @@ from fivefold.plan.count.operations.part import Part, part_of
 from fivefold.plan.predict import Planner
 from fivefold.plan.price.unit_time import AXES
 from fivefold.plan.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
-from fivefold.plan.search.nearest import figures, kernels, least, nearest
+from fivefold.plan.search.nearest import figures, kernels, nearest
 from fivefold.plan.search.space import Space
 from fivefold.plan.search.tables import MANY, Tables, code_of
 
@@ -158,41 +158,30 @@ class Estimates(Tables):
 
         return self._scaled("nearest", candidates, self._part(candidates)[1:], make, most=most)
 
-    def whole(self, candidates: CandidateLayouts, *, most: int) -> Floats:
+    def whole(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
         """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
-        above, without recomputation, which only adds to it; 0 on a calibrated machine.
+        above, without recomputation, which only adds to it; 0 on a calibrated machine. Not ``whole``: whatever etp, one
+        figure for all layouts that differ in nothing else.
         """
         if self.measured:
             return np.zeros((len(candidates.partial), 2, 1))
 
+        whole |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
+
         def make(layout: Layout, many: int) -> Floats:
             part = part_of(layout)._replace(sequences=many, recomputed=frozenset())
-            figures = self._nearest(part, layout) @ self.tally
+            figures = self._nearest(part, layout, whole=whole) @ self.tally
             alone = figures[:3].sum()
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[alone], [paired]])
 
-        return self._scaled("whole", candidates, self._part(candidates)[1:9], make, most=most)
+        name, columns = ("whole", 9) if whole else ("any etp", 8)
+        return self._scaled(name, candidates, self._part(candidates)[1:columns], make, most=most)
 
-    def families(self, candidates: CandidateLayouts) -> Floats:
-        """As ``whole`` of MANY sequences, whatever ep and etp: one figure for all that differ in nothing else."""
-        if self.measured or self.counts.model.moe is None:
-            return self.whole(candidates, most=MANY)
-
-        def make(layout: Layout, many: int) -> Floats:
-            part = part_of(layout)._replace(sequences=many, recomputed=frozenset(), ep=1, etp=1)
-            figures = np.array([least(self.planner.units, part, run) for run in self.runs])
-            alone, kernels = self.tally @ figures
-            if self.planner.job.stack.pairs:
-                alone = kernels
-            return np.array([[alone], [max(alone / 2, kernels)]])
-
-        return self._scaled("families", candidates, self._part(candidates)[1:7], make, most=MANY)
-
-    def _nearest(self, part: Part, layout: Layout) -> Floats:
+    def _nearest(self, part: Part, layout: Layout, *, whole: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
             return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
-        return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs)
+        return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
         """[n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units] seconds.
@@ -247,7 +236,9 @@ class Estimates(Tables):
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         dual = self._dual[candidates.shape]
         if self.counts.job.stack.copies == "weight":  # after every backward
-            columns.append(s.mbs)
+            columns += [s.mbs, s.cp]
+        if self.counts.job.stack.reduce_bucket or self.counts.job.stack.fetch == "lists":  # by stage other messages
+            columns.append(candidates.zero)
         columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
 
         def make(layout: Layout, _: int) -> Floats:

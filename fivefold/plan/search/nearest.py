@@ -13,7 +13,7 @@ import numpy as np
 from fivefold.plan.count.counts import Name, Run, run_part
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.price.unit_time import AXES, UnitTime
-from fivefold.plan.price.units import Units
+from fivefold.plan.price.units import Nearest, Units
 from fivefold.plan.search.columns import Floats
 
 
@@ -24,19 +24,20 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
     return unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front
 
 
-def nearest(units: Units, part: Part, runs: Sequence[Run], *, pairs: bool) -> Floats:
-    """All figures [11, units], were the ranks of each group next to one another; without ``pairs`` the last are 0."""
+def nearest(units: Units, part: Part, runs: Sequence[Run], *, pairs: bool, whole: bool = True) -> Floats:
+    """All figures [11, units], were the ranks of each group next to one another; without ``pairs`` the last are 0.
+    Not ``whole``: those of ``least``.
+    """
     known: dict[tuple[Part, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        key = run_part(part, run), run.name
-        if key not in known:
-            known[key] = [*figures(units.nearest(part, run).time), *(_halves(units, part, run) if pairs else [0.0] * 4)]
+        found = units.nearest(part, run) if whole or not run.routes else least(units, part, run)
+        known[run_part(part, run), run.name] = [*figures(found.time), *(_halves(units, found) if pairs else [0.0] * 4)]
     return np.array([known[run_part(part, run), run.name] for run in runs]).T
 
 
-def _halves(units: Units, part: Part, run: Run) -> list[float]:
+def _halves(units: Units, found: Nearest) -> list[float]:
     """The last four figures; where messages are not NCCL's, no pass is beside another."""
-    overlap, (unit, alone, *sent) = units.job.stack.overlap, units.nearest(part, run)
+    overlap, (unit, alone, *sent) = units.job.stack.overlap, found
     both = [
         kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
         for kernels, exposed in ((alone[0], unit.forward_exposed), (alone[1] + alone[2], unit.backward_exposed))
@@ -54,22 +55,25 @@ def kernels(units: Units, part: Part, runs: Sequence[Run], *, ranks: int) -> Flo
     return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
 
 
-def least(units: Units, part: Part, run: Run) -> tuple[float, float]:
-    """Seconds of a unit's passes, and of its kernels, that no ep and etp undercut; ``part``: with both 1.
+def least(units: Units, part: Part, run: Run) -> Nearest:
+    """``Units.nearest`` of a unit with experts, or less than it for any etp, without the host's launches and what
+    hidden messages slow.
 
-    Routed experts take as long as their FLOPs at the chip's sustained rate, whatever their number on a rank.
+    Experts take as long as their FLOPs at the chip's sustained rate, whatever their number on a rank, so that the
+    operations are those of two ranks that share them, for any larger number of ranks.
     """
-    unit, kernels = units.nearest(part, run).time, sum(units.nearest(part, run).kernels)
-    if not run.routes:
-        return sum(figures(unit)[:3]), kernels
-    recipe, chip = units.job.precision, units.machine.chip
+    moe = units.counts.model.moe
+    few = part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)  # one expert on a rank: rows in order
+    timer = units.beside(part._replace(ep=few, etp=1), run, ep=part.ep)
+    recipe, chip, seconds = units.job.precision, units.machine.chip, np.array(timer.unit.seconds)
     rate = max(chip.sustained(each) for each in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
-    ops = units.counts.in_order(run_part(part, run), run.name)
-    for op, time in zip(ops, units.kernels(part, run), strict=True):
-        if op.name.startswith("moe.experts"):
-            rows, outof, into = op.shape if op.kind == "matmul" else (0, 0, 0)
-            kernels += 6 * op.batch * rows * outof * into / rate - time.forward - time.backward - time.weight
-    return kernels + sum(unit.forward_exposed[:2]) + sum(unit.backward_exposed[:2]), kernels
+    for op, time in zip(timer.ops, timer.times, strict=True):
+        if op.name.startswith("moe.experts") and op.kind == "matmul":
+            rows, outof, into = op.shape
+            seconds += 2 * op.batch * rows * outof * into / rate - np.array([time.forward, time.backward, time.weight])
+    fronts, backs, *sent = (tuple(side.values()) for side in (*timer.exposed, *timer.sent))
+    kernels: tuple[float, float, float] = tuple(seconds.tolist())
+    return Nearest(UnitTime(*kernels, fronts, backs, fronts, backs, ""), kernels, *sent)
 
 
 def _seconds(units: Units, part: Part, run: Run, *, ranks: int) -> tuple[float, float, float]:

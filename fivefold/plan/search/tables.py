@@ -30,13 +30,13 @@ class Tables:
     def __init__(
         self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]
     ) -> None:  # fmt: skip
-        """``known``: tables of a job that differs only in how often gradients are reduced."""
+        """``known``: tables of a job that differs only in how often gradients are reduced, which is a column."""
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
         self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
-        self._tables = {name: table for name, table in known.items() if name not in ("states", "parallel")}
+        self._tables = dict(known)
 
     def over(self, partials: PartialLayouts) -> Self:
         """The same figures for other partial layouts, computed once for all."""

@@ -17,6 +17,7 @@ from fivefold.plan.search.bounds import PARTS, Bounds
 from fivefold.plan.search.played import alike, played
 from fivefold.plan.search.space import Space
 from fivefold.plan.search.tables import FEWEST, LADDER
+from fivefold.stack.catalog import named as stack_named
 
 NOWHERE = Path("/nowhere")
 PLAYED = 8  # pipelines of each case that are played
@@ -27,6 +28,7 @@ CASES = {
     "deepseek-v3 h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
     "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
     "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
+    "llama3-8b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("deepspeed")),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
 }
 
@@ -38,7 +40,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
     size_floor = bounds.resting()
-    seconds_floor = np.max([bounds.floor(most=most) for most in (None, *LADDER)], axis=0)
+    seconds_floor = np.max([bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)], axis=0)
 
     def sample(candidates, most):
         return candidates.take(some.permutation(len(candidates.partial))[:most])

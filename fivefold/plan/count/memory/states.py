@@ -36,8 +36,8 @@ class UnitStates(NamedTuple):
 
 
 def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[Unit, ...]:
-    """Dense and expert weights of one rank of tp, ep and etp; the head's copy of a tied table in a pipeline is a unit of
-    its own.
+    """Dense and expert weights of one rank of tp, ep and etp; the head's copy of a tied table in a pipeline is a unit
+    of its own.
     """
     vocab = padded_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
@@ -54,11 +54,11 @@ def sharded(unit: Unit, layout: Layout) -> tuple[Unit, int, int]:
     return unit, layout.shards, layout.dp * layout.cp // layout.shards
 
 
-def part_states(unit: Unit, *, whole: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
-    """States of one part (dense, experts) of a unit on the rank with the largest shards; ``whole``: the unit's weights
+def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
+    """States of one part (dense, experts) of a unit on the rank with the largest shards; ``uncut``: the unit's weights
     as no rank has cut them. Of ``layout`` only the ZeRO stage matters, whether it shards, and whether it has stages.
     """
-    narrow = frozenset(each.name for each in whole if quantised(each.numel, vector=each.is_vector))  # if moments scale
+    narrow = frozenset(each.name for each in uncut if quantised(each.numel, vector=each.is_vector))  # if moments scale
     recipe, keeps = job.precision, policy(layout, job)
     padded = padded_numel(unit, shards=shards)
     own, whole = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
