@@ -76,12 +76,12 @@ class LoopMeter(Meter):
             return out
 
         storages.resize_ = resize
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         storages: Any = torch.UntypedStorage
         storages.resize_ = self._resize_storage
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then count it; shapes that are only worked out (fake, meta) are none."""

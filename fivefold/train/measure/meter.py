@@ -1,15 +1,18 @@
 """Measures one training step in a ``TorchDispatchMode``, below autograd: live bytes, FLOPs, messages.
 
 torch has no memory statistics on CPU, so every storage is counted from the operation that allocates it until it is
-freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward.
+freed. A matmul of (m, k) x (k, n) is 2·m·k·n FLOPs; attention counts all T x S scores, backward twice forward. What is
+compiled runs as it was written: the compiler would skip it under a mode, and ever after.
 """
 
 from __future__ import annotations
 
 import resource
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -81,7 +84,7 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._axis = axis
+        self._axis, self._uncompiled = axis, ExitStack()
         self._sizes: dict[int, int] = {}
         self.live_bytes = self.peak_bytes = self.flops = 0
         self.peak_cause = self.phase = ""
@@ -90,6 +93,17 @@ class Meter(TorchDispatchMode):
         for tensor in living:
             self._see(tensor)
         self.base_bytes = self.peak_bytes = self.live_bytes
+
+    def __enter__(self) -> Any:
+        """Begin to count."""
+        if "torch._dynamo" in sys.modules:
+            self._uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """Cease to count."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._uncompiled.close()
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:

@@ -34,7 +34,7 @@ MISSING = object()
 
 
 class Regions:
-    """The replaced calls of one rank. A compiled block is one operation, but for its GEMMs, which are not compiled."""
+    """The replaced calls of one rank. A compiled block is one operation, but for GEMMs that are not in its graph."""
 
     def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None) -> None:
         self.recorder, self.pipeline = recorder, engine.pipeline

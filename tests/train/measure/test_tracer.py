@@ -141,16 +141,22 @@ def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
-def test_a_compiled_block_is_one_operation_but_for_its_gemms(forked: Fork, corpus: Path, tmp_path: Path) -> None:
-    run, model = a_run(tmp_path / "run", corpus, compile=True), DENSE.replace(layers=1)
-    ((trace, _),) = forked(1, compiled, run, model, Layout.parse("mbs2"))
+def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
+    forked: Fork, corpus: Path, tmp_path: Path
+) -> None:  # fmt: skip
+    """After the metered step, which ran uncompiled; in fp32, whose weight gradients are made in their sums."""
+    run = a_run(tmp_path / "run", corpus, compile=True, precision=recipe("fp32"))
+    ((trace, _),) = forked(1, compiled, run, DENSE.replace(layers=1), Layout.parse("mbs2"))
     (step,) = trace.steps
     adds_up(step)
     gemms = [f"attention.{name}" for name in ("q", "k", "v", "out")] + [
         f"mlp.{name}" for name in ("gate", "up", "down")
     ]
-    for way in ("forward", "backward"):
-        assert operations(step, way) == Counter([*gemms, *OUTSIDE, "block"] * 2), "two micro-batches"
+    expected = {
+        "forward": [*OUTSIDE, "block"], "backward": [*gemms, *OUTSIDE, "block"], "weight": [*gemms, "head.out"],
+    }  # fmt: skip
+    for way, names in expected.items():
+        assert operations(step, way) == Counter(names * 2), "two micro-batches"
 
 
 def compiled(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
