@@ -148,4 +148,28 @@ NEMO = Entry(
     runs=CORE_RUNS,
 )
 
-ENTRIES = (MEGATRON_LM, ZERO_BUBBLE, MEGATRON_DEEPSPEED, MEGATRON_CORE, MEGATRON_BRIDGE, NEMO)
+# What trained DeepSeek-V3. Not printed, and assumed: kernels and what they keep as Megatron-Core's.
+DEEPSEEK_V3 = "arXiv:2412.19437"
+DEEPSEEK = Entry(
+    name="deepseek",
+    version="2024",
+    family="megatron",
+    facts={name: fact for name, fact in MEGATRON_CORE.facts.items() if name != "p2p_overlap"}
+    | {
+        "overlap": Fact(("dp", "ep", "pp"), f"{DEEPSEEK_V3} §3.2.1: both all-to-all and pipeline messages are hidden"),
+        "pairs": Fact(True, f"{DEEPSEEK_V3} §3.2.1: a pair of forward and backward chunks overlaps"),
+        "dispatcher": Fact("fused", f"{DEEPSEEK_V3} §3.2.2: a token goes to at most four nodes, over NVLink within"),
+        "narrow_kept": Fact(("activation", "attention"), f"{DEEPSEEK_V3} §3.3.3: low-precision activation"),
+    },
+    runs={
+        "axes": Fact(("dp", "ep", "pp"), f"{DEEPSEEK_V3} §3.2: no tensor parallelism"),
+        "schedules": Fact(("1f1b", "zb1p", "dualpipe"), f"{DEEPSEEK_V3} §3.2.1, table 2"),
+        "zero": Fact((0, 1), f"{DEEPSEEK_V3} §3.2: ZeRO-1"),
+        "shard_groups": Fact(False, f"{DEEPSEEK_V3} §3.2: ZeRO-1, over all that hold the same"),
+        "orders": Fact(False, f"{DEEPSEEK_V3} §3.2: experts span eight nodes"),
+        "recomputes": Fact(("norm", "up", "rope"), f"{DEEPSEEK_V3} §3.2.3: norms and up-projections"),
+        "expert_recomputes": Fact(("act",), f"{DEEPSEEK_V3} §3.3.3: the output of SwiGLU"),
+    },
+)
+
+ENTRIES = (MEGATRON_LM, ZERO_BUBBLE, MEGATRON_DEEPSPEED, MEGATRON_CORE, MEGATRON_BRIDGE, NEMO, DEEPSEEK)

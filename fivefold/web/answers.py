@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fivefold.asked.across import offers, priced
+from fivefold.asked.across import offers, priced, refuse_of_one
 from fivefold.asked.answers import Question as AskedQuestion
 from fivefold.asked.answers import answers, noise_of
 from fivefold.asked.search import ALIKE, limited, others, walk
@@ -81,6 +81,7 @@ def search(
     ``machine``: the one of a name; ``done`` hears of each machine whose layouts are searched.
     """
     if question.is_of_a_run:
+        refuse_of_one(keep=question.keep, also=question.also, front=question.front > 1, **{"2d": question.two})
         several = (noun.machine, *map(machine, question.machines))
         return offers(
             noun.model, [limited(each, question.memory or None) for each in several], noun.job,

@@ -201,7 +201,8 @@ class SearchQuestion(About):
     @property
     def is_of_a_run(self) -> bool:
         """Whether it is answered by one run on several machines or numbers of ranks."""
-        return is_asked(self.by, self.machines, self.tokens or None, self.deadline or None, self.ranks or None)
+        words = (self.tokens, self.deadline, self.ranks, self.assume)
+        return is_asked(self.by, self.machines, *(word or None for word in words))
 
 
 class WholeQuestion(Question):

@@ -25,6 +25,7 @@ from fivefold.machine.catalog import resolve as machine_named
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
 from fivefold.plan.compare import compare
+from fivefold.plan.predict import Planner
 from fivefold.show import comparison as side_by_side
 from fivefold.show import search as pages
 from fivefold.show.compare import to_text
@@ -35,7 +36,10 @@ ROWS = ("step", "MFU", "peak memory", "left of memory", "hardware FLOPs")  # and
 
 
 class Asked(NamedTuple):
-    """A question: what a team trained on what, the layout it chose, its words for it, and why it is not ours."""
+    """A question: what a team trained on what, the layout it chose, its words for it, and why it is not ours.
+
+    ``between``: a layout between the proposal and the published one, so that the comparison tells their changes apart.
+    """
 
     title: str
     model: str
@@ -45,6 +49,7 @@ class Asked(NamedTuple):
     published: str
     source: str
     why: str
+    between: str = ""
 
 
 TITAN = "memory=94GiB watts=500 hbm=2.4TB"  # the H100 of torchtitan's measurements
@@ -61,8 +66,10 @@ QUESTIONS = (
         "--seq 8192 --gbs 256 --stack torchtitan", PLAIN, "dp128 zero3 mbs2 ac=norm+act+core",
         "torchtitan (arXiv:2410.06511, table 3), on H100 of 96 GB and 500 W: FSDP over all ranks, micro-batch 2, "
         "recomputation by operation, for which `ac=norm+act+core` is the nearest word here.",
-        "One sequence at a time fits without recomputation, and then nothing is computed twice; the recipe's default "
+        "One sequence at a time fits without recomputation, and then nothing is computed twice. That costs more than "
+        "the whole difference (C); two sequences at once, in larger kernels, win some of it back. The recipe's default "
         "has to fit 80 GB too.",
+        "dp128 zero3 mbs1 ac=norm+act+core",
     ),
     Asked(
         "Llama 3 70B on 64 H100 with Megatron", "llama3-70b", "h100:64", "--seq 8192 --gbs 256 --stack megatron-core",
@@ -78,8 +85,11 @@ QUESTIONS = (
         "torchtitan (arXiv:2410.06511, table 4), on H100 of 96 GB and 500 W: FSDP and tp8, 16 sequences per "
         "data-parallel rank, full recomputation, to show two dimensions together; it measured 829 tokens/s a GPU, "
         "predicted are 812.",
-        "Full recomputation costs, and so do the messages of tp8, which are not hidden (asynchronous tp measured 16 % "
-        "more tokens); cp2 halves what is kept instead, and gathers travel beside compute.",
+        "Most of it are the messages of tp8, which are not hidden (asynchronous tp measured 16 % more tokens), "
+        "the rest "
+        "full recomputation, which data parallelism alone needs as well (C); cp2 halves what is kept instead, so that "
+        "nothing is recomputed, for messages of keys and values alone, within the node.",
+        "dp256 zero3 mbs2 ac=full",
     ),
     Asked(
         "OLMo 2 32B on 1,024 H100 with FSDP2", "olmo2-32b", "h100:1024",
@@ -88,23 +98,31 @@ QUESTIONS = (
         "OLMo-core's `OLMo2-0325-32B-train.py` for 1,024 GPUs and more: hybrid sharding with four replicas, "
         "micro-batch 2, the MLPs recomputed, blocks compiled.",
         "The script comes from micro-batches of four with full recomputation, for fewer GPUs; one sequence at a time "
-        "needs none, at the price of twice as many gathers, which are hidden.",
+        "needs none (C: what recomputing the MLPs takes, of which two sequences at once win some back), at the "
+        "price of "
+        "twice as many gathers, which are hidden in groups of 128, but over all ranks not (the simpler layout).",
+        "dp1024 zero3/128 mbs1 ac=mlp",
     ),
     Asked(
         "GPT-3 175B on 64 A100 with Megatron-LM", "gpt3-175b", "a100:64",
         "--seq 2048 --gbs 64 --stack megatron-lm --precision fp16", PLAIN, "tp8 pp8 v3 mbs1 ac=selective",
         "Korthikanti et al. (arXiv:2205.05198, table 5): tp8 pp8, three virtual stages, selective recomputation, as in "
         "the table's other rows; measured 13.75 s.",
-        "The table compares recomputations at one layout. Half the tp halves its exposed messages; six virtual stages "
-        "keep the bubble of twice the pipeline as small.",
+        "The table compares recomputations at one layout. Half the tp has less than half of its exposed "
+        "messages, which "
+        "is all of the difference; six virtual stages keep the bubble of twice the pipeline as small, and for tp8 they "
+        "would gain little (C).",
+        "dp1 tp8 pp8 v6 zero0 interleaved mbs1 ac=selective",
     ),
     Asked(
         "Nemotron-4 340B on 6,144 H100 with Megatron", "nemotron4-340b", "h100:6144",
         "--seq 4096 --gbs 2304 --stack megatron-core", PLAIN, "dp64 tp8 pp12 v8 zero1 mbs1",
         "Nemotron-4 (arXiv:2406.11704 §2.3): tp8, pp12 interleaved, dp64, distributed optimizer; 8.0 s a step, 41.0 % "
         "MFU. The number of virtual stages is not printed; all eight layers of a rank apart here.",
-        "Six stages fit and have half the bubble; the team kept tp8 pp12 while it grew from 1,536 to 6,144 GPUs, with "
-        "dp16 to dp64. Its 41.0 % MFU is what is predicted for its layout.",
+        "Most of it is the head of 256,000 words, on a rank of eight layers instead of sixteen, for which the others "
+        "wait: compute of the slowest rank. The team kept tp8 pp12 while it grew from 1,536 to 6,144 GPUs, with "
+        "dp16 to "
+        "dp64. Its 41.0 % MFU is nearly what is predicted.",
     ),
     Asked(
         "Llama 3 405B on 16,384 H100", "llama3-405b", "h100:16384", "--seq 8192 --gbs 2048",
@@ -112,25 +130,33 @@ QUESTIONS = (
         "dp128 tp8 pp16 v4 zero1 mbs1",
         "Llama 3 (arXiv:2407.21783, table 4): tp8 cp1 pp16 dp128, sharded optimizer and gradients that are reduced "
         "once a step (`zero1` here), interleaved, no recomputation; 41 % MFU. Virtual stages are not printed.",
-        "Eight stages with cp2 fit and have half the bubble of sixteen; the team turned to cp only for longer "
-        "sequences. What is predicted for its layout is what it measured.",
+        "Twice the bubble, and that may be our notation's fault: its first and last chunk hold the embedding and the "
+        "head alone (§3.3.2), so that 126 layers are 128 chunks, eight virtual stages a rank, but no stage here is "
+        "without a layer. With half the bubble of its four virtual stages it would be inside the margin. The proposal "
+        "has eight of them on half the stages; cp2 makes room, which the team took for longer sequences only.",
     ),
     Asked(
         "Llama 3 405B with 131,072 tokens on 16,384 H100", "llama3-405b", "h100:16384", "--seq 131072 --gbs 128",
         f"{PLAIN} v<=8 tp<=8",
         "dp8 tp8 cp16 pp16 v4 zero1 mbs1",
         "Llama 3 (ibid.): tp8 cp16 pp16 dp8; 38 % MFU. Virtual stages are not printed.",
-        "Both take tp8 and cp16; four stages with ZeRO-3, whose gathers hide beside so much compute, are as fast as "
-        "sixteen without it, and simpler.",
+        "Both take tp8 and cp16. The difference is the bubble of sixteen stages, of which the published layout "
+        "had half: "
+        "its chunks were single layers, eight to a rank, as in question 8. Four stages need ZeRO-3, whose gathers hide "
+        "beside so much compute.",
     ),
     Asked(
         "DeepSeek-V3 on 2,048 H800", "deepseek-v3", "h800:2048",
-        "--seq 4096 --gbs 15360 --precision fp8-deepseek", "order=default",
-        "dp128 pp16 ep64 zero1 dualpipe mbs1",
-        "DeepSeek-V3 (arXiv:2412.19437 §3.1 and 3.2): pp16, ep64 over eight nodes, ZeRO-1, DualPipe, no tp.",
-        "Its software keeps activations in fp8 and recomputes norms, up-projections and SwiGLU (§3.2.3, §3.3.3); here "
-        "they are kept in 16 bits, and the middle stages' seventeen micro-batches do not fit. The same sixteen stages "
-        "with cp2 halve them instead, at the same time a step.",
+        "--seq 4096 --gbs 15360 --precision fp8-deepseek --stack deepseek", "order=default",
+        "dp128 pp16 ep64 zero1 dualpipe mbs1 ac=norm+up+rope+act",
+        "DeepSeek-V3 (arXiv:2412.19437 §3.2): pp16, ep64 over eight nodes, ZeRO-1, DualPipe, no tp; norms, "
+        "up-projections and SwiGLU recomputed (§3.2.3), inputs of SwiGLU in fp8 and outputs of attention in 12 bits "
+        "(§3.3.3). The stack `deepseek` has these facts; its kernels are assumed as quick as Megatron's.",
+        "All but the number of ranks that share experts is the same: with ep32 each rank holds twice as many, "
+        "in memory "
+        "that is there; hidden in pairs, the messages cost nearly the same. Our own engine keeps 16 bits, and "
+        "would not "
+        "fit it.",
     ),
 )  # fmt: skip
 
@@ -156,6 +182,11 @@ def reduced(text: str) -> str:
     return f" --set {found[1]}" if found else ""
 
 
+def planner_of(asked: Asked, text: str) -> Planner:
+    """The planner of the question, with gradients reduced as ``text`` says of a proposal."""
+    return Planner(model=resolve(asked.model), machine=_named(asked.machine), job=job(asked, text))
+
+
 def searched(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
     machine = _named(asked.machine)
@@ -167,7 +198,7 @@ def searched(asked: Asked) -> SearchResult:
 
 def compared(asked: Asked, proposal: str, text: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
-    words = [asked.model, asked.machine, proposal, asked.published]
+    words = [asked.model, asked.machine, proposal, asked.published, *([asked.between] if asked.between else [])]
     return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_named))
 
 
@@ -200,11 +231,11 @@ def verdict(asked: Asked, found: Comparison) -> str:
 
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     """A section of the page; ``text``: what the search printed of its ``proposal``."""
-    machine = shlex.quote(asked.machine)
+    machine, between = shlex.quote(asked.machine), f"'{asked.between}' " if asked.between else ""
     found = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
     shown = (
-        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {asked.options}"
-        f"{reduced(text)}\n{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
+        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {between}"
+        f"{asked.options}{reduced(text)}\n{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
         if found
         else f"\n**The published layout is the proposal.** {asked.why}\n"
     )

@@ -8,6 +8,9 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
+from fivefold.plan.search.simplest import Evaluated
+from fivefold.plan.search.why import whys
+from fivefold.units import show_bytes, show_seconds
 from tests.docs import questions
 from tests.docs.questions import PAGE, QUESTIONS
 
@@ -29,6 +32,22 @@ def test_a_section_is_what_the_commands_print(number: int) -> None:
     assert part.rstrip() == made.rstrip(), f"prices have moved: python -m tests.docs.questions {number}"
     assert Where.parse(asked.where).holds(Layout.parse(proposal))
     assert asked.why, "a published choice is explained"
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_what_is_printed_of_a_proposal_is_what_is_predicted_of_it(number: int) -> None:
+    """Its figures, and the line of each choice, without the search that found it."""
+    part, asked = PARTS[number - 1], QUESTIONS[number - 1]
+    proposal, text = questions.proposed(part)
+    every = [questions.planner_of(asked, words) for words in (text, "", " (reduce=step)")]
+    found = every[0].estimate(Layout.parse(proposal))
+    assert f"{show_seconds(found.step_time.seconds)} a step, {show_bytes(found.peak_bytes)}, MFU" in text
+    chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, every[0])
+    others = every[1:] if asked.options.find("--stack") < 0 else []
+    printed = " ".join(text.partition("why")[2].split())
+    made = whys(chosen, where=Where.parse(asked.where), planners=[each for each in others if each.job != every[0].job])
+    for each in made:
+        assert " ".join(f"{each.choice} {each.line}".split()) in printed, f"python -m tests.docs.questions {number}"
 
 
 def test_what_is_printed_of_a_search_is_what_it_finds() -> None:

@@ -77,6 +77,8 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
         ("torchtitan", "dp2 tp2 order=dp-cp-tp-pp", "torchtitan has no other orders of the ranks"),
         ("nanotron", "dp8 zero1/4", "nanotron has no shard groups"),
         ("fsdp2", "pp2", "fsdp2 has no pp; take pp1"),
+        ("deepseek", "tp2", "deepseek has no tp; take tp1"),
+        ("deepseek", "pp2 v2", "deepseek has no interleaved; take 1f1b or zb1p or dualpipe"),
     ],
 )
 def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:

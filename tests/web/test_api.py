@@ -10,8 +10,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
+from fivefold.record import Mistake
 from fivefold.units import show_bytes
 from fivefold.web import worker
+from fivefold.web.pages.search import SearchPage
 from fivefold.web.question import About, Goal, PlaybookQuestion, RatiosQuestion, SearchQuestion, WholeQuestion
 from tests.web.conftest import OWN
 
@@ -84,6 +86,7 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
     ("words", "query"),
     [
         (["--by", "energy", "--assume", "grid=france"], {"by": "energy", "assume": ["grid=france"]}),
+        (["--assume", "grid=france"], {"assume": ["grid=france"]}),  # which alone is of a run
         (["h100:4", "--tokens", "2T", "--by", "cost", "--price", "2.5/h"],
          {"machines": ["h100:4"], "tokens": "2T", "by": "cost", "price": ["2.5/h"]}),
         (["--ranks", "1-2", "--deadline", "30d", "--tokens", "1e9"],
@@ -102,6 +105,25 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
     printed_ = printed("search", "nano", "h100:2", *machines, "--gbs", "8", "--where", where, *options)
     assert worker.search(asked, lambda *done: None) == printed_
     assert worker.ranked(asked, lambda *done: None) == printed_
+
+
+@pytest.mark.parametrize(
+    "asked", [{"keep": "dp2"}, {"also": ["fp8"]}, {"two": True}, {"front": 3}], ids=lambda asked: next(iter(asked))
+)
+def test_what_is_of_one_machine_is_refused_of_several(folder: Path, asked: dict[str, Any]) -> None:
+    question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
+    name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
+    for run in (worker.search, worker.ranked):
+        with pytest.raises(Mistake, match=f"--{name}: of the layouts of one machine"):
+            run({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
+
+
+def test_a_page_that_shows_more_does_not_say_so_of_several_machines() -> None:
+    """Six points of the front are the page's default, three the reader's words."""
+    asked = SearchPage(machines=("h100:4",))
+    assert (asked.front, asked.question().front) == (6, 1)
+    assert SearchPage(machines=("h100:4",), front=3).question().front == 3
+    assert SearchPage().question().front == 6
 
 
 def test_plan_is_what_the_command_prints(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Search over every legal layout: the best ones in order, and why the others lost.
 
-space · columns · shapes   every legal layout as columns of integers; what the ranks of a pipeline hold
+space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · played · estimates · tables · nearest   lower bounds; of played schedules; their cached parts
 branch_and_bound · scouts · incumbents · balance   what they let pass is estimated, best first; stages of even work
 simplest · why · neighbours · robust · scenarios   the simplest of the best; one change at a time; what loses least
@@ -141,7 +141,8 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
     return Proposal(
         layout=str(chosen.layout), within=within, simpler=simpler, faster=faster,
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
-        choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine), why=tuple(whys(chosen, where=where)),
+        choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
+        why=tuple(whys(chosen, where=where, planners=alike)),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.search.balance import balanced, recomputing_less
-from fivefold.plan.search.space import RECOMPUTATIONS
+from fivefold.plan.search.recomputations import recomputations_of
 
 Fields = dict[str, Any]
 RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world
@@ -81,8 +81,7 @@ def _choices(layout: Layout, planner: Planner) -> Iterator[Fields]:
         yield from _schedules(layout, layers=model.layers)
         split = balanced(layout.replace(stages=()), planner)
         yield from ({"stages": stages} for stages in ((), split.stages if split else ()))
-    groups = {"mlp": "moe"} if model.moe else {}
-    for ac in (groups.get(ac, ac) for ac in RECOMPUTATIONS):
+    for ac in recomputations_of(model):
         yield {"ac": ac}
         if fewer := recomputing_less(layout.replace(ac=ac), planner, room=room_bytes(planner.machine)):
             yield {"ac": fewer.ac}

@@ -23,9 +23,9 @@ from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
 from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
+from fivefold.plan.search.recomputations import RECOMPUTATIONS, recomputations_of
 
 MOST_CP = 2**20  # ranks of a sequence are fewer
-RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
 
 
 class Shape(NamedTuple):
@@ -64,8 +64,7 @@ class Space:
         words = stack.told_axes or stack.axes
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
         self.where = where
-        swap = {"mlp": "moe"} if model.moe else {}
-        tried = dict.fromkeys((*(swap.get(ac, ac) for ac in recomputations), *where.named("ac")))
+        tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.named("ac")))
         told = [ac for ac in tried if stack.told(ac, experts=model.moe is not None)]
         self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups

@@ -6,7 +6,7 @@ dp has none, from pp or cp), a pipeline of other ranks may have other virtual st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fivefold.layout.difference import because
 from fivefold.layout.names import DEFAULT_ORDER
@@ -14,6 +14,7 @@ from fivefold.layout.search_result import Why
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.plan.count.memory.allocator import room_bytes
+from fivefold.plan.predict import Planner
 from fivefold.plan.search.neighbours import changed_words
 from fivefold.plan.search.simplest import Evaluated, dropped, is_run, made
 from fivefold.units import show_bytes
@@ -23,15 +24,19 @@ FEW = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
 ALIKE = 5e-4  # share of a step that prints as 0.0 %
 
 
-def whys(chosen: Evaluated, *, where: Where = ANY) -> Iterator[Why]:
-    """A line per choice; a choice without a legal alternative has none."""
+def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
+    """A line per choice; a choice without a legal alternative has none.
+
+    ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
+    """
+    every = list(dict.fromkeys((chosen.planner, *planners)))
     for choice, others in _choices(chosen.layout):
-        told = [said for name, ways in others if (said := _told(name, ways, chosen, where=where))]
+        told = [said for name, ways in others if (said := _told(name, ways, chosen, where=where, planners=every))]
         if told:
             yield Why(choice=choice, line="; ".join(told))
 
 
-def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where) -> str:
+def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
     """What an alternative costs; "" where it is illegal. One that ``where`` excludes is said to be."""
     planner = chosen.planner
     legal = [each for each in dict.fromkeys(ways) if each and each != chosen.layout and is_run(each, planner)]
@@ -39,13 +44,18 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where) -> str:
     if not legal:
         return ""
     room = room_bytes(planner.machine)
-    sizes = {each: planner.peak_bytes(each) for each in admitted or legal}
-    fitting = [planner.estimate(each) for each, size in sizes.items() if size <= room]
+    sizes = {
+        (each, by): by.peak_bytes(each)
+        for each in admitted or legal
+        for by in (planners if each.zero > 1 else [planner])
+    }
+    fitting = [(by.estimate(each), by) for (each, by), size in sizes.items() if size <= room]
     out = "" if admitted else " (excluded)"
     if not fitting:
-        least = min(sizes, key=lambda each: sizes[each])
-        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(sizes[least] - room)}"
-    best = min(fitting, key=lambda each: each.step_time.seconds)
+        (least, _), size = min(sizes.items(), key=lambda each: each[1])
+        return f"{_named(name, least, chosen.layout)}{out} does not fit, by {show_bytes(size - room)}"
+    best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
+    out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
@@ -57,7 +67,8 @@ def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where) -> str:
 def _named(name: str, other: Layout, chosen: Layout) -> str:
     """An alternative by its name, and what else it changes beside dp."""
     words = changed_words(chosen, other).partition("without")[0].split()
-    return " ".join([name, *(word for word in words if word not in name.split() and not word.startswith("dp"))])
+    told = {*name.split(), "interleaved"}  # which v says
+    return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
 
 
 def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:

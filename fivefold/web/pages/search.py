@@ -31,6 +31,11 @@ class SearchPage(Begun, SearchQuestion):
     top: int = Field(20, ge=1, le=200, description="How many layouts to show.")
     front: int = Field(6, ge=1, le=64, description="Memory limits for the front of memory against time.")
 
+    def question(self) -> SearchQuestion:
+        """What is asked; of a run on several machines without a front that the reader did not ask for."""
+        usual = self.front == type(self).model_fields["front"].default
+        return self.as_(SearchQuestion).replace(front=1 if self.is_of_a_run and usual else self.front)
+
 
 def router(site: Site) -> APIRouter:
     """The routes of the page."""
@@ -42,9 +47,7 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
-        return stream.answer(
-            asked.as_(SearchQuestion), lambda result: shown(site, asked, FOUND.validate_python(result))
-        )
+        return stream.answer(asked.question(), lambda result: shown(site, asked, FOUND.validate_python(result)))
 
     return pages
 

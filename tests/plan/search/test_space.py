@@ -14,7 +14,7 @@ from fivefold.layout.legal import reasons, refuse, told
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
-from fivefold.model.shape import MoE
+from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.plan.search.columns import CandidateLayouts
 from fivefold.plan.search.space import Space
@@ -150,6 +150,16 @@ def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(m
     found = [tuple(axis for axis in order if axis in in_use) for order in orders]
     assert len(found) == len(set(found))
     assert set(found) == legal
+
+
+def test_latent_attention_recomputes_what_it_expands() -> None:
+    """What DeepSeek-V3 recomputes; a software whose config has no words for it is not asked to."""
+    latent, word = MOE.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=16, rope_dim=8, v_dim=16)), "norm+up+rope+act"
+    assert [word in Space(model, JOB, world=2).recomputations for model in (latent, MOE)] == [True, False]
+    software = {name: JOB.replace(stack=named(name)) for name in ("megatron-core", "torchtitan")}
+    tried = {name: Space(latent, job, world=2).recomputations for name, job in software.items()}
+    assert [word in each for each in tried.values()] == [True, False]
+    assert word not in Space(latent, JOB, world=2, recomputations=("none", "full")).recomputations
 
 
 def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:

@@ -96,6 +96,18 @@ def test_where_dp_has_no_ranks_to_give_others_do() -> None:
     assert "pp8" in lines["pp16"]
 
 
+def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> None:
+    """ZeRO-2 after every micro-batch would send all gradients four times."""
+    text = "dp512 tp8 pp4 v16 zero1 mbs1 ac=norm+act"
+    found = LLAMA.estimate(Layout.parse(text))
+    once = Planner(model=LLAMA.model, machine=H100, job=LLAMA.job.replace(reduce="step"))
+    chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, LLAMA)
+    line = next(each.line for each in whys(chosen, planners=[LLAMA, once]) if each.choice == "zero1")
+    by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
+    assert by < 0
+    assert f"zero2 (reduce=step) takes {-by:.1%} less" in line
+
+
 def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
     where = Where.parse("tp<=8 v<=16")
     lines = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)

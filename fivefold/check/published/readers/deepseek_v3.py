@@ -35,14 +35,10 @@ def _seconds(row: Row) -> float:
 def _case(row: Row) -> Case:
     model = printed(resolve("deepseek-v3-mtp"), row)
     layout = layout_of_row(row | {"mbs": "1"}, zero=sharding(row, silent=1), ac="norm+up+rope+act")
-    core = named("megatron-core")
-    runs = core.runs.replace(schedules=(*core.runs.schedules, "dualpipe"))
-    stack = core.replace(overlap=("dp", "pp", "ep"), dispatcher="fused", pairs=True, p2p_overlap="any", runs=runs)
-    stack = stack.replace(narrow_kept=("activation", "attention"))
     return case_of(
         SOURCE,
         row | {"mbs": "1"},
-        stack=stack,
+        stack=named("deepseek"),
         model=model,
         machine=where(row),
         layout=layout,

@@ -32,13 +32,15 @@ def _narrowed(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             (out,) = op.writes
             yield op._replace(writes={out: op.writes[out] + sizes["o"] // local.width // 2})
         elif "activation" in kept and op.name.endswith(".act"):
-            (whole,) = (name for name in op.keeps if name.endswith(".gu"))
-            cast, size = f"{whole}.narrow", narrow_bytes(local, sizes[whole] // local.width)
-            yield Op(
-                cast, "add", (whole,), {cast: size}, moved_bytes=sizes[whole] + size, moved_backward_bytes=0,
-                gradients={cast: sizes[whole]}, passes=True,
-            )  # fmt: skip
-            swap = {whole: cast}
+            swap = {
+                name: f"{name}.narrow" for name in op.keeps if name in op.reads
+            }  # gate and up, as one or two; or up
+            for whole, cast in swap.items():
+                size = narrow_bytes(local, sizes[whole] // local.width)
+                yield Op(
+                    cast, "add", (whole,), {cast: size}, moved_bytes=sizes[whole] + size, moved_backward_bytes=0,
+                    gradients={cast: sizes[whole]}, passes=True,
+                )  # fmt: skip
             yield op._replace(
                 reads=tuple(swap.get(name, name) for name in op.reads),
                 keeps=tuple(swap.get(name, name) for name in op.keeps),

@@ -4,6 +4,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
+from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.operations.part import Part
 from fivefold.plan.count.operations.recompute import Unit
@@ -12,8 +13,8 @@ from fivefold.stack.catalog import named
 MODEL = resolve("llama3-8b")
 
 
-def block(job: Job, recomputed: str) -> Unit:
-    counts = Counts(MODEL, job)
+def block(job: Job, recomputed: str, *, model: Model = MODEL) -> Unit:
+    counts = Counts(model, job)
     asked = frozenset(recomputed.split("+")) if recomputed else frozenset[str]()
     return counts.unit(Part(sequences=1, recomputed=asked), next(iter(counts.example)))
 
@@ -57,3 +58,14 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
     assert freed[wide] - freed[narrow] == gates - 4 * gates // 128 + 2 * heads - heads // 2
     bf16 = narrow.replace(precision="bf16")
     assert kept(block(bf16, "")) == kept(block(wide.replace(precision="bf16"), ""))
+
+
+@pytest.mark.parametrize(("joint", "mlp", "parts"), [(True, "gated", 2), (False, "gated", 2), (True, "plain", 1)])
+def test_what_any_activation_reads_is_kept_in_fp8(joint: bool, mlp: str, parts: int) -> None:
+    """Gate and up as one tensor or as two, or up alone."""
+    model = MODEL.replace(mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
+    wide = Job(stack=named("megatron-core").replace(joint=joint), precision="fp8-tiles", sequence=1024)
+    narrow = wide.replace(stack=wide.stack.replace(narrow_kept=("activation",)))
+    read = 1024 * parts * MODEL.ffn
+    freed = kept(block(wide, "", model=model)) - kept(block(narrow, "", model=model))
+    assert freed == read - 4 * read // 128

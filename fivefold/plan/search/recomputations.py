@@ -1,0 +1,20 @@
+"""The recomputations that a search tries: of what costs little, of the attention core, of MLPs, of every n-th layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.model.spec import Model
+
+RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
+# Also of latent attention, whose heads are many times its latents. Source: DeepSeek-V3, arXiv:2412.19437 §3.2.3.
+LATENT = "norm+up+rope+act"
+
+
+def recomputations_of(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
+    """Those worth trying for a model: of its experts for its MLPs, and of what latent attention expands."""
+    swap = {"mlp": "moe"} if model.moe else {}
+    found = [swap.get(ac, ac) for ac in among]
+    if model.mla and "norm+act" in found:
+        found.insert(found.index("norm+act") + 1, LATENT)
+    return found
