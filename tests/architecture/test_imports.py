@@ -72,12 +72,15 @@ def test_loading_is_light(names: list[str], absent: set[str]) -> None:
     assert absent.intersection(loaded) == set()
 
 
-def test_a_run_is_built_without_the_compiler() -> None:
-    """``torch._dynamo`` takes two seconds of every process's start; it is loaded where something is compiled."""
+def test_a_run_is_built_without_what_it_does_not_use() -> None:
+    """``torch._dynamo`` takes two seconds of every process's start, Triton and TensorBoard a fifth of one each."""
     python(
         "import sys, torch, fivefold.check.prove\n"
+        "from fivefold.job import Job\n"
         "from fivefold.model.catalog import named\n"
+        "from fivefold.train.model.kernels.choice import check_kernels\n"
         "from fivefold.train.model.transformer import Transformer\n"
+        "check_kernels(Job())\n"
         "with torch.device('meta'): Transformer(named('nano'))\n"
-        "assert 'torch._dynamo' not in sys.modules"
+        "assert not {'torch._dynamo', 'triton', 'torch.utils.tensorboard'} & set(sys.modules)"
     )

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fivefold.record import Fault, read_lines
 from fivefold.train.faults.signals import resume_hint
 from fivefold.train.logs.wandb_log import Wandb
 from fivefold.train.run import Run
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -56,6 +57,8 @@ class Logs(NoLogs):
 
     def start(self, step: int) -> None:
         """Open the files; drop lines of steps after ``step``, from an earlier attempt, but keep its events."""
+        from torch.utils.tensorboard import SummaryWriter  # of one rank alone, whose start it makes 0.2 s longer
+
         self._close_files()
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")

@@ -22,10 +22,13 @@ def check_kernels(job: Job) -> tuple[Job, str]:
 
     Raises a ``Mistake`` if it asks for Triton's kernels and they cannot run.
     """
+    wanted, gpu = job.stack.kernels == "triton", torch.cuda.is_available()
+    if not (wanted or gpu):
+        return job, ""  # asked without loading Triton
     lack = unavailable()
-    if job.stack.kernels == "triton" and lack:
+    if wanted and lack:
         raise Mistake(f"job: kernels='triton' cannot run: {lack}; drop it, or take kernels='compiled' or 'eager'")
-    if not torch.cuda.is_available():
+    if not gpu:
         return job, ""
     here = settled(job, gpu=True)
     if here.stack.kernels == "eager" != job.stack.kernels:
