@@ -25,7 +25,7 @@ demo: $(BIN)/fivefold
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(BIN)/fivefold
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .

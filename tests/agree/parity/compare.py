@@ -22,7 +22,7 @@ from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.traffic import messages
 from fivefold.plan.count.work import work
 from fivefold.step import sent_bytes
-from tests.agree.parity.cases import STEPS, Case, one_process, text
+from tests.agree.parity.cases import FEW, Case, one_process, text
 from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Array, Part, Told, play
 
@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
 def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verdict:
     """``told`` by each rank, against one process (or ``like``)."""
     model, layout, job = case.model, case.layout, case.job
-    like = like or reference(model, job)
+    like = like or reference(model, job, len(told[0].norms))
     whole = {step: assembled(like.gradients[step], model) for step in like.gradients}
     worst = max(
         ((error, f"{name} (step {step + 1})") for step in whole
@@ -95,7 +95,7 @@ def _apart(ours: list[float], theirs: list[float]) -> float:
 
 
 @lru_cache(maxsize=64)
-def reference(model: Model, job: Job, steps: int = STEPS, seconds: float = 120.0) -> Told:
+def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) -> Told:
     """One process on the same batches, in a process of its own."""
     layout, plain = one_process(job)
     told: Told = forked(1, play, model, layout, plain, None, steps, seconds=seconds)[0]
@@ -182,8 +182,8 @@ def differences(ours: Said, plan: Said) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def run(case: Case, *, seconds: float = 120.0) -> Verdict:
+def run(case: Case, *, steps: int = FEW, seconds: float = 120.0) -> Verdict:
     """Fork, play, judge."""
     torch.set_num_threads(1)
     text()  # once, and not in every process
-    return judge(case, forked(case.layout.world, play, case.model, case.layout, case.job, seconds=seconds))
+    return judge(case, forked(case.layout.world, play, case.model, case.layout, case.job, None, steps, seconds=seconds))

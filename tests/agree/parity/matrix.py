@@ -74,7 +74,7 @@ def play(case: Case) -> Line:
         "world": case.layout.world,
     }  # fmt: skip
     try:
-        verdict = run(case, seconds=COMPILED_SECONDS if case.compiled else SECONDS)
+        verdict = run(case, steps=STEPS, seconds=COMPILED_SECONDS if case.compiled else SECONDS)
         line |= verdict._asdict() | {"equal": verdict.equal}
     except Broken as error:
         line |= {"broken": str(error)[-2000:]}

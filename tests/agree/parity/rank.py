@@ -1,4 +1,4 @@
-"""What one process of a case does: five steps through the engine, of which it tells all that can be compared."""
+"""What one process of a case does: steps through the engine, of which it tells all that can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fivefold.step import Traffic
 from fivefold.train.build import Built, build
 from fivefold.train.engine import Engine
 from fivefold.train.measure.meter import ATTENTION_FORWARD, Meter
-from tests.agree.parity.cases import END, METERED, STEPS, rows
+from tests.agree.parity.cases import END, FEW, METERED, rows
 
 Array = NDArray[np.float32]
 
@@ -44,9 +44,7 @@ class Told(NamedTuple):
     biases: dict[str, Array]  # of routers that are balanced without a loss
 
 
-def play(
-    model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | None = None, steps: int = STEPS
-) -> Told:
+def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | None = None, steps: int = FEW) -> Told:
     """One rank; ``sabotage`` breaks something before anything is built."""
     if sabotage is not None:
         sabotage()
