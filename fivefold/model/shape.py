@@ -145,7 +145,8 @@ class ModelShape(Record):
     block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the stream
     mlp: Literal["gated", "plain"] = "gated"
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
+    # gelu_new, gelu_fast: gelu_tanh as transformers writes it out, in PyTorch's operations
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu2", "clamped_swiglu"] = "silu"
     mlp_bias: bool = False
 
     position: Literal["rope", "learned", "none"] = "rope"

@@ -142,7 +142,7 @@ def arguments(model: Model) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ffn_hidden_size": model.ffn, "kv_channels": model.head_dim, "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None, "swiglu": gated,
-        "squared_relu": model.activation == "relu2", "openai_gelu": model.activation == "gelu_tanh",
+        "squared_relu": model.activation == "relu2", "openai_gelu": model.activation.startswith("gelu_"),
         "disable_bias_linear": not biased,
         "add_qkv_bias": model.qkv_bias and not biased, "vocab_size": model.vocab,
         "attention_dropout": model.dropout_rates.attention, "tokenizer_type": "NullTokenizer",

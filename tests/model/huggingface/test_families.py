@@ -202,7 +202,7 @@ def test_qwen_slides_from_max_window_layers_on() -> None:
 def test_parallel_block_norms_and_dropout() -> None:
     neox, gpt2, olmo = named("gpt-neox-20b"), named("gpt2"), named("olmo2-7b")
     assert (neox.block, neox.norm, neox.mlp) == ("parallel", "layernorm", "plain")
-    assert (neox.rope_dim, neox.activation) == (24, "gelu_tanh")
+    assert (neox.rope_dim, neox.activation) == (24, "gelu_fast")
     assert (gpt2.position, gpt2.dropout, gpt2.tied_embeddings, gpt2.qkv_bias) == ("learned", 0.1, True, True)
     assert (olmo.block, olmo.qk_norm, olmo.norm_epsilon) == ("post", "full", 1e-6)
 

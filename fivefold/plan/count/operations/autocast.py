@@ -51,6 +51,8 @@ def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterat
             )
         if op.kind == "norm":
             op = _normed(op, wide=bool(read))
+        elif f"{op.reads[0]}.cube" in op.writes:
+            op = _cubed(op)
         elif (read and op.kind != "loss") or op.kind in ("rope", "embedding"):
             op = _widened(op, result)
         if op.writes[result] > sizes[result]:
@@ -85,6 +87,16 @@ def _normed(op: Op, *, wide: bool) -> Op:
         writes=writes, keeps=keeps, forward_scratch=0, moved_bytes=2 * op.moved_bytes,
         moved_backward_bytes=2 * op.moved_backward_bytes,
     )  # fmt: skip
+
+
+def _cubed(op: Op) -> Op:
+    """An activation with a power of its input, which autocast makes of an fp32 copy, as all that is made of it."""
+    (u,) = op.reads
+    made = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
+    made[f"{u}.cube"] = made[next(iter(made))]  # the copy, which is kept in place of the input
+    keeps = (f"{u}.cube", *(name for name in op.keeps if name != u))
+    wider = {name: 2 * getattr(op, name) for name in ("backward_scratch", "moved_bytes", "moved_backward_bytes")}
+    return op._replace(writes=made, keeps=keeps, **wider)
 
 
 def _widened(op: Op, result: str) -> Op:

@@ -17,6 +17,10 @@ from fivefold.plan.count.operations.op import Message, Op, elementwise, exchange
 from fivefold.plan.count.operations.part import Local
 from fivefold.units import ceil_div
 
+# Tensors as large as its input that PyTorch keeps of an activation written out: 0.5x · (1 + tanh(…)), where gelu_fast
+# makes the products in the tanh one by one. Source: huggingface/transformers 5.23:src/transformers/activations.py
+WRITTEN_OUT = {"gelu_new": ("half", "tanh", "sum"), "gelu_fast": ("half", "tanh", "sum", "scaled", "cubic", "part")}
+
 
 def mlp(local: Local, source: str) -> list[Op]:
     """``source`` [stream rows, D] → ``d`` [stream rows, D]."""
@@ -247,7 +251,8 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     """Activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     if local.model.mlp == "plain":
-        return elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+        op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+        return _written_out(op, local, name, size=size) if local.norm.plain else op
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
     if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
         both = both._replace(forward_scratch=size, backward_scratch=4 * size)
@@ -262,6 +267,15 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
         whole = local.job.stack.joint or local.model.activation == "clamped_swiglu"
         return both if whole else both._replace(backward_scratch=0)  # the product's backward frees what silu's makes
     return both
+
+
+def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
+    """The activation with what PyTorch keeps of it where it is no kernel of its own; gelu_new cubes its input."""
+    made = {f"{name}.{factor}": size for factor in WRITTEN_OUT.get(local.model.activation, ())}
+    if not made:
+        return op
+    cube = {f"{op.reads[0]}.cube": 0} if local.model.activation == "gelu_new" else {}
+    return op._replace(writes=op.writes | made | cube, keeps=(*op.keeps, *made), backward_scratch=size)
 
 
 def _clamped_apart(op: Op, *, size: int) -> Op:

@@ -35,7 +35,7 @@ def _gelu(approximate: str) -> Activation:
 ACTIVATIONS = {
     "silu": Activation(F.silu, lambda g, x: torch.ops.aten.silu_backward(g, x)),
     "gelu": _gelu("none"),
-    "gelu_tanh": _gelu("tanh"),
+    **dict.fromkeys(("gelu_tanh", "gelu_new", "gelu_fast"), _gelu("tanh")),
     "relu2": Activation(lambda x: F.relu(x).square_(), lambda g, x: F.relu(x).mul_(g).mul_(2)),
 }
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.activations import ACT2FN
 
 from fivefold.model.spec import Model
 from fivefold.train.model.kernels import loss
@@ -59,6 +60,7 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
 def test_activations_plain_and_gated(name: str) -> None:
     gate, up = drawn(4, 6, 32), drawn(5, 6, 32)[:4]
     theirs = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
+              "gelu_new": ACT2FN["gelu_new"], "gelu_fast": ACT2FN["gelu_fast"],
               "relu2": lambda x: torch.square(F.relu(x))}[name]  # fmt: skip
     same(EAGER.plain(gate, name), theirs(gate), (gate,), tolerance=1e-6)
     same(EAGER.gated(gate, up, name), theirs(gate) * up, (gate, up), tolerance=1e-6)

@@ -14,6 +14,8 @@ KINDS = {
     "silu": 0,
     "gelu": 1,
     "gelu_tanh": 2,
+    "gelu_new": 2,
+    "gelu_fast": 2,
     "relu2": 3,
     "clamped": 4,
     "inputs": 5,
