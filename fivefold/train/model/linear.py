@@ -156,11 +156,12 @@ class Linear(nn.Module):
     @property
     def matrix(self) -> nn.Parameter:
         """The weight [out, in], its own or the owner's; a tied one gets a gradient from both ends."""
+        own = self._parameters.get("weight")  # asked for often, and ``self.weight`` looks in four places
         (owner,) = self._owner
-        if owner is not None:
+        if own is None:
+            assert owner is not None
             return owner.get_parameter("weight")
-        assert self.weight is not None
-        return self.weight
+        return own
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in] → [R, out]."""
@@ -182,7 +183,8 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 
 @outside_graphs
 def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = _FusedLinears.apply(x, linears[0].matrix, linears)  # type: ignore[no-untyped-call]
+    weight = None if x.requires_grad else linears[0].matrix
+    found: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -213,10 +215,12 @@ def recomputing() -> Iterator[None]:
 
 
 class _FusedLinears(torch.autograd.Function):
-    """Linear layers on one input. ``_weight``: makes autograd call the backward, which accumulates dW and db itself."""
+    """Linear layers on one input. ``_weight``: makes autograd call the backward, which accumulates dW and db itself,
+    where ``x`` does not; else None, as autograd takes its time to hand no gradient to a weight.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, _weight: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, _weight: Tensor | None, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
         ctx.linears, ctx.entered = linears, _recomputing.get()
         kept = linears[0].hooks.enter(x) if ctx.entered else x  # dW reads all ranks' rows as they are, not their casts
         ctx.save_for_backward(kept)
@@ -267,7 +271,6 @@ def input_gradient(
     return back()
 
 
-@torch.no_grad()
 def _accumulate_grads(
     linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
 ) -> None:  # fmt: skip

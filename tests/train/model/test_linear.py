@@ -201,3 +201,16 @@ def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
     block(y).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
     torch.testing.assert_close(weight, each.matrix.grad)
+
+
+def test_the_backward_is_called_by_the_weight_alone_where_the_input_has_no_gradient() -> None:
+    """By both, autograd would take its time to hand no gradient to each weight of each micro-batch."""
+    for asks in (True, False):
+        layer, x = linear(4, 3, bias=False), drawn(2, 4).requires_grad_(asks)
+        (out,) = fused_linears(x, layer)
+        assert out.grad_fn is not None
+        leaves = [node.variable for node, _ in out.grad_fn.next_functions if node is not None]
+        assert leaves == [x if asks else layer.matrix]
+        out.sum().backward()
+        assert layer.matrix.grad is not None
+        torch.testing.assert_close(layer.matrix.grad, x.detach().sum(0).expand(3, 4))
