@@ -9,7 +9,6 @@ of the embedding the next forward; the gather after the update overlaps the firs
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple, TypeVar
 
 from fivefold.layout.mesh import Group, group, group_of
@@ -87,13 +86,13 @@ class DataParallel:
         self.units, self.counts, self.job = units, units.counts, units.counts.job
         self.beside = "dp" in self.job.stack.overlap and units.machine.overlaps  # messages overlap compute
         self.contention = CONTENTION if units.machine.backend == "nccl" else 0.0  # elsewhere: what is busy is exposed
-        self._gather_reduces: dict[tuple[object, ...], GatherReduceTime] = {}
+        self._gather_reduces: dict[tuple[object, ...], dict[tuple[Name, bool], GatherReduceTime]] = {}
+        self._alike: dict[tuple[Name, bool], GatherReduceTime] = {}  # … of layouts with messages as the last one's
         self._layout, self._stays = Layout(), True  # the layout last asked for, and whether its weights stay gathered
         self._beside: dict[str, bool] = {}
         self._sent: dict[Name, UnitMessages] = {}
         self._free: dict[Run, tuple[float, float]] = {}
         self._ends: dict[Run, UnitEnds] = {}
-        self._key: tuple[object, ...] = ()  # what of the layout matters to its messages
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Seconds of one unit's messages, each sent once."""
@@ -102,8 +101,7 @@ class DataParallel:
     def _gather_reduce(self, layout: Layout, name: Name, *, each: bool) -> GatherReduceTime:
         """``each``: gradients are reduced after every backward."""
         self._begin(layout)
-        key = name, each, self._key
-        found = self._gather_reduces.get(key)
+        found = self._alike.get((name, each))
         if found is None:
             lists = by_lists(self.counts, layout)
             gather = reduce = copies = gather_busy = reduce_busy = again = 0.0
@@ -124,7 +122,7 @@ class DataParallel:
                 place = _dualpipe_replicas(layout) if pair else group_of(layout, message.group, message.ranks)
                 copies += message.times * self.units.network.seconds(message.collective, message.payload, place)
             found = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy, again if lists else None)
-            self._gather_reduces[key] = found
+            self._alike[name, each] = found
         return found
 
     def sent(self, layout: Layout, name: Name) -> UnitMessages:
@@ -149,10 +147,11 @@ class DataParallel:
         if layout is not self._layout:
             self._layout, self._sent, self._free, self._ends = layout, {}, {}, {}
             self._stays, self._beside = policy(layout, self.job).weights_stay, {}
-            self._key = (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
-                         layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
-                         by_lists(self.counts, layout) and layout.ac,
-                         self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+            key = (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
+                   layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
+                   by_lists(self.counts, layout) and layout.ac,
+                   self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
+            self._alike = self._gather_reduces.setdefault(key, {})
 
     def follows(self, name: Name) -> bool:
         """Whether a unit's reduction, if it is one of every micro-batch, travels beside the forward of the next."""
@@ -165,20 +164,20 @@ class DataParallel:
         self._begin(layout)
         found = self._free.get(run)
         if found is None:
-            unit = self.units.unit(layout, run)
-            ahead, back = (
-                sum([some for axis, some in zip(AXES, exposed, strict=True) if some and self._is_free(axis)])
-                for exposed in (unit.forward_exposed, unit.backward_exposed)
-            )
-            found = self._free[run] = ahead, back
+            unit, ahead, behind = self.units.unit(layout, run), 0.0, 0.0
+            for axis, front, back in zip(AXES, unit.forward_exposed, unit.backward_exposed, strict=True):
+                if (front or back) and self._is_free(axis):
+                    ahead, behind = ahead + front, behind + back
+            found = self._free[run] = ahead, behind
         return found
 
     def _is_free(self, axis: str) -> bool:
         """Whether the link between nodes is free beside messages of an axis."""
         if axis not in self._beside:
             layout, nodes = self._layout, self.units.network.nodes
-            within = nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
-            self._beside[axis] = within or nodes(group(layout, axis)) == 1
+            self._beside[axis] = nodes(group(layout, axis)) == 1 or (
+                nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1
+            )
         return self._beside[axis]
 
     def waits(self, message: MessageTime, room: float) -> tuple[float, float]:
@@ -201,7 +200,10 @@ class DataParallel:
         self._begin(layout)
         stays, work = self._stays, self.counts.stage_work(layout)
         alike = self.counts.alike_work(layout)  # the order of stages matters only to the first message
-        for chunk, many in Counter([alike[chunk] for chunk in chunks]).items():
+        held: dict[int, int] = {}
+        for chunk in chunks:
+            held[alike[chunk]] = held.get(alike[chunk], 0) + 1
+        for chunk, many in held.items():
             for run, each in work[chunk]:
                 times = many * each
                 unit = self._unit_ends(layout, run)

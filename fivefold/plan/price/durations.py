@@ -73,7 +73,7 @@ class Durations:
         self.stages = [times[stage] for stage in self.alike]
         self.hop, self.sending = timeline.between_stages(layout)
         self._pass_times: dict[tuple[int, bool], PassTime] = {}
-        self._costs: dict[tuple[str, int, int], tuple[Cost, float]] = {}
+        self._costs: dict[Task, tuple[Cost, float]] = {}
 
     def seconds(self, task: Task) -> float:
         """Seconds of one action."""
@@ -85,21 +85,22 @@ class Durations:
 
     def _cost_and_seconds(self, task: Task) -> tuple[Cost, float]:
         """Both, computed once for stages with equal units."""
-        kind, stage, other = task
-        key = kind, self.alike[stage], self.alike[other] if other >= 0 else -1
-        found = self._costs.get(key)
+        found = self._costs.get(task)
         if found is None:
-            cost = self._cost(task)
-            found = self._costs[key] = cost, cost.seconds
+            kind, stage, other = task
+            first = Task(kind, self.alike[stage], self.alike[other] if other >= 0 else -1)
+            if first not in self._costs:
+                cost = self._cost(first)
+                self._costs[first] = cost, cost.seconds
+            found = self._costs[task] = self._costs[first]
         return found
 
     def _cost(self, task: Task) -> Cost:
-        stage = self.stages[task.stage]
-        passes = {"F": stage.forward, "B": stage.backward, "BW": stage.whole}
-        if task.kind in passes:
-            return self._with_sends(passes[task.kind])
-        if task.kind == "W":
+        stage, kind = self.stages[task.stage], task.kind
+        if kind == "W":
             return Cost(stage.weight, {})
+        if kind != "FB":
+            return self._with_sends(stage.forward if kind == "F" else stage.backward if kind == "B" else stage.whole)
         if self.timeline.machine.backend == "gloo":  # one after the other
             return self._with_sends(
                 Cost(*add_up([(stage.forward, 1), (self.stages[task.backward_stage].whole, 1)])), hops=2

@@ -151,28 +151,31 @@ class Timeline:
 
     def stage(self, layout: Layout, work: Work) -> StageTime:
         """Seconds of one micro-batch through one stage, with nothing of another micro-batch beside it."""
-        forward = backward = whole = weight = 0.0
-        fronts, backs, wholes = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0), {"dp": 0.0}
-        longest, parallel = (0.0, ""), self.parallel
-        spare, after = 0.0, MessageTime(0.0, 0.0)  # seconds of the next forward; the reduction that travels beside it
+        forward = backward = whole = weight = late = spare = 0.0  # spare: seconds of the next forward
+        fronts, backs = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        longest, after = (0.0, ""), MessageTime(0.0, 0.0)  # after: the reduction that travels beside the next forward
         for run, times in work:
             unit = self._run_time(layout, run)
             for axis, seconds in unit.fronts:
                 fronts[axis] = fronts.get(axis, 0.0) + times * seconds
             for axis, seconds in unit.backs:
                 backs[axis] = backs.get(axis, 0.0) + times * seconds
-            wholes["dp"] += times * unit.late
-            spare, after = spare + times * unit.spare, unit.after or after
+            late += times * unit.late
+            spare += times * unit.spare
+            after = unit.after or after
             forward += times * unit.forward
             backward += times * unit.backward
             whole += times * unit.whole
             weight += times * unit.weight
-            longest = max(longest, (times * (unit.forward + unit.whole), unit.longest))
+            span = times * (unit.forward + unit.whole)
+            if span > longest[0]:
+                longest = span, unit.longest
         if after.seconds:
-            shown, slows = parallel.waits(after, spare)
-            backs["dp"], wholes["dp"] = backs["dp"] + shown, wholes["dp"] + shown
+            shown, slows = self.parallel.waits(after, spare)
+            backs["dp"], late = backs["dp"] + shown, late + shown
             backward, whole = backward + slows, whole + slows
-        return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, backs | wholes), weight, longest)
+        later = backs | {"dp": late}
+        return StageTime(Cost(forward, fronts), Cost(backward, backs), Cost(whole, later), weight, longest)
 
     def _run_time(self, layout: Layout, run: Run) -> RunTime:
         """Of one unit of a run, computed once for all stages of a layout."""
@@ -246,14 +249,14 @@ class Timeline:
 
     def matrix_update(self, layout: Layout, chunks: tuple[int, ...]) -> float:
         """Seconds of an update of whole matrices (Muon): its messages and its products, with no overlap."""
-        prices, network = self.units.prices(layout), self.units.network
-        return sum(
-            message.times * network.seconds(message.collective, message.payload, group(layout, message.group))
-            for message in update_messages(self.counts, layout, chunks=chunks)
-        ) + sum(
-            each.times * prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
-            for each in update_products(self.counts, layout, chunks=chunks)
-        )
+        prices, network, seconds = self.units.prices(layout), self.units.network, 0.0
+        for message in update_messages(self.counts, layout, chunks=chunks):
+            place = group(layout, message.group)
+            seconds += message.times * network.seconds(message.collective, message.payload, place)
+        for each in update_products(self.counts, layout, chunks=chunks):
+            product = prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
+            seconds += each.times * product
+        return seconds
 
 
 def _add(exposed: dict[str, float], more: dict[str, float]) -> None:

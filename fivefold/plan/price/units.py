@@ -49,6 +49,7 @@ class Units:
         self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
         self._layout, self._part = Layout(), part_of(Layout())
         self._places: tuple[Group, ...] = ()
+        self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._ranks = 1
         self._here: dict[Run, UnitTime] = {}  # of the layout last asked for
 
@@ -67,7 +68,7 @@ class Units:
             self._here = {}
             self._ranks = layout.world if self.machine.calibration else 1
             self._layout, self._part = layout, part_of(layout)
-            self._places = tuple(group(layout, axis) for axis in AXES)
+            self._places = tuple([group(layout, axis) for axis in self._axes])
         here = self._here.get(run)
         if here is not None:
             return here
