@@ -9,6 +9,7 @@ of the embedding the next forward; the gather after the update overlaps the firs
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple, TypeVar
 
 from fivefold.layout.mesh import Group, group, group_of
@@ -200,9 +201,7 @@ class DataParallel:
         self._begin(layout)
         stays, work = self._stays, self.counts.stage_work(layout)
         alike = self.counts.alike_work(layout)  # the order of stages matters only to the first message
-        held: dict[int, int] = {}
-        for chunk in chunks:
-            held[alike[chunk]] = held.get(alike[chunk], 0) + 1
+        held = Counter(map(alike.__getitem__, chunks)) if len(chunks) > 1 else {alike[chunks[0]]: 1}
         for chunk, many in held.items():
             for run, each in work[chunk]:
                 times = many * each

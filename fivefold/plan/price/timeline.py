@@ -184,10 +184,7 @@ class Timeline:
             self._sends = not policy(layout, self.job).weights_stay or self.counts.reduces_each(layout)
         if run not in self._run_times:
             unit = self.units.unit(layout, run)
-            fronts, backs = (
-                [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds]
-                for exposed in (unit.forward_exposed, unit.backward_exposed)
-            )
+            fronts, backs = _shown(unit.forward_exposed), _shown(unit.backward_exposed)
             found = RunTime(
                 unit.forward, unit.backward, unit.backward + unit.weight, unit.weight, fronts, backs, unit.longest
             )
@@ -257,6 +254,11 @@ class Timeline:
             product = prices.matmul(each.rows, each.columns, each.inner, dtype="bf16", batch=each.number)
             seconds += each.times * product
         return seconds
+
+
+def _shown(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
+    """Exposed seconds in the order of ``AXES`` by axis, where there are any."""
+    return [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds] if any(exposed) else []
 
 
 def _add(exposed: dict[str, float], more: dict[str, float]) -> None:

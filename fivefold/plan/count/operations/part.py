@@ -35,17 +35,9 @@ class Part(NamedTuple):
 def part_of(layout: Layout) -> Part:
     """The part of one rank under ``layout``."""
     return Part(
-        sequences=layout.mbs,
-        cp=layout.cp,
-        ulysses=layout.cp_kind == "ulysses",
-        tp=layout.tp,
-        tp_inner=layout.tp_inner,
-        sp=layout.sp and layout.tp > 1,
-        ep=layout.ep,
-        etp=layout.etp,
-        recomputed=layout.recomputed,
-        piped=layout.pp > 1,
-    )
+        layout.mbs, layout.cp, layout.cp_kind == "ulysses", layout.tp, layout.tp_inner, layout.sp and layout.tp > 1,
+        layout.ep, layout.etp, layout.recomputed, layout.pp > 1,
+    )  # fmt: skip
 
 
 class Local:
