@@ -6,6 +6,7 @@ step, in which the optimizer creates its moments, and the steady step, which sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class RankTapes(NamedTuple):
     first: Tape
     steady: Tape
     parameters: float  # parameters of this rank; one that n ranks replicate counts 1/n on each
+    weights: Mapping[str, int] = {}  # parameters of each whole weight of which this rank holds a part
 
 
 def rehearse_rank(
@@ -69,7 +71,8 @@ def rehearse_rank(
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
-        return RankTapes(rank, first, steady, parameters=built.parameters)
+        weights = (shard.local_weight.weight for shard in built.shards)
+        return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
 
 
 def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job) -> list[Tape]:

@@ -40,7 +40,7 @@ class RankSummary(NamedTuple):
     reserved_bytes: int | None  # by the caching allocator; None on a CPU
     shortage: str  # the finding if the allocator runs out of memory, else ""
     flops: int  # of the steady step
-    parameters: float  # as in RankTapes
+    weights: Mapping[str, int]  # as in RankTapes
 
     @property
     def peak_bytes(self) -> int:
@@ -103,7 +103,7 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
         held = (reserved(both, expandable=expandable) if shortage else found).reserved_bytes
     flops = sum(tapes.steady.kernels[place].flops for kind, place, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
-    return RankSummary(tapes.rank, first, steady, held, shortage, flops, tapes.parameters)
+    return RankSummary(tapes.rank, first, steady, held, shortage, flops, tapes.weights)
 
 
 def messages_only(tapes: RankTapes) -> RankTapes:
@@ -253,11 +253,13 @@ def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[Stag
 
 
 def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
-    """Sum parameters and hardware FLOPs over all ranks; model FLOPs and active parameters stay as ``counted``."""
+    """Sum the hardware FLOPs of all ranks, and the parameters of all weights, of which ranks may hold uneven shards;
+    model FLOPs and active parameters stay as ``counted``.
+    """
     times = stands_for([each.rank for each in rank_summaries], layout=layout)
-    parameters = sum(times[each.rank] * each.parameters for each in rank_summaries)
+    weights = {name: size for each in rank_summaries for name, size in each.weights.items()}
     flops = sum(times[each.rank] * each.flops for each in rank_summaries)
-    return counted.replace(parameters=round(parameters), hardware_flops=flops)
+    return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
 def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:

@@ -62,6 +62,14 @@ def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
     assert not every.findings
 
 
+def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
+    """257 rows of the vocabulary in eight shards: the first rank's are larger than the others'."""
+    model = TINY.replace(vocab=257, tied_embeddings=False)
+    found = rehearse("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
+    assert found is not None
+    assert found.work.parameters == model.parameters
+
+
 def test_what_lives_at_the_peak_adds_up() -> None:
     found = rehearse("dp2 mbs2")
     full = found.fullest
