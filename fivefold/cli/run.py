@@ -164,7 +164,7 @@ def show_run(
     from fivefold.record import read_lines
     from fivefold.show import charts as draw
     from fivefold.show.budget import page
-    from fivefold.show.compare import compare, read_pair, table
+    from fivefold.show.compare import assumed, compare, read_pair, table
 
     if (alone := _measured_alone(folder / "step.json")) is not None:
         from fivefold.show.table import step as step_page
@@ -179,6 +179,8 @@ def show_run(
         show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
         show(table(rows))
+        for line in assumed(predicted):
+            show(line)
         steps = predicted, *lanes.rehearsed(folder / "step.json"), measured
         show(page(steps, findings=measured.findings))
     if charts:
@@ -279,7 +281,7 @@ def _prepare(run: Run, model: Model) -> Index:
 
 def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
     from fivefold.show.budget import page
-    from fivefold.show.compare import compare, table
+    from fivefold.show.compare import assumed, compare, table
 
     outcome = proof.outcome
     if outcome.stopped:
@@ -295,6 +297,8 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         return
     show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
     if not json:
+        for line in assumed(pair[0]):
+            show(line)
         show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 
 

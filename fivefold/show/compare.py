@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from fivefold.layout.spec import Layout
 from fivefold.record import Mistake, Record, read_file
 from fivefold.show.grid import Grid
 from fivefold.step import StageMemory, Step
@@ -65,6 +66,17 @@ def compare(predicted: Step, measured: Step) -> list[Row]:
         _row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
         _row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu),
     ]
+
+
+def assumed(predicted: Step) -> tuple[str, ...]:
+    """Return, in words, where a prediction differs from any run: rows of experts that are cut over ranks."""
+    work, most = predicted.work, predicted.job.get("imbalance", 1.0)
+    if Layout.parse(predicted.layout).ep == 1 or work.active_parameters == work.parameters:
+        return ()
+    rows = "every rank's experts get as many rows as any other's"
+    if most != 1:
+        rows = f"the fullest rank's experts get {most:g} times the even share of rows"
+    return (f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)",)
 
 
 def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:

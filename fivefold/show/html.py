@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.show.budget import budget, causes
 from fivefold.show.charts import COLOURS
-from fivefold.show.compare import Row, compare, shown
+from fivefold.show.compare import Row, assumed, compare, shown
 from fivefold.show.comparison import _table as differing
 from fivefold.show.comparison import finding, why
 from fivefold.show.drawn import cloud, front
@@ -247,6 +247,7 @@ def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Predicted beside measured, quantity by quantity; time by cause; what makes up the error."""
     measured = steps[-1]
     parts = [heading("Predicted beside measured"), compared(compare(predicted, measured))]
+    parts += map(paragraph, assumed(predicted))
     if not measured.time.parts:
         return parts
     lines = [

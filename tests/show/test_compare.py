@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fivefold.record import Mistake
-from fivefold.show.compare import Row, compare, so_far, table, to_text
+from fivefold.show.compare import Row, assumed, compare, so_far, table, to_text
 from fivefold.step import Step, Traffic
 
 
@@ -118,3 +118,13 @@ def test_text_has_no_colour_and_fits(small: Step) -> None:
     text = to_text(table(compare(small, small)), width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_prediction_of_experts_says_how_rows_are_shared_out(small: Step) -> None:
+    """Only where they are cut over ranks, and routing may not be so."""
+    sparse = small.replace(work=small.work.replace(active_parameters=2_000_000))
+    assert assumed(small) == assumed(sparse) == assumed(small.replace(layout="dp2 ep2 zero1 mbs4")) == ()
+    even = sparse.replace(layout="dp2 ep2 zero1 mbs4")
+    assert assumed(even)[0].startswith("assumed: every rank's experts get as many rows as any other's; activations")
+    uneven = even.replace(job=even.job | {"imbalance": 1.5})
+    assert "the fullest rank's experts get 1.5 times the even share" in assumed(uneven)[0]
