@@ -179,7 +179,7 @@ def show_run(
         show(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
         show(table(rows))
-        for line in assumed(predicted):
+        if line := assumed(predicted):
             show(line)
         steps = predicted, *lanes.rehearsed(folder / "step.json"), measured
         show(page(steps, findings=measured.findings))
@@ -297,7 +297,7 @@ def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
         return
     show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
     if not json:
-        for line in assumed(pair[0]):
+        if line := assumed(pair[0]):
             show(line)
         show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 

@@ -68,15 +68,15 @@ def compare(predicted: Step, measured: Step) -> list[Row]:
     ]
 
 
-def assumed(predicted: Step) -> tuple[str, ...]:
-    """Return, in words, where a prediction differs from any run: rows of experts that are cut over ranks."""
+def assumed(predicted: Step) -> str:
+    """Return, in words, what a prediction assumes of rows of experts that are cut over ranks; else nothing."""
     work, most = predicted.work, predicted.job.get("imbalance", 1.0)
     if Layout.parse(predicted.layout).ep == 1 or work.active_parameters == work.parameters:
-        return ()
+        return ""
     rows = "every rank's experts get as many rows as any other's"
     if most != 1:
         rows = f"the fullest rank's experts get {most:g} times the even share of rows"
-    return (f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)",)
+    return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
 
 
 def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -246,8 +246,7 @@ def run(what: RunFolder) -> str:
 def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Predicted beside measured, quantity by quantity; time by cause; what makes up the error."""
     measured = steps[-1]
-    parts = [heading("Predicted beside measured"), compared(compare(predicted, measured))]
-    parts += map(paragraph, assumed(predicted))
+    parts = [heading("Predicted beside measured", assumed(predicted)), compared(compare(predicted, measured))]
     if not measured.time.parts:
         return parts
     lines = [
