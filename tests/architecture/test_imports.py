@@ -73,7 +73,7 @@ def test_loading_is_light(names: list[str], absent: set[str]) -> None:
 
 
 def test_a_run_is_built_without_what_it_does_not_use() -> None:
-    """``torch._dynamo`` takes two seconds of every process's start, Triton and TensorBoard a fifth of one each."""
+    """``torch._dynamo`` takes two seconds of every process's start, Triton and TensorBoard a fifth of one."""
     python(
         "import sys, torch, fivefold.check.prove\n"
         "from fivefold.job import Job\n"

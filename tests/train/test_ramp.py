@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.train.engine import Engine
 from fivefold.train.run import Run
 from fivefold.update import LearningRate, Ramp
+from tests.agree.parity import processes
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
@@ -56,22 +58,26 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
     return found
 
 
+@cache
+def in_one_process() -> list[tuple[float, float]]:
+    (found,) = processes.forked(1, train, Layout.parse("mbs4"))
+    return found
+
+
 LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp2 dualpipe mbs2", "pp2 v2 zbv mbs1"]
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_every_layout_grows_alike(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
-    layout = Layout.parse(text)
-    (alone,) = forked(1, train, Layout.parse("mbs4"))
-    assert forked(layout.world, train, layout)[0] == [pytest.approx(each, rel=2e-4) for each in alone]
+    layout, alone = Layout.parse(text), in_one_process()[:5]  # of every size
+    assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(each, rel=2e-4) for each in alone]
 
 
 def test_a_run_goes_on_in_its_ramp_under_another_layout(forked: Fork, tmp_path: Path) -> None:
-    (alone,) = forked(1, train, Layout.parse("mbs4"))
     first = forked(2, train, Layout.parse("dp2 zero1 mbs2"), tmp_path, 3)[0]
     second = forked(4, train, Layout.parse("dp4 zero3 mbs1"), tmp_path, 6)[0]
-    assert [*first, *second] == [pytest.approx(each, rel=2e-4) for each in alone]
+    assert [*first, *second] == [pytest.approx(each, rel=2e-4) for each in in_one_process()]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Logs(NoLogs):
 
     def start(self, step: int) -> None:
         """Open the files; drop lines of steps after ``step``, from an earlier attempt, but keep its events."""
-        from torch.utils.tensorboard import SummaryWriter  # of one rank alone, whose start it makes 0.2 s longer
+        from torch.utils.tensorboard import SummaryWriter  # the other ranks need not load it
 
         self._close_files()
         path = self.folder / "log.jsonl"

@@ -80,15 +80,15 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(self, number, meter)
 
     monkeypatch.setattr(loop.Loop, "_step", slow)
-    monkeypatch.setattr(watchdog, "WINDOW_SECONDS", 2.0)
-    set_run(**TWO, job={"steps": 18})
+    monkeypatch.setattr(watchdog, "WINDOW_SECONDS", 1.0)
+    set_run(**TWO, job={"steps": 10})
     ranks = Ranks(2)
     assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.said()
     (event,) = events()
     assert re.fullmatch(
         r"rank 1 lags: [\d.]+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
     )
-    assert len([line for line in lines() if "loss" in line]) == 18
+    assert len([line for line in lines() if "loss" in line]) == 10
 
 
 def at(step: int, *, waits: bool) -> RankStatus:

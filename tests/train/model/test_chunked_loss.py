@@ -86,12 +86,12 @@ def test_without_gradients_the_loss_is_there_at_once() -> None:
 
 
 def played(model: Model, text: str, loss: str, precision: str, compiled: bool = False) -> list[tuple[float, float]]:
-    """Loss and norm of three steps, and held-out loss as the last."""
+    """Loss and norm of two steps, and held-out loss as the last."""
     layout = Layout.parse(text)
     job = JOB.replace(loss=loss, precision=recipe(precision), compile=compiled)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, found = Engine(built, model=model, layout=layout, job=job), []
-    for number in range(3):
+    for number in range(2):
         tokens = torch.randint(0, model.vocab, (8, 49), generator=torch.Generator().manual_seed(number))
         mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, 49)[:, built.ranks["dp"].rank]
         done = engine.step(mine)

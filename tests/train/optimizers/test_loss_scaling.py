@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fivefold.train.build import Built, build
 from fivefold.train.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.train.engine import Engine, StepResult
 from fivefold.train.optimizers.loss_scaling import GROWTH, LEAST, START, LossScaler
+from tests.agree.parity import processes
 
 Fork = Callable[..., list[Any]]
 DENSE = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83)
@@ -67,7 +69,13 @@ def bits(built: Built) -> list[Tensor]:
 
 def play(model: Model, text: str, precision: str) -> list[StepResult]:
     _, engine = started(model, Layout.parse(text), JOB.replace(precision=recipe(precision)))
-    return [step(engine, number) for number in range(5)]
+    return [step(engine, number) for number in range(3)]
+
+
+@cache
+def in_one_process(model: Model, precision: str) -> list[StepResult]:
+    (found,) = processes.forked(1, play, model, "mbs8", precision)
+    return found
 
 
 CASES = [
@@ -86,7 +94,7 @@ def test_every_layout_is_one_process_and_that_is_fp32_nearly(
 ) -> None:
     """Errors are those of the format: 2^-11 and 2^-8 of a number."""
     error = {"fp16": 2**-11, "bf16-pure": 2**-8}[precision]
-    (alone,), (plain,) = forked(1, play, model, "mbs8", precision), forked(1, play, model, "mbs8", "fp32")
+    alone, plain = in_one_process(model, precision), in_one_process(model, "fp32")
     for ours in forked(Layout.parse(text).world, play, model, text, precision):
         for done, one, wide in zip(ours, alone, plain, strict=True):
             assert not done.skipped

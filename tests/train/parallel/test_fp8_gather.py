@@ -34,7 +34,7 @@ TOKENS = 24
 
 
 class Ran(NamedTuple):
-    """Losses of three steps, the first one's gradients of this rank's shards, their last weights, and what was sent."""
+    """Losses of two steps, the first one's gradients of this rank's shards, their last weights, and what was sent."""
 
     losses: list[float]
     gradients: dict[str, Tensor]
@@ -52,7 +52,7 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
             moe.dispatcher.narrow = None
     engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], {}
     meter = Meter([], axis=built.ranks.axis)
-    for step in range(3):
+    for step in range(2):
         tokens = torch.randint(0, model.vocab, (batch, TOKENS + 1), generator=torch.Generator().manual_seed(step))
         mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
         if step == 1:

@@ -22,7 +22,7 @@ from fivefold.update import Optimizer
 DENSE = Model(name="dense", layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96)
 TIED = DENSE.replace(name="tied", tied_embeddings=True)
 ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=32, shared_experts=1, shared_ffn=32))
-STEPS = 3
+STEPS = 2
 
 
 def engine_of(model: Model, layout: Layout, job: Job) -> Engine:
