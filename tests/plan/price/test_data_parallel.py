@@ -112,3 +112,13 @@ def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
         if chunks > 1:
             wanted = (1 - 1 / chunks) * sum(later) + min(sum(later) / chunks, sum(every))
         assert _hidden(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+def test_sums_of_copies_by_weight_are_priced_by_micro_batch() -> None:
+    """torchtitan sums gradients of copies with every micro-batch: a planner that has priced one number of micro-batches
+    says of another what a new one says.
+    """
+    job, layouts = JOB.replace(stack="torchtitan"), [Layout.parse(f"dp2 tp4 zero3 mbs{mbs}") for mbs in (1, 4)]
+    together = planner(job, "a100:8")
+    for layout in layouts:
+        assert together.estimate(layout) == planner(job, "a100:8").estimate(layout)
