@@ -96,6 +96,7 @@ class Stack(Record):
     # the heads (Megatron's latent attention without apply_rope_fusion)
     rope: Literal["fused", "apart"] = "fused"
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
+    compile_loss: bool = True  # where blocks are compiled, PyTorch's loss as well (torchtitan, but at the end of 2024)
     joint: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
     # fanned: linear layers on one input are one operation, which makes one gradient of it and adds each weight's to the
     # sums itself (ours); apart: each for itself, under autograd
@@ -207,6 +208,11 @@ class Stack(Record):
     def compiles(self) -> bool:
         """Whether torch.compile makes the kernels of the blocks."""
         return self.compile or self.kernels == "compiled"
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether torch.compile makes one kernel of PyTorch's loss, and one of its backward."""
+        return self.compiles and self.compile_loss
 
     def on(self, *, gpu: bool) -> Stack:
         """The stack on GPUs or CPUs: our engine's ``fused`` kernels under the name of those that run there."""

@@ -195,6 +195,7 @@ STACK: dict[str, Draw] = {
     "early_stop": any_of(Stack, "early_stop"),
     "vocab_multiple": one(1, 1, 128, 7),
     "expandable_segments": any_of(Stack, "expandable_segments"),
+    "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
 
@@ -299,11 +300,11 @@ def layout(some: random.Random, model: Model) -> Layout:
 def job(some: random.Random, *, batch: int) -> Job:
     """Every field of it and of its stack drawn, or a named stack with some of them drawn."""
     drawn = fields(JOB | STACK, some) | {"global_batch": batch}
+    kept = ("sequence", "global_batch", "compile_loss")
     if some.random() < 0.4:
-        few = {name: drawn[name] for name in drawn if name in ("sequence", "global_batch") or some.random() < 0.15}
+        few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
         return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")
     usual = some.random()  # of so many unlike fields one would hide another: some, most or few are as they are
-    kept = ("sequence", "global_batch")
     return Job.read({name: value for name, value in drawn.items() if name in kept or some.random() > usual}, origin="")
 
 

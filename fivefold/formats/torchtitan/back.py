@@ -33,7 +33,7 @@ def shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
         f"{P}pipeline_parallel_last_stage_less_layers": 1,
         f"{P}module_fqns_per_model_part": stages(plan, head=head) if pp else None,
         "compile.enable": job.stack.compile,
-        "compile.components": ["model"],
+        "compile.components": ["model", *(["loss"] if job.stack.compile_loss else [])],
         "debug.seed": job.seed,
         **rate(job.learning_rate, steps=job.steps),
     }

@@ -55,7 +55,9 @@ SHARED: Table = {
     "lr_scheduler.decay_type": part(RATE, "linear"),
     "lr_scheduler.min_lr_factor": field("job.learning_rate.floor", 0.0),
     "compile.enable": part("job.stack.compile and job.stack.kernels", False),
-    "compile.components": part("whether blocks, or only the loss, are compiled", ["model", "loss"]),
+    "compile.components": part(
+        "job.stack.compile_loss, and whether blocks are compiled beside the loss", ["model", "loss"]
+    ),
     "debug.seed": part("job.seed; None: any", None),
     "debug.moe_force_load_balance": foreign("every expert gets as many tokens: counted with imbalance=1", False),
     "debug.batch_invariant": foreign("kernels of a fixed order of summation", False),

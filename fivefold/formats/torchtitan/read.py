@@ -147,7 +147,8 @@ def rate(values: Values) -> dict[str, Any]:
 
 
 def compiled(values: Values) -> dict[str, Any]:
-    """Whether blocks are compiled, and with them norms, activations and rotary embedding fused."""
+    """Whether blocks are compiled, and with them norms, activations and rotary embedding fused; and the loss beside."""
+    loss = {"job.stack.compile_loss": "loss" in values["compile.components"]}
     if values["compile.enable"] and "model" in values["compile.components"]:
-        return {"job.stack.compile": True, "job.stack.kernels": "fused"}
-    return {"job.stack.compile": False, "job.stack.kernels": "plain"}
+        return {"job.stack.compile": True, "job.stack.kernels": "fused"} | loss
+    return {"job.stack.compile": False, "job.stack.kernels": "plain"} | loss

@@ -27,7 +27,7 @@ from fivefold.plan.count.operations.built import Built
 from fivefold.plan.count.operations.fused_linears import fuse_linears
 from fivefold.plan.count.operations.layer import Kind, kind_of
 from fivefold.plan.count.operations.linear import sums_itself
-from fivefold.plan.count.operations.op import Op
+from fivefold.plan.count.operations.op import Op, scratch_tensor
 from fivefold.plan.count.operations.part import Local, Part
 from fivefold.plan.count.operations.recompute import Unit
 
@@ -131,7 +131,7 @@ class Counts:
             sizes = [
                 size
                 for op in self.unit(part, name).ops
-                for size in (*op.writes.values(), *(width * n for n in op.gradient_widths), op.backward_scratch)
+                for size in (*op.writes.values(), *(width * n for n in op.gradient_widths), scratch_tensor(op))
             ]
             self._largest[key] = sorted(sizes, reverse=True)[:2]
         return self._largest[key]

@@ -1,7 +1,7 @@
 """torchtitan's tables: tokens/s/GPU and peak reserved GiB (maximum over ranks) of FSDP2, with TP or CP.
 
 pytorch/torchtitan@b5bcd76:benchmarks/*.md and @3faaa1a:docs/performance.md. Parameters are fp32 shards gathered in
-bf16, gradients reduced in fp32 after every backward; sequence parallel with tp; the loss is not compiled, in fp32;
+bf16, gradients reduced in fp32 after every backward; sequence parallel with tp; the loss is in fp32;
 checkpoints stop early, as PyTorch's do since 2.1.
 The H100s of its own tables are the 96 GB HBM2e part at 500 W and 2.4 TB/s (benchmarks/llama3_h100_202412).
 """
@@ -32,6 +32,7 @@ from fivefold.units import GIB
 
 OP_WISE = "op-wise recomputation keeps every second matmul (w1 but not w3); our groups hold an MLP's matmuls together"
 NOT_STATED = "what is recomputed is not stated"
+EAGER_LOSS = "torchtitan Dec 2024"  # at 9dec370; pull request 755 had just turned compiling the loss off
 ISSUE = "a run from an issue, without its whole configuration"
 
 DISPUTED = "memory of the table with context parallelism could not be reproduced (issue 1344)"
@@ -71,6 +72,7 @@ def _case(row: Row) -> Case:
         kernels="plain" if eager else "fused",
         compile=not eager,
         overlap=("dp", "tp") if "async TP" in row["technique"] else ("dp",),
+        compile_loss=row["framework"] != EAGER_LOSS,
     )
     gibibytes = number(row, "peak_reserved_gib") or number(row, "peak_gb")  # torchao prints torchtitan's GiB as GB
     disputed, rate = row["trust"] == "low", number(row, "tokens_per_s_per_gpu")

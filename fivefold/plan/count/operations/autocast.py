@@ -105,7 +105,8 @@ def _widened(op: Op, result: str) -> Op:
         writes=op.writes | {result: 2 * op.writes[result]}, message=op.message and _in_fp32(op.message),
         gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
         forward_scratch=2 * op.forward_scratch, backward_scratch=2 * op.backward_scratch,
-        moved_bytes=2 * op.moved_bytes, moved_backward_bytes=2 * op.moved_backward_bytes,
+        scratch_tensor=2 * op.scratch_tensor, moved_bytes=2 * op.moved_bytes,
+        moved_backward_bytes=2 * op.moved_backward_bytes,
     )  # fmt: skip
 
 

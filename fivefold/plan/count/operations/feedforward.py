@@ -255,7 +255,7 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
         return _written_out(op, local, name, size=size) if local.norm.plain else op
     both = elementwise(f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=size)
     if local.model.activation == "clamped_swiglu":  # clamped gate and up, the sigmoid and their products
-        both = both._replace(forward_scratch=size, backward_scratch=4 * size)
+        both = both._replace(forward_scratch=size, backward_scratch=4 * size, scratch_tensor=size)
     plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
     if local.job.stack.joint:  # one kernel writes the gradient of both halves, or two gradients are joined
         both = both._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
@@ -285,6 +285,6 @@ def _clamped_apart(op: Op, *, size: int) -> Op:
     """
     clamped = op.name.replace(".act", ".clamped")
     return op._replace(
-        writes=op.writes | {clamped: 2 * size}, keeps=(*op.keeps, clamped), backward_scratch=2 * size,
+        writes=op.writes | {clamped: 2 * size}, keeps=(*op.keeps, clamped), backward_scratch=2 * size, scratch_tensor=0,
         moved_bytes=op.moved_bytes + 8 * size, moved_backward_bytes=op.moved_backward_bytes + 10 * size,
     )  # fmt: skip

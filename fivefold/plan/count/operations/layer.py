@@ -162,11 +162,11 @@ def head(local: Local) -> list[Op]:
     if job.stack.loss == "plain" or (
         job.stack.loss == "narrow" and local.autocast
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
+        apart = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
             writes={"loss": 4, "softmax": wide}, keeps=("logits", "softmax") if held else ("softmax",), in_place=False,
-            # under tp DTensor's loss_parallel: zeros with a one, the softmax, their sum (its _nll_loss_…_backward)
-            forward_scratch=wide if width < 4 else 0,
-            backward_scratch=(3 if part.tp > 1 and not job.stack.compiles else 2) * wide - logits,
+            forward_scratch=wide * apart + (wide if width < 4 else 0),
+            backward_scratch=(2 + apart) * wide - logits, scratch_tensor=wide,
             moved_bytes=logits + 3 * wide, moved_backward_bytes=logits + 3 * wide,
         )  # fmt: skip
     elif job.stack.loss == "narrow":  # the caller holds the logits too

@@ -74,6 +74,7 @@ class Op(NamedTuple):
     moved_backward_bytes: int = 0
     forward_scratch: int = 0
     backward_scratch: int = 0
+    scratch_tensor: int = 0  # the largest tensor of backward_scratch, where it is several; 0: it is one
     regathered: int = 0  # of backward_scratch, the input that is gathered again for dW
     product_bytes: int = 0  # of output gradients for dW other than those received: gathered, or of gate and up
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
@@ -88,6 +89,11 @@ class Op(NamedTuple):
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; beside the largest dW
     delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
+
+
+def scratch_tensor(op: Op) -> int:
+    """Bytes of the largest tensor of the scratch of the backward."""
+    return min(op.scratch_tensor or op.backward_scratch, op.backward_scratch)
 
 
 def split(name: str, source: str, parts: dict[str, int]) -> Op:
@@ -142,7 +148,7 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
         # train/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
         # the result if that is fp32
         forward_scratch=0 if free else numel * wide,
-        backward_scratch=0 if free else numel * (8 if wide else 4),
+        backward_scratch=0 if free else numel * (8 if wide else 4), scratch_tensor=0 if free else numel * 4,
     )  # fmt: skip
     if not kind.plain or layernorm:
         return op

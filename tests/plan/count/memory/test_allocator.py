@@ -10,9 +10,11 @@ from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.memory.allocator import COMMUNICATOR_BYTES, CONTEXT_BYTES, allocator_totals, segment
-from fivefold.plan.count.memory.rank_memory import memory
+from fivefold.plan.count.memory.rank_memory import memory, over_time
+from fivefold.stack.catalog import named as named_stack
 from fivefold.units import GIB, MIB
 
+STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; the head's input, whole
 LLAMA_70B = named("llama3-70b").replace(layers=12)
 # Megatron-Core with Transformer Engine, 8 B200: MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json
 MEGATRON = Job(
@@ -66,6 +68,22 @@ def test_the_host_ahead_reserves_what_was_sent() -> None:
     """Under sequence parallelism two sums of each layer and one of the embedding, whole: tokens x D in 16 bits."""
     more = reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - reserved(MEGATRON, "dp4 tp2 zero1")
     assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
+
+
+@pytest.mark.parametrize(("compiled", "logits"), [(True, 3), (False, 4)])
+def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -> None:
+    """Zeros with a one, softmax, their sum and its product with the gradient: loss.py of PyTorch's tensor parallelism;
+    and none of them is as large as their sum to the allocator."""
+    stack = named_stack("torchtitan").replace(compile_loss=compiled)
+    counts = Counts(LLAMA_70B, Job(sequence=8192, global_batch=16, stack=stack))
+    layout = Layout.parse("tp8 zero3 mbs16 ac=full")
+    ranks, wide = memory(counts, layout), 16 * 8192 * LLAMA_70B.vocab // 8 * 4
+    assert ranks[0].peak_cause == "head backward loss"
+    head = next(moment for moment in over_time(counts, layout) if moment.cause == "head backward loss")
+    assert head.activations_bytes + head.logits_bytes + head.temporary_bytes == pytest.approx(
+        logits * wide + STREAMS * 16 * 8192 * 8192 // 8 * 2, rel=0.01
+    )
+    assert allocator_totals(counts, layout, ranks).reserved_bytes - segment(ranks[0].peak_bytes) == 2 * segment(wide)
 
 
 def test_the_driver_shows_context_and_communicators() -> None:
