@@ -192,6 +192,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("LAUNCH_SECONDS", network.LAUNCH_SECONDS, (10e-6, 30e-6)),
     Constant("BULK_STEP_SECONDS", network.BULK_STEP_SECONDS, (5e-6, 12e-6), set_on=SIMUMAX),
     Constant("QUICK_SHARE", network.QUICK_SHARE, (0.4, 0.6)),
+    Constant("FILLED", network.FILLED, (0.8, 1.1)),
     Constant("CROWDING", network.CROWDING, (0.005, 0.05)),
     Constant("PART_SECONDS", data_parallel.PART_SECONDS, (6e-6, 15e-6)),
     Constant("GATHER_ONE_WAY", network.GATHER_ONE_WAY, (1.0, 2.0)),

@@ -32,11 +32,33 @@ GATHER_ONE_WAY = 1.5
 EXCHANGE_ONE_WAY = 2.0
 
 
+# Of the rate that its links would give it, what a tree reaches of messages of 64 bytes, 128, ... 512 MiB, under the
+# quick and the bulk protocol: NCCL's own correction of its model, as measured (treeCorrectionFactor in
+# NVIDIA/nccl@b647562:src/graph/tuning.cc, LL and Simple). Between two sizes straight; above them all of it.
+FILLED = (
+    (1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9,
+     1.0),
+)  # fmt: skip
+
+
 class Line(NamedTuple):
-    """Cost of an algorithm under a protocol: ``latency + per_byte · payload`` seconds."""
+    """Cost of an algorithm under a protocol: ``latency + per_byte · payload / filled`` seconds.
+
+    ``filled``: the share of the rate by powers of two from 64 bytes on; empty: all of it.
+    """
 
     latency: float
     per_byte: float
+    filled: tuple[float, ...] = ()
+
+    def seconds(self, payload: int) -> float:
+        """Seconds of a payload of so many bytes."""
+        octave = payload.bit_length() - 7
+        if not 0 <= octave < len(self.filled) - 1:
+            return self.latency + self.per_byte * payload
+        low, high = self.filled[octave : octave + 2]
+        return self.latency + self.per_byte * payload / (low + (high - low) * (payload / (64 << octave) - 1))
 
 
 class Tier(NamedTuple):
@@ -121,7 +143,7 @@ class Network:
         lines = self._lines.get((collective, group, copies))
         if lines is None:
             lines = self._lines[collective, group, copies] = self._lay(collective, self._place(group), copies)
-        return self._launch + min([latency + per_byte * payload for latency, per_byte in lines])
+        return self._launch + min([line.seconds(payload) for line in lines])
 
     def busy(self, collective: str, payload: int, group: Group) -> float:
         """Of ``seconds`` those in which sockets and copies keep a core busy, so that compute waits; 0 with NCCL.
@@ -134,9 +156,7 @@ class Network:
             return _along([(point.bytes, point.busy) for point in curve], payload)
         within = self._near(group.ranks)
         lines = self._lay(collective, Place(group.ranks, group.ranks, 1, within, within))
-        return min(
-            self.seconds(collective, payload, group), *(line.latency + line.per_byte * payload for line in lines)
-        )
+        return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
     def nodes(self, group: Group) -> int:
         """On how many nodes the ranks of a group lie."""
@@ -220,7 +240,8 @@ def _tree(place: Place) -> list[Line]:
     near = 2 * math.ceil(math.log2(place.local))
     far = 2 * math.ceil(math.log2(place.nodes))
     per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
-    return _protocols(place, near=near, far=far, per_byte=per_byte)
+    lines = _protocols(place, near=near, far=far, per_byte=per_byte)
+    return [line._replace(filled=filled) for line, filled in zip(lines, FILLED, strict=True)]
 
 
 def _switch(place: Place) -> list[Line]:
