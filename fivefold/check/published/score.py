@@ -1,7 +1,8 @@
 """How far predictions lie from what was measured, and whether they rank rivals as the measurements do.
 
 error   predicted / measured − 1
-tau     Kendall's: pairs in the measured order less pairs against it, over all pairs; mean over groups of rivals
+tau     Kendall's: pairs in the measured order less pairs against it, over those that the measurement tells apart
+        (``RESOLUTION``); mean over groups of rivals
 regret  measured time of the layout that we would pick, over the best measured, − 1; mean over groups of rivals
 """
 
@@ -29,6 +30,8 @@ from fivefold.units import show_bytes
 Quantity = Literal["time", "composed", "peak", "states", "activations", "message"]
 STEPS = ("time", "composed")
 FEWEST_RIVALS = 3
+# How far apart repeats of one run lie: the median over the eleven sources that have any, each by its own median.
+RESOLUTION = 0.01
 
 
 class Score(Record):
@@ -187,19 +190,23 @@ def rank(scores: Iterable[Score]) -> list[Ranking]:
     groups = [group for group in grouped(timed, by=lambda score: score.rivals) if len(group) >= FEWEST_RIVALS]
     return [
         Ranking(
-            kendall([score.predicted for score in group], [score.measured for score in group]),
+            kendall(
+                [score.predicted for score in group],
+                [score.measured for score in group],
+                apart=0.0 if group[0].quantity == "composed" else RESOLUTION,  # a sum has no noise
+            ),
             min(group, key=lambda score: score.predicted).measured / min(score.measured for score in group) - 1,
         )
         for group in groups
     ]
 
 
-def kendall(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Kendall's tau-a over the pairs that the measurement tells apart; 1 where it tells none apart."""
+def kendall(predicted: Sequence[float], measured: Sequence[float], *, apart: float = 0.0) -> float:
+    """Kendall's tau-a over the pairs whose measured values lie more than ``apart`` apart; 1 where there are none."""
     signs = [
         _sign(predicted[i] - predicted[j]) * _sign(measured[i] - measured[j])
         for i, j in combinations(range(len(measured)), 2)
-        if measured[i] != measured[j]
+        if abs(measured[i] - measured[j]) > apart * min(measured[i], measured[j])
     ]
     return fmean(signs) if signs else 1.0
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 import pytest
 
 from fivefold.check.published import Report, exclusions, headline, run, table_markdown
 from fivefold.check.published.intervals import coverage, learn, write
+from fivefold.check.published.score import RESOLUTION, Score
 from fivefold.plan.price.errors import TABLE
 
 ROOT = Path(__file__).parents[3]
@@ -80,6 +81,21 @@ def test_no_source_is_worse_than_its_bound(report: Report) -> None:
     means = {(row.source, row.quantity): 100 * row.mean for row in report.summaries}
     assert {key: mean for key, mean in means.items() if mean > BOUNDS.get(key, 100.0)} == {}
     assert BOUNDS.keys() <= means.keys()
+
+
+def test_repeats_of_a_run_lie_as_far_apart_as_the_resolution_says(report: Report) -> None:
+    repeats: dict[tuple[object, ...], list[Score]] = {}
+    for each in report.scores:
+        if each.quantity == "time":  # equal runs have equal predictions
+            alike = each.source, each.rivals, each.model, each.chip, each.layout, each.precision, each.predicted
+            repeats.setdefault(alike, []).append(each)
+    spreads: dict[str, list[float]] = {}
+    for (source, *_), runs in repeats.items():
+        if len(runs) > 1:
+            times = [each.measured for each in runs]
+            spreads.setdefault(str(source), []).append(max(times) / min(times) - 1)
+    assert len(spreads) >= 9
+    assert median(map(median, spreads.values())) == pytest.approx(RESOLUTION, rel=0.1)
 
 
 def assert_or_freeze(page: Path, made: str, *, begin: str, end: str) -> None:
