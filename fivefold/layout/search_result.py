@@ -90,7 +90,8 @@ class Why(Record):
 class Proposal(Record):
     """The simplest layout whose score is ``within`` a share of the best, which a prediction cannot tell from it.
 
-    ``simpler``: the fastest of the simpler layouts; ``faster``: the fastest of all, unless it is the proposal.
+    ``simpler``: the fastest of the simpler layouts; ``faster``: the fastest of all, unless it is the proposal;
+    ``remark``: what of the question stands in the way of better ones.
     """
 
     layout: str
@@ -100,6 +101,7 @@ class Proposal(Record):
     simpler: Alternative | None
     faster: Alternative | None
     why: tuple[Why, ...]
+    remark: str = ""
 
 
 class Told(Record):

@@ -185,12 +185,12 @@ def search_parts(what: SearchResult) -> list[str]:
 
 def _proposed(what: Proposal) -> list[str]:
     rows = [(each.choice, each.line) for each in what.why]
-    parts = [
-        heading("Proposal", f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"),
+    alike = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
+    return [
+        heading("Proposal", "; ".join([alike, what.remark] if what.remark else [alike])),
         paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")), key_figures(what.choice.step),
-        time([what.choice.step]),
+        time([what.choice.step]), table(("choice", "why"), rows, left=("choice", "why")),
     ]  # fmt: skip
-    return [*parts, table(("choice", "why"), rows, left=("choice", "why"))]
 
 
 def best(found: Sequence[Ranked]) -> str:

@@ -160,6 +160,7 @@ def _proposal(found: Proposal) -> RenderableType:
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
         Text(f"{figures}; the simplest found within {found.within:.1%} of the best ({alike})"),
     ]
+    lines += [Text(found.remark, style="yellow", overflow="fold")] if found.remark else []
     for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
         if other is not None:
             less = "longer" if other.slower >= 0 else "less"

@@ -26,7 +26,7 @@ from fivefold.plan.search.balance import even_out
 from fivefold.plan.search.bounds import Bounds
 from fivefold.plan.search.branch_and_bound import BranchAndBound, Report
 from fivefold.plan.search.columns import joined
-from fivefold.plan.search.constraints import tightest
+from fivefold.plan.search.constraints import tightest, uneven_batch
 from fivefold.plan.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.plan.search.rejections import near_miss
 from fivefold.plan.search.robust import Judge
@@ -143,6 +143,7 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
         alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
         choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(whys(chosen, where=where, planners=alike)),
+        remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
     )  # fmt: skip
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations, product
-from math import log2
+from math import gcd, log2
 from typing import NamedTuple
 
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, NUMBERS, Term, Where
 from fivefold.model.spec import Model
+from fivefold.units import power_of_two
 
 Passing = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
 NAME = 1.0  # octaves by which a name gives way
+LITTLE = 4  # times less dp than another batch would allow
 TRIED = 40  # ways for as many terms, the nearest first
 
 
@@ -82,3 +84,16 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
         if not term.admits(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]
             yield min(ratios), Way(term, Term(term.field, "=", (str(value),)))
+
+
+def uneven_batch(layout: Layout, *, batch: int) -> str:
+    """What a global batch that shares few divisors with the ranks costs; "" if it is not what holds dp down.
+
+    dp divides both.
+    """
+    most, even = gcd(batch, layout.world), gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
+    if layout.dp < most or LITTLE * most > even:
+        return ""
+    near = max(1, round(batch / even)) * even
+    allowed = gcd(near, layout.world)
+    return f"gbs {batch} and {layout.world} ranks allow no more than dp{most}; gbs {near} would allow dp{allowed}"

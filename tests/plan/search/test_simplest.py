@@ -15,8 +15,11 @@ from fivefold.model.spec import Model
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.price.timeline import StepTime
 from fivefold.plan.search import search
+from fivefold.plan.search.constraints import uneven_batch
 from fivefold.plan.search.simplest import Evaluated, Simplest, complexity
 from fivefold.record import Mistake
+from fivefold.show.compare import to_text
+from fivefold.show.search import page
 from tests.plan.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
 
 TERMS = (
@@ -151,3 +154,26 @@ def test_where_several_constraints_leave_nothing_the_fewest_are_named_with_the_n
         assert is_legal(layout, model=SMALL, job=FEW, machine=NODE)
         said = Where.parse(str(told.value).rpartition(": with ")[2].partition(" there is")[0])
         assert said.holds(layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "line"),
+    [
+        ("dp4 cp16", 500, "gbs 500 and 64 ranks allow no more than dp4; gbs 512 would allow dp64"),
+        ("dp1 tp8", 7, "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"),
+        ("dp2 cp32", 500, ""),  # it is not the batch that holds dp down
+        ("dp64", 512, ""),
+        ("dp16 tp3", 512, ""),  # 48 ranks: dp48 would be no more than three times as much
+        ("dp768 tp8", 2304, ""),
+    ],
+)
+def test_a_batch_that_holds_dp_down_is_told(layout: str, batch: int, line: str) -> None:
+    assert uneven_batch(Layout.parse(layout), batch=batch) == line
+
+
+def test_the_remark_stands_in_the_proposal() -> None:
+    job = FEW.replace(global_batch=7)
+    found = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
+    assert found.proposal is not None
+    assert found.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
+    assert found.proposal.remark in to_text(page(found))
