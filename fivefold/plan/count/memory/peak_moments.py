@@ -230,8 +230,8 @@ class PeakFinder:
                     profile.backward_peak_bytes - mine - born_then + logits, unit.logits,
                 )  # fmt: skip
                 if reduces:
+                    gone, still_coming = (still, coming) if sums.holds else (gone, 0)
                     beginning, rest = gradients + change.reducing - gone, self._made_last(unit) + logits
-                    beginning, still_coming = (beginning - still, coming) if sums.holds else (beginning, 0)
                     yield LiveBytes((place, at, "reduce"), beginning, earlier, here - let_go + still_coming, rest)
             grown += run.times * change.lasting + change.waits
             whole, after = whole - let_go * (run.times if stays else 1), after + run.times * off

@@ -73,3 +73,14 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(part_of(layout), part.name).ops}
     weighed = [op.name for op in counts.unit(part_of(layout), part.name).ops if op.gradient_widths]
     assert split.late_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
+
+
+def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
+    """Experts are reduced within their block's backward, which frees the copy of the unit before; the block's own
+    gradients and their copy follow.
+    """
+    moe, layout = named("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
+    job = Job(stack=stack_named("fivefold").replace(unit_buffers="held"), sequence=128, global_batch=8)
+    counts = Counts(moe, job)
+    (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
+    assert min(each.gradients_bytes for each in over_time(counts, layout) if each.cause.endswith("reduce")) >= block
