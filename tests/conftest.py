@@ -40,8 +40,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# A fork finalizes nothing of its parent's: the store of a group would wait there for a thread that it does not have.
+os.register_at_fork(after_in_child=gc.freeze)
+
+
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: no collection of garbage looks through it, here or in a fork."""
+    """What is imported and collected stays to the end: no collection of garbage looks through it."""
     gc.freeze()
 
 

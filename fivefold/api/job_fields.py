@@ -41,6 +41,7 @@ class JobWords(TypedDict, total=False):
     kernels: str
     rope: str
     compile: bool
+    compile_loss: bool
     joint: bool
     linears: str
     narrow_kept: Sequence[str]

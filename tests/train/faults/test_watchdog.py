@@ -29,10 +29,13 @@ def straight(steps: int) -> dict[str, str]:
     return saved_bits("straight")
 
 
-def test_a_stopped_rank_is_found_and_the_run_goes_on() -> None:
+def test_a_stopped_rank_is_found_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     bits = straight(100)
     set_run(**TWO, job={"steps": 100}, faults={"watchdog_seconds": SECONDS})
-    ranks = Ranks(2)
+    with monkeypatch.context() as slowly:  # so that it is not done before it is ended
+        step = loop.Loop._step
+        slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.03), step(*own))[1])
+        ranks = Ranks(2)
     wait_for(lambda: logged() > 15)
     ranks.signal(1, signal.SIGSTOP)
     begin = time.monotonic()
