@@ -51,6 +51,8 @@ class Quantity(Record):
         known = [value for value in self.numbers if value is not None]
         if self.better == "neither" or not self.differs or not known:
             return tuple(False for _ in self.values)
+        if self.unit == "seconds" and None in self.values:  # of messages that a variant does not send
+            return tuple(value is None for value in self.values)
         least = min(known) if self.better == "less" else max(known)
         return tuple(value is not None and abs(value - least) <= EQUAL * abs(least) for value in self.numbers)
 

@@ -50,6 +50,8 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     step = rows["step"]
     assert step.relative[0] == 0.0
     assert 0.2 < (step.relative[1] or 0) < 0.4  # a forward again: a third of the work
+    messages = {row.name: row for row in compare([case("dp8 zero3 mbs1"), case("tp8 mbs1")]).rows}
+    assert messages["tp, exposed"].best == (True, False)  # it sends none
 
 
 def test_what_cannot_run_keeps_its_reason() -> None:
