@@ -117,8 +117,12 @@ def _place(part: Part) -> tuple[slice, ...]:
 
 def without_gradient(model: Model) -> list[str]:
     """Biases of keys that are not rotated: they add the same to every score of a query."""
-    layers = [layer for layer in range(model.layers) if model.qkv_bias and not model.mla and not model.rotates(layer)]
-    return [f"blocks.{layer}.attention.k.bias" for layer in layers]
+    if not model.qkv_bias or model.mla:
+        return []
+    blocks = [f"blocks.{layer}" for layer in range(model.layers) if not model.rotates(layer)]
+    if model.mtp and not model.rotates(model.layers - 1):
+        blocks += [f"head.mtp.{depth}.block" for depth in range(model.mtp.depth)]
+    return [f"{block}.attention.k.bias" for block in blocks]
 
 
 def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:
