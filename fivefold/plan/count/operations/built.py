@@ -91,9 +91,7 @@ class Built:
             self._blocks[block] = [*attention, *rest]
         return self._blocks[block]
 
-    def _half(
-        self, half: Callable[..., list[Op]], part: Part, layer: int, *, key: tuple[object, ...]
-    ) -> list[Op]:  # fmt: skip
+    def _half(self, half: Callable[..., list[Op]], part: Part, layer: int, *, key: tuple[object, ...]) -> list[Op]:
         """The operations of half a block, which are the same for all parts of one ``key``."""
         if key not in self._halves:
             local = self.local(part)

@@ -32,9 +32,8 @@ def _narrowed(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             (out,) = op.writes
             yield op._replace(writes={out: op.writes[out] + sizes["o"] // local.width // 2})
         elif "activation" in kept and op.name.endswith(".act"):
-            swap = {
-                name: f"{name}.narrow" for name in op.keeps if name in op.reads
-            }  # gate and up, as one or two; or up
+            # what it keeps of its inputs: gate and up, as one tensor or two; or up alone
+            swap = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
             for whole, cast in swap.items():
                 size = narrow_bytes(local, sizes[whole] // local.width)
                 yield Op(
