@@ -191,8 +191,7 @@ class ModelShape(Record):
             raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window")
-        if self.mla is not None and not all(self.rope_pattern):
-            raise ValueError("with mla every layer rotates: leave rope_pattern out")
+        self._check_latent()
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
@@ -200,6 +199,19 @@ class ModelShape(Record):
             if lengths != {self.rope_dim // 2}:
                 raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
+
+    def _check_latent(self) -> None:
+        """Raise ``ValueError`` for a field that latent attention would ignore."""
+        if self.mla is None:
+            return
+        if not all(self.rope_pattern):
+            raise ValueError("with mla every layer rotates: leave rope_pattern out")
+        if self.position != "rope":
+            raise ValueError(f"with mla every layer rotates: position={self.position!r} is not supported; take 'rope'")
+        if self.temperature is not None:
+            raise ValueError("with mla every layer rotates, and temperature is of layers that do not: leave it out")
+        if self.qk_norm != "none":
+            raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 
     def _approximate_parameters(self) -> int:
         """Approximate number of parameters, without norms and biases; fast for absurd sizes."""
@@ -212,6 +224,17 @@ class ModelShape(Record):
     def rope_dim(self) -> int:
         """Number of rotated dims per head."""
         return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
+
+    @property
+    def table_dims(self) -> tuple[int, ...]:
+        """Return the dims of each pair of position tables (cos and sin) that attention reads.
+
+        They are the rotary tables of all layers, those of sliding layers with a base of their own, and the
+        temperature's. The trainer builds these tables in this order, and the planner counts their bytes.
+        """
+        every = range(self.layers + self.predicted)
+        rotary = (self.rope_dim,) * (2 if self.rope_theta_sliding else 1) if self.position == "rope" else ()
+        return rotary + ((self.head_dim,) if any(map(self.tempers, every)) else ())
 
     @property
     def predicted(self) -> int:
@@ -252,4 +275,4 @@ class ModelShape(Record):
 
     def tempers(self, layer: int) -> bool:
         """Whether ``layer`` multiplies its queries by the temperature of their positions."""
-        return self.temperature is not None and self.position == "rope" and not self.rotates(layer)
+        return self.temperature is not None and not self.rotates(layer)

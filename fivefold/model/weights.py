@@ -125,8 +125,7 @@ def _attention(model: ModelShape) -> Iterator[Weight]:
     for name, heads in (("q", model.heads), ("k", model.kv_heads)):
         if (shape := norm_shape(model, heads)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *shape)
-    if model.attention_sinks:
-        yield Weight("attention.sinks", (model.heads,), "vector")
+    yield from _sinks(model)
     yield from _linear("attention.out", model.width, wide, "row", bias=model.out_bias)
 
 
@@ -143,7 +142,14 @@ def _mla(model: ModelShape) -> Iterator[Weight]:
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
     yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
+    yield from _sinks(model)
     yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
+
+
+def _sinks(model: ModelShape) -> Iterator[Weight]:
+    """Yield the logit of each head that attention adds to the keys; latent attention has them too (HY V4)."""
+    if model.attention_sinks:
+        yield Weight("attention.sinks", (model.heads,), "vector")
 
 
 def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:

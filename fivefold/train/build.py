@@ -28,6 +28,7 @@ from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.mesh import ranks as make_ranks
 from fivefold.train.parallel.shard import Shard
 from fivefold.train.parallel.zero import ZeroUnit
+from fivefold.train.parameter_check import check_parameter_table, check_placement
 from fivefold.train.supported import check_supported
 
 
@@ -91,7 +92,10 @@ def build(
     )
     with torch.device("meta"):
         module = Transformer(model)
+    check_parameter_table(module, model=model)
     units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    stages = table.rank_stages[ranks["pp"].rank]
+    check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
     drawn = {weight.name: weight for weight in weights(model)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in unit.shards):

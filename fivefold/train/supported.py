@@ -109,19 +109,15 @@ def _check_moments(job: Job) -> None:
 
 def _check_model(model: Model) -> None:
     """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
-    plain = Model(
-        name=model.name, layers=1, width=model.width, heads=model.heads, kv_heads=model.kv_heads,
-        head_dim=model.head_dim, ffn=model.ffn, vocab=model.vocab,
-    )  # fmt: skip
     moe = model.moe
     routed = (
         moe is not None and not moe.dense_layers and not moe.shared_experts and model.activation == "clamped_swiglu"
     )
     free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
-    for field in type(model).model_fields:
+    for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
-        computed = field in free or (field == "activation" and value in ACTIVATIONS)
-        if not computed and value != getattr(plain, field):
+        computed = declared.is_required() or field in free or (field == "activation" and value in ACTIVATIONS)
+        if not computed and value != declared.default:
             raise Mistake(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
     if routed and moe and moe.weighs == "inputs":
         raise Mistake(f"model {model.name!r}: the trainer cannot weigh the inputs of clamped experts yet")

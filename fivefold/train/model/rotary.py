@@ -47,18 +47,16 @@ def tables_of(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """``rotary_tables`` of all layers, then those of sliding layers where they differ, then those of the temperature.
 
-    None without rotary layers.
+    Their number and dims are those of ``model.table_dims``.
     """
-    if model.position != "rope":
-        return ()
-    kinds = (False, True) if model.rope_theta_sliding else (False,)
+    kinds = () if model.position != "rope" else (False, True) if model.rope_theta_sliding else (False,)
     turns = tuple(
         table for sliding in kinds
         for table in rotary_tables(
             model, positions=positions, length=length, sliding=sliding, dtype=dtype, device=device
         )
     )  # fmt: skip
-    if model.temperature is None:
+    if model.temperature is None or len(model.table_dims) == len(kinds):
         return turns
     return *turns, *_temperature(model.temperature, positions, head_dim=model.head_dim, dtype=dtype, device=device)
 

@@ -107,9 +107,12 @@ class EvenDispatchPlan(DispatchPlan):
 
 
 def gpu_attention(module: nn.Module) -> None:
-    """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k."""
+    """Replace latent attention's flash core by the GPU's kernel, which needs no padding where v is narrower than k.
+
+    Attention with sinks keeps its core, which needs the log-sum-exp of a kernel that pads, on GPUs too.
+    """
     for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
-        if isinstance(layer.core, Flash) and layer.rule.plain:
+        if isinstance(layer.core, Flash) and layer.rule.plain and layer.sinks is None:
             layer.core = GpuFlash(layer.rule)
 
 

@@ -12,12 +12,9 @@ from fivefold.plan.count.memory.stage import Chunk
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
-    """Bytes of a step's token ids (int64, one more per sequence for the targets) and of the rotary tables."""
-    tables = 0
-    tokens = job.sequence // layout.cp
-    if model.position == "rope":
-        wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
-        tables = 2 * model.rope_dim * tokens * (4 if wide else 2)
+    """Return the bytes of a step's token ids (int64, one more per sequence for the targets) and position tables."""
+    wide = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
+    tables = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if wide else 2)
     return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables
 
 

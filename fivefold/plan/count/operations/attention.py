@@ -176,11 +176,14 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
 
 
 def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
-    """The head dims of q and k and of v in the kernel: one that computes by blocks (our ring, or on CPU) pads both to
-    the larger (``train/model/flash_attention.py``).
+    """Return the head dims of q and k and of v in the kernel.
+
+    One that computes by blocks (the trainer's ring, its sinks, or on CPU) pads both to the larger
+    (``train/model/flash_attention.py``).
     """
-    ring = local.part.cp > 1 and not local.part.ulysses and local.job.stack.linears == "fanned"
-    return (max(dims),) * 2 if local.job.stack.attention == "blocks" or ring else dims
+    blocks = (local.part.cp > 1 and not local.part.ulysses) or local.model.attention_sinks
+    pads = local.job.stack.attention == "blocks" or (blocks and local.job.stack.linears == "fanned")
+    return (max(dims),) * 2 if pads else dims
 
 
 def _scratch(local: Local, dims: tuple[int, int], *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
