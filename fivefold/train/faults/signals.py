@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fivefold.record import Fault, Mistake, StopSignal
+from fivefold.train.faults.transient import is_transient
 
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # environment variable set by ``process.launch``: the launcher's pid
 TIME = "timestamp"  # key in the error file, seconds since the epoch; torchelastic's name
@@ -101,8 +102,8 @@ def resume_hint(folder: Path) -> str:
 def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
     """Reduce an unexpected error to a one-line ``Fault``; traceback and library noise go to a file in ``folder``.
 
-    ``answer``: the error file that a launcher reads; the process then exits with ``EXIT_RETRY``, as the error may be
-    transient. Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have.
+    ``answer``: the error file that a launcher reads; after a transient error the process exits with ``EXIT_RETRY``.
+    Without it, only rank 0 raises a ``Mistake`` or ``Fault`` that all ranks have.
     """
     path = folder / f"stderr-rank{rank}.txt"
     with _library_noise(path):
@@ -115,7 +116,10 @@ def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
         except Exception as error:
             os.write(2, traceback.format_exc().encode())
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            line = f"rank {rank}: {reason} (see {path}); {resume_hint(folder)}"
+            line = f"rank {rank}: {reason} (see {path})"
+            if answer is not None and not is_transient(error):
+                raise Fault(f"{line}; not started again, because every attempt would end in the same error") from None
+            line = f"{line}; {resume_hint(folder)}"
             if answer is not None and write_error_file(line, to=answer):
                 os._exit(EXIT_RETRY)
             raise Fault(line) from None
