@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, ScheduleName
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisor_below, divisors, stages_word
+from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
@@ -232,9 +232,9 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
 def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
     if pp * v > layers:
-        step = 2 if layout.schedule == "dualpipe" else 1
+        step = 2 if layout.pipeline.enters_both_ends else 1
         mends = [f"pp{n}" for n in range(min(pp - step, layers // v // step * step), 1, -step)][:1]
-        mends += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.schedule == "interleaved"][:1]
+        mends += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.pipeline.interleaves][:1]
         mend = f"try {' or '.join(mends)}" if mends else "lower pp or v"
         yield f"pp·v={pp * v} stages are more than layers={layers}; {mend}"
     if pp > 1 and not playable(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
@@ -242,8 +242,8 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to play; raise dp or mbs, or lower pp or gbs"
     if layout.stages and sum(layout.stages) != layers:
         yield f"{stages_word(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
-    micro, needed = layout.micro_batches(job), FEWEST_ROUNDS.get(layout.schedule, 0) * pp
-    even = 2 if layout.schedule == "dualpipe" else 1
+    micro, needed = layout.micro_batches(job), layout.pipeline.min_rounds * pp
+    even = 2 if layout.pipeline.enters_both_ends else 1
     chunk = layout.dp * layout.mbs
     if micro % even:
         mend = _more(layout, job, lambda n: n % even == 0, gbs=(micro + 1) * chunk)

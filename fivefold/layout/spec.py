@@ -19,7 +19,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fivefold.job import Job
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, CpKind, MeshAxis, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, CpKind, MeshAxis, ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.record import Mistake, Record, nearest
 from fivefold.sizes import RANKS, Degree, Layers, Sequences
 
@@ -27,8 +28,6 @@ from fivefold.sizes import RANKS, Degree, Layers, Sequences
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # outputs that are recomputed even if another operation saves them
 STAGES = 2**12  # more than any model has layers
-
-FEWEST_ROUNDS: Mapping[str, int] = {"interleaved": 1, "zb1p": 1, "zb2p": 1, "zbv": 1, "dualpipe": 2, "dualpipev": 2}
 
 
 class Layout(Record):
@@ -90,13 +89,13 @@ class Layout(Record):
     def _check_schedule(self) -> None:
         if self.pp == 1 and (self.v > 1 or self.schedule != "1f1b"):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
-        if self.schedule in V_SHAPED and self.v != 2:
+        if self.pipeline.places_v and self.v != 2:
             raise ValueError(f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}")
-        if self.schedule == "interleaved" and self.v < 2:
+        if self.pipeline.interleaves and self.v < 2:
             raise ValueError("interleaved needs virtual stages; write v2 or more, or 1f1b")
-        if self.v > 1 and self.schedule not in ("interleaved", *V_SHAPED):
+        if self.v > 1 and self.pipeline.stages_per_rank == 1:
             raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write interleaved")
-        if self.schedule == "dualpipe" and self.pp % 2:
+        if self.pipeline.enters_both_ends and self.pp % 2:
             raise ValueError(f"dualpipe needs an even pp, not {self.pp}; try pp{self.pp + 1}")
 
     def _check_stages(self) -> None:
@@ -115,10 +114,15 @@ class Layout(Record):
                 f"ac={self.ac}: {self.recompute_ranks} of pp={self.pp} pipeline ranks; "
                 f"take 1 to pp-1 of them, or ac={self.recomputation}"
             )
-        if self.schedule == "dualpipe":
+        if self.pipeline.enters_both_ends:
             raise ValueError(
                 f"ac={self.ac}: dualpipe has each stage on two ranks; take ac={self.recomputation}, or dualpipev"
             )
+
+    @property
+    def pipeline(self) -> PipelineSchedule:
+        """Return the facts of the pipeline schedule."""
+        return PIPELINE_SCHEDULES[self.schedule]
 
     @property
     def recomputation(self) -> str:
@@ -158,8 +162,9 @@ class Layout(Record):
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
             fields["schedule"] = "interleaved"
-        if fields.get("schedule") in V_SHAPED:
-            fields.setdefault("v", 2)
+        chosen = next((each for each in PIPELINE_SCHEDULES.values() if each.name == fields.get("schedule")), None)
+        if chosen is not None and chosen.places_v:
+            fields.setdefault("v", chosen.stages_per_rank)
         return cls.read(fields, origin=f"layout {text!r}")
 
     def __str__(self) -> str:

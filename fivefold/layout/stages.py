@@ -10,7 +10,6 @@ A stage is on pipeline rank ``stage mod pp``; where the schedule is V-shaped, ev
 
 from __future__ import annotations
 
-from fivefold.layout.names import V_SHAPED
 from fivefold.layout.spec import Layout
 
 
@@ -24,7 +23,7 @@ def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
 def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     """Whether layers of each of the pp·v stages are recomputed, as ``ac=`` names their pipeline rank."""
     ranks = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
-    back = layout.schedule in V_SHAPED
+    back = layout.pipeline.places_v
     places = [layout.pp - 1 - place if back and turn % 2 else place for turn, place in ranks]
     return tuple(bool(layout.recomputed) and place < layout.recompute_ranks for place in places)
 

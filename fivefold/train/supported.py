@@ -56,7 +56,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     if job.stack.loss not in LOSSES:
         raise Mistake(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
     _check_attention(layout, job, model=model)
-    if job.stack.pairs and not layout.schedule.startswith("dualpipe"):
+    if job.stack.pairs and not layout.pipeline.pairs_passes:
         raise Mistake(
             f"layout {str(layout)!r}: pairs needs a schedule of pairs; take dualpipe or dualpipev, or drop it"
         )

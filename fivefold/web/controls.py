@@ -11,7 +11,8 @@ from math import log2
 from typing import Any, NamedTuple
 
 from fivefold.layout.legal import reasons, uncounted
-from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.names import SCHEDULES, ScheduleName
+from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisor_below, divisors
 from fivefold.record import Mistake
 from fivefold.sizes import RANKS
@@ -99,10 +100,13 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     if "v" in change and values["pp"] > 1:
         values["schedule"] = "interleaved" if values["v"] > 1 else _flat(values["schedule"])
     if "schedule" in change and values["pp"] > 1:
-        name = values["schedule"]
-        values["v"] = 2 if name in V_SHAPED else max(2, values["v"]) if name == "interleaved" else 1
+        values["v"] = PIPELINE_SCHEDULES[values["schedule"]].stages_per_rank or max(2, values["v"])
     kind, _, recomputing = values["ac"].partition("@")
-    if "ac" not in change and recomputing and (int(recomputing) >= values["pp"] or values["schedule"] == "dualpipe"):
+    if (
+        "ac" not in change
+        and recomputing
+        and (int(recomputing) >= values["pp"] or PIPELINE_SCHEDULES[values["schedule"]].enters_both_ends)
+    ):
         values["ac"] = kind
     if "tp" in change:
         values |= {"tp_inner": 1, "etp": divisor_below(values["tp"], values["etp"])}
@@ -116,8 +120,8 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
         values["ep"] = divisor_below(replicas * values["tp"] // values["etp"], values["ep"])
 
 
-def _flat(schedule: str) -> str:
-    return "1f1b" if schedule == "interleaved" or schedule in V_SHAPED else schedule
+def _flat(schedule: ScheduleName) -> ScheduleName:
+    return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else "1f1b"
 
 
 def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:

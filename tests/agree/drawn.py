@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, ScheduleName
-from fivefold.layout.spec import FEWEST_ROUNDS, RECOMPUTABLE, Layout
+from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import Record
@@ -201,7 +201,7 @@ def _parts(chance: random.Random, layers: int, stages: int) -> tuple[int, ...]:
 
 def _job(chance: random.Random, layout: Layout) -> Job:
     pick = chance.choice
-    fewest = FEWEST_ROUNDS.get(layout.schedule, 0) * layout.pp
+    fewest = layout.pipeline.min_rounds * layout.pp
     micro_batches = fewest + pick((0, 1, 2)) if fewest else pick((1, 2, 3, 5))
     if layout.schedule == "dualpipe":
         micro_batches += micro_batches % 2

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fivefold.layout.names import SCHEDULES, V_SHAPED, ScheduleName
-from fivefold.layout.schedule import GENERATORS, schedule
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
 from fivefold.layout.schedule.action import Action, needs, parse, parts
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
@@ -53,7 +53,7 @@ def alive(table: Table) -> tuple[int, ...]:
 
 
 def test_every_name_of_a_layout_has_a_generator() -> None:
-    assert tuple(GENERATORS) == SCHEDULES
+    assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
     for name in SCHEDULES:
         v = 2 if name in (*V_SHAPED, "interleaved") else 1
         assert schedule(name, pp=2, v=v, micro_batches=4).name == name

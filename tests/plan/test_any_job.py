@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from fivefold.job import Job
 from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import named
@@ -28,7 +29,7 @@ from fivefold.stack.spec import Stack
 from tests.plan.checks import a_step, its_pictures, the_engine, the_questions
 from tests.plan.draws import LABELS, TABLES, case
 
-SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")
+SPLIT = tuple(name for name, each in PIPELINE_SCHEDULES.items() if each.splits_backward)
 H100 = resolve("h100:8", local=Path("/nowhere"))
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fivefold.job import Job
-from fivefold.layout.names import V_SHAPED
 from fivefold.layout.sharding import Unit as Sharded
 from fivefold.layout.sharding import reduces_each
 from fivefold.layout.spec import Layout
@@ -275,7 +274,7 @@ class Counts:
 
 def apart(layout: Layout) -> bool:
     """Whether embedding and head are on two different ranks."""
-    return layout.pp > 1 and layout.schedule not in (*V_SHAPED, "dualpipe")
+    return layout.pp > 1 and not layout.pipeline.joins_ends
 
 
 def run_part(part: Part, run: Run) -> Part:

@@ -14,7 +14,6 @@ from math import prod
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.mesh import group
-from fivefold.layout.names import V_SHAPED
 from fivefold.layout.sharding import (
     extra_reduce_axis,
     gathers_again,
@@ -67,7 +66,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
 def passes(layout: Layout, job: Job) -> int:
     """Micro-batches that a rank sends through each of its stages."""
     micro_batches = layout.micro_batches(job)  # under dualpipe half of them go through the other rank with these stages
-    return micro_batches // 2 if layout.schedule == "dualpipe" else micro_batches
+    return micro_batches // 2 if layout.pipeline.enters_both_ends else micro_batches
 
 
 def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
@@ -125,7 +124,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             place = "tp" if among == "kv" else among
             each = sizes[among] if apart else [sum(sizes[among])]
             yield from (Message("tp", "all_reduce", times, numel * width, ranks, place) for numel in each if numel)
-        if layout.schedule == "dualpipe":
+        if layout.pipeline.enters_both_ends:
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
 
@@ -187,7 +186,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         payload = 8 * moe.experts * sum(times * counts.routed(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
-        if payload and layout.schedule == "dualpipe":
+        if payload and layout.pipeline.enters_both_ends:
             yield Message("pp", "all_reduce", 1, payload, 2, "pp")
 
 
@@ -235,7 +234,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     if layout.pp == 1:
         return
     last = layout.pp * layout.v - 1
-    turn = layout.pp - 1 if layout.schedule in V_SHAPED else -1  # this stage and the next are on one rank
+    turn = layout.pp - 1 if layout.pipeline.places_v else -1  # this stage and the next are on one rank
     sends = micro_batches * ((chunk < last and chunk != turn) + (chunk > 0 and chunk - 1 != turn))
     if not sends:
         return
@@ -249,9 +248,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
 
 def first_rank(layout: Layout) -> tuple[int, ...]:
     """The stages of the first pipeline rank."""
-    if layout.schedule in (*V_SHAPED, "dualpipe"):
-        return 0, layout.pp * layout.v - 1
-    return tuple(range(0, layout.pp * layout.v, layout.pp))
+    return layout.pipeline.stages_of_rank(0, pp=layout.pp, v=layout.v)
 
 
 def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:

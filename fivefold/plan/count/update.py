@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import chunk_rows, local_weight
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout
+from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
 from fivefold.plan.count.counts import Counts
 from fivefold.plan.count.message import Message
@@ -199,7 +199,7 @@ def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Stages of each pipeline rank; they do not depend on the number of micro-batches."""
     if layout.pp == 1:
         return ((0,),)
-    few = layout.pp * max(2, FEWEST_ROUNDS.get(layout.schedule, 0))
+    few = layout.pp * max(2, layout.pipeline.min_rounds)
     return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=few).rank_stages
 
 

@@ -149,7 +149,7 @@ class DataParallel:
             self._layout, self._sent, self._free, self._ends = layout, {}, {}, {}
             self._stays, self._beside = policy(layout, self.job).weights_stay, {}
             key = (layout.tp, layout.tp_inner, layout.sp, layout.ep, layout.etp, layout.zero, layout.shards,
-                   layout.dp, layout.cp, layout.pp, layout.order, layout.schedule == "dualpipe", apart(layout),
+                   layout.dp, layout.cp, layout.pp, layout.order, layout.pipeline.enters_both_ends, apart(layout),
                    by_lists(self.counts, layout) and layout.ac,
                    self.job.stack.copies == "weight" and layout.mbs)  # fmt: skip
             self._alike = self._gather_reduces.setdefault(key, {})
@@ -191,7 +191,7 @@ class DataParallel:
 
         ``chunks``: the stages of the rank.
         """
-        if layout.dp * layout.cp * layout.tp == 1 and layout.schedule != "dualpipe":
+        if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
             return StepEnds(0.0, 0.0)
         copies = self._staying(layout, chunks) if by_lists(self.counts, layout) else 0.0
         gathers: Alike[MessageTime] = []  # in the order of the units

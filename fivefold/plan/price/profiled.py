@@ -19,7 +19,6 @@ from fivefold.plan.count.operations.part import part_of
 
 # Of a stack: what changes the work of a unit, beside its list of operations.
 FACTS = ("attention", "loss", "kernels", "compile", "linears", "weight_gradients")
-SPLITTING = ("zb1p", "zb2p", "zbv", "dualpipev")  # schedules that run W apart
 
 
 class Profiled:
@@ -64,7 +63,7 @@ class Profiled:
             facts = [getattr(job.stack, name) for name in FACTS]
             ops = self.counts.unit(part, run.name).ops
             self._hashes[part, run.name] = _hash((ops, model, job.precision.model_dump(), facts, job.documents))
-        split = " split" if layout.schedule in SPLITTING else ""
+        split = " split" if layout.pipeline.splits_backward else ""
         return f"{self._hashes[part, run.name]}/{held(layout)}{split}"
 
     def update_key(self, layout: Layout) -> str:

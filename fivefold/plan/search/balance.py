@@ -54,7 +54,7 @@ def recomputing_less(layout: Layout, planner: Planner, *, room: int) -> Layout |
 
 def _by_rank(layout: Layout, planner: Planner) -> bool:
     """Whether all pipeline ranks recompute, and some could do without."""
-    able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and layout.schedule != "dualpipe"
+    able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
     return able and planner.job.stack.runs.told(f"{layout.ac}@1", experts=planner.model.moe is not None)
 
 

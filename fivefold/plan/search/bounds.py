@@ -19,9 +19,10 @@ from fivefold.plan.price.unit_time import CONTENTION
 from fivefold.plan.search.columns import CandidateLayouts, Floats, PartialLayouts
 from fivefold.plan.search.estimates import Estimates
 from fivefold.plan.search.shapes import (
-    DUAL,
+    BOTH_WAYS,
     LOOP,
     NEVER,
+    PAIRED,
     SPLIT,
     PipelineUnits,
     live_micro_batches,
@@ -87,10 +88,10 @@ class Bounds:
         gone = np.where(alone & (m[:, None] == 2), np.maximum(0.0, during - ends)[:, None, 1], 0.0)
         # A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the
         # first backward of each stage; else one fewer with one stage, and at least one with several.
-        deep = alone | np.isin(pipe.schedule, DUAL) | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
+        deep = alone | np.isin(pipe.schedule, PAIRED) | np.where(one, m[:, None] > count, (m[:, None] > 2 * pipe.pp))
         fewer = np.where(deep, count, np.where(one, np.maximum(1, count - 1), 1))
         # No gradient is reduced before all sums are allocated, except with interleaved stages.
-        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | (pipe.schedule != LOOP)
+        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None] | ~np.isin(pipe.schedule, LOOP)
         sure = alone | deep | (stays & (m[:, None] > 2))
         late = np.where(deep | one, np.maximum(inside - gone, loss), inside)
         born = late + np.where(sure, whole, 0.0) + fewer * _over(least, kept) + (fewer - 1) * head
@@ -124,8 +125,8 @@ class Bounds:
         (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
         forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
         talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
-        dual, split = np.isin(pipe.schedule, DUAL), np.isin(pipe.schedule, SPLIT)
-        share = np.where(pipe.schedule == DUAL[0], 0.5, 1.0) * m
+        dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
+        share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
         said = np.stack([_over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         work = _over(pipe.held, forward + backward + weight)
         paired = np.flatnonzero(dual[:, 0])
@@ -179,7 +180,7 @@ class Bounds:
         exposed = unit[:, 3:6].sum(axis=1)
         front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
         near, far = pipe.lead, pipe.held - pipe.lead
-        half = np.where(pipe.schedule == DUAL[0], 2, 1)
+        half = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
         ranks, each, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
         place = np.where(half == 2, place, pipe.rank)
         middle = each - 2 * ranks + place + 1  # layout/schedule/v_shaped.py

@@ -41,7 +41,7 @@ class Estimates(Tables):
         shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
         self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
         self._hides = np.array([self.counts.job.stack.hides_p2p(each.schedule) for each in space.shapes], np.int64)
-        self._dual = np.array([each.schedule == "dualpipe" for each in space.shapes], np.int64)
+        self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
     def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Whether gradients are reduced after every backward, [n]."""

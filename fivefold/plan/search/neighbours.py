@@ -12,7 +12,8 @@ from itertools import permutations
 from typing import Any
 
 from fivefold.layout.legal import is_legal, refuse, told
-from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.search_result import By, Change, Walk
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
@@ -95,9 +96,9 @@ def _choices(layout: Layout, planner: Planner) -> Iterator[Fields]:
 
 def _schedules(layout: Layout, *, layers: int) -> Iterator[Fields]:
     each = -(-layers // layout.pp)
-    for name in SCHEDULES:
-        several = {*divisors(each), *divisors(max(1, layers // layout.pp))} - {1} if name == "interleaved" else {1}
-        for v in sorted({2} if name in V_SHAPED else several):
+    several = {*divisors(each), *divisors(max(1, layers // layout.pp))} - {1}
+    for name, pipeline in PIPELINE_SCHEDULES.items():
+        for v in sorted(several) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             stages = layout.stages if v == layout.v else ()
             yield {"schedule": name, "v": v, "stages": stages}
 

@@ -6,21 +6,33 @@ zbv, dualpipev            r, 2·pp-1-r              dualpipe      r, pp-1-r, eac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.names import SCHEDULES
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.spec import Layout
 from fivefold.plan.count.counts import Counts, Run
 from fivefold.plan.search.columns import Ints
 from fivefold.plan.search.space import Shape
 
 NEVER = 0  # ``every`` if no layer is recomputed
-SPLIT = tuple(SCHEDULES.index(name) for name in ("zb1p", "zb2p", "zbv"))  # with deferred weight gradients
-LOOP = SCHEDULES.index("interleaved")
-DUAL = tuple(SCHEDULES.index(name) for name in ("dualpipe", "dualpipev"))  # with FB
+RECORDS = tuple(PIPELINE_SCHEDULES[name] for name in SCHEDULES)
+
+
+def _numbers(holds: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
+    """Return the numbers, in ``SCHEDULES``, of the schedules of which something holds."""
+    return tuple(number for number, record in enumerate(RECORDS) if holds(record))
+
+
+PAIRED = _numbers(lambda record: record.pairs_passes)  # with FB
+SPLIT = _numbers(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
+LOOP = _numbers(lambda record: record.interleaves)
+BOTH_WAYS = _numbers(lambda record: record.enters_both_ends)
+WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 
 
 class PipelineUnits(NamedTuple):
@@ -55,9 +67,9 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
     table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
-    held = [_stages_of_rank(shape, rank) for rank in range(shape.pp)]
+    held = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     layers = [table[list(mine), 2:].sum() for mine in held]
-    last = shape.pp // 2 if shape.schedule == "dualpipe" else shape.pp - 1  # farthest from the first stage
+    last = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
     rows = [table[list(held[rank])] for rank in ranks]
     least = [row.min(axis=0) for row in rows]
@@ -76,34 +88,14 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run])
     )
 
 
-def _stages_of_rank(shape: Shape, rank: int) -> tuple[int, ...]:
-    if shape.schedule in ("zbv", "dualpipev"):
-        return rank, 2 * shape.pp - 1 - rank
-    if shape.schedule == "dualpipe":
-        return tuple(sorted((rank, shape.pp - 1 - rank)))
-    return tuple(range(rank, shape.pp * shape.v, shape.pp))
-
-
 def live_micro_batches(pipe: PipelineUnits, m: Ints) -> NDArray[np.float64]:
     """Most live micro-batches of a rank, times stages, [n, 3]: those whose forward ran before its first backward ends.
 
     The counts are those of ``layout/schedule``; ``m``: micro-batches of a step.
     """
     rank, pp, v, m = pipe.rank, pipe.pp, pipe.v, m[:, None]
-    groups = np.maximum(1, m // pp)
-    size = m // groups + (m % groups > 0)
-    ahead = (v - 1) * size + 2 * (pp - rank - 1) + 1
-    by_schedule = {
-        "gpipe": m + 0 * rank,
-        "1f1b": np.minimum(m, pp - rank),
-        "interleaved": np.minimum(v * m, ahead),
-        "zb1p": np.minimum(m, pp - rank),
-        "zb2p": np.minimum(m, 2 * (pp - rank) - 1),
-        "zbv": np.minimum(m, 2 * pp - 1 - rank) + np.minimum(m, rank + 1),
-        "dualpipe": pp + 0 * m,  # on every rank
-        "dualpipev": 2 * pp + 0 * m,
-    }
-    found = np.select([pipe.schedule == SCHEDULES.index(name) for name in by_schedule], list(by_schedule.values()))
+    here = [pipe.schedule == number for number in range(len(RECORDS))]
+    found = np.select(here, [record.live_stages(m, pp=pp, v=v, rank=rank) for record in RECORDS])
     return np.where(pp == 1, 1, found).astype(float)
 
 
@@ -111,7 +103,7 @@ def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[n
     """Seconds [n, 3] of at most all W after a rank's last B, which is of its first stage, as ``layout/schedule`` orders
     them; ``near``, ``far``: of a W of its first stage, and of its others.
     """
-    first = pipe.first * np.where(pipe.schedule == SPLIT[1], 2, 1)  # zb2p defers twice as many
+    first = pipe.first * WEIGHT_LAG[pipe.schedule]
     apart = (first + 1) * near + first * far
     paired = (first + 1) * np.maximum(near, far)
-    return np.where(np.isin(pipe.schedule, DUAL), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))
+    return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))

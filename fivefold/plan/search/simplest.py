@@ -26,10 +26,6 @@ from fivefold.plan.price.timeline import StepTime
 # its degree, what few engines have more than what all have.
 AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR, UNEVEN, REDUCE = 4.0, 4.0, 3.0, 2.0, 1.0, 2.0, 1.0, 1.0
 ZERO = (0.0, 1.0, 2.5, 3.0)
-SCHEDULE: dict[ScheduleName, float] = {
-    "1f1b": 0.0, "gpipe": 1.0, "interleaved": 1.0, "zb1p": 4.0, "zb2p": 5.0, "zbv": 5.0, "dualpipe": 6.0,
-    "dualpipev": 6.0,
-}  # fmt: skip
 RECOMPUTATION = {"none": 0.0, "selective": 1.0, "full": 2.0}
 GROUPS = 3.0  # recomputation of some operations, or of every n-th layer
 MOST = 400  # layouts that are estimated beside those of the search
@@ -57,7 +53,7 @@ def complexity(layout: Layout, *, ranks_per_node: int, usual: bool = True) -> fl
     found = sum(AXIS + log2(n) for n in (layout.tp, layout.cp, layout.pp, layout.ep) if n > 1)
     found += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
     found += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not usual)
-    found += SCHEDULE[layout.schedule] + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
+    found += layout.pipeline.complexity + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
     found += UNEVEN * bool(layout.stages)
     found += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
     return found

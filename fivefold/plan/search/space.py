@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fivefold.job import Job
 from fivefold.layout.legal import neighbours, playable, takes_tp, uncounted
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, Axis, MeshAxis, ScheduleName
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout, divisors
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
+from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
 from fivefold.plan.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
@@ -34,6 +35,11 @@ class Shape(NamedTuple):
     schedule: ScheduleName
     pp: int
     v: int
+
+    @property
+    def pipeline(self) -> PipelineSchedule:
+        """Return the facts of its schedule."""
+        return PIPELINE_SCHEDULES[self.schedule]
 
 
 class Space:
@@ -75,7 +81,7 @@ class Space:
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.orders_like(order)]
         shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
         self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
-        self.pairs = any(s.schedule in ("dualpipe", "dualpipev") for s in self.shapes)
+        self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
     @cached_property
@@ -167,20 +173,18 @@ class Space:
         several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
         found = []
         for name in self.schedules:
-            if name == "interleaved":
-                found += [Shape(name, pp, v) for v in several if pp * v <= layers]
-            elif name in ("zbv", "dualpipev"):
-                found += [Shape(name, pp, 2)] if 2 * pp <= layers else []
-            elif name != "dualpipe" or pp % 2 == 0:
-                found.append(Shape(name, pp, 1))
+            pipeline = PIPELINE_SCHEDULES[name]
+            stages = several if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
+            if pp % 2 == 0 or not pipeline.enters_both_ends:
+                found += [Shape(name, pp, v) for v in stages if pp * v <= layers]
         return found
 
     def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Whether a schedule can run so many micro-batches."""
-        enough = micro_batches >= FEWEST_ROUNDS.get(shape.schedule, 0) * shape.pp
+        enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
         if shape.pp > 1:
             enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
-        return enough & (micro_batches % 2 == 0) if shape.schedule == "dualpipe" else enough
+        return enough & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else enough
 
     def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
         """Pairs (ZeRO stage, shards) for dp·cp = ``replicas``, of which ``cp`` share sequences, and ``pp`` stages."""

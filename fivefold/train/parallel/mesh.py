@@ -136,7 +136,7 @@ def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
     found = {name: _axis(name, pp.ranks, rank=rank) for name in P2P_AXES}
     ends = (pp.ranks[0], pp.ranks[-1])
     partner = pp.ranks[pp.size - 1 - pp.rank]
-    if layout.schedule == "dualpipe":
+    if layout.pipeline.enters_both_ends:
         found["twin"] = _axis("twin", tuple(sorted((rank, partner))), rank=rank)
     found["pp_tie"] = _axis("pp_tie", ends, rank=rank) if rank in ends else Axis("pp_tie", 0, (rank,), None)
     return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job, LearningRate, Optimizer, recipe
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout
+from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 
@@ -89,7 +89,7 @@ def model_for(name: str, layout: Layout) -> Model:
 
 def job_for(layout: Layout, *, compiled: bool = False) -> Job:
     """As few micro-batches as the schedule takes, and one more where it may be odd: gradients add up in any case."""
-    rounds = FEWEST_ROUNDS.get(layout.schedule, 1) * layout.pp
+    rounds = max(1, layout.pipeline.min_rounds) * layout.pp
     micro_batches = rounds if layout.schedule == "dualpipe" else rounds + 1
     return Job(
         sequence=TOKENS, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("fp32"), steps=STEPS,

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.names import SCHEDULES, V_SHAPED
-from fivefold.layout.spec import FEWEST_ROUNDS, Layout
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
@@ -239,7 +239,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
         layout = Layout.parse(" ".join(word for word in words if word))
     except Mistake:
         return None
-    fewest = FEWEST_ROUNDS.get(schedule, 1) * pp
+    fewest = max(1, layout.pipeline.min_rounds) * pp
     micro_batches = pick((fewest, fewest + 1, 2 * fewest, 3)) if schedule != "dualpipe" else pick((fewest, fewest + 2))
     layers = pp * v + pick((0, 1, 2, 3)) + (1 if pp == 1 else 0)
     sequence = pick((64, 96, 192)) if name in OWN else pick((768, 1536, 4096))

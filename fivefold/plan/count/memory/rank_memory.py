@@ -30,7 +30,6 @@ from fivefold.plan.count.update import scratch_bytes
 from fivefold.record import Mistake
 from fivefold.sizes import COUNTED_BYTES
 
-SPLIT = ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")  # schedules that defer weight gradients (W)
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 
 Counted = TypeVar("Counted")
@@ -111,7 +110,7 @@ def _enough(layout: Layout, job: Job) -> int:
     if pp == 1:
         return min(3, micro_batches)
     over = micro_batches % pp
-    if layout.schedule == "gpipe" or (layout.schedule == "interleaved" and over) or micro_batches <= 4 * pp + over:
+    if layout.schedule == "gpipe" or (layout.pipeline.interleaves and over) or micro_batches <= 4 * pp + over:
         return micro_batches
     return 3 * pp + over
 
@@ -243,7 +242,7 @@ class _Ranks:
         """Bytes for each element of ``LivePass.counts``, on a rank that holds these stages."""
         finder, reductions, chunks = self.finder, self.reductions, [self.stages.chunks[stage] for stage in held]
         kept = [0 if finder.offloads else self.kept[stage] for stage in held]
-        split = self.layout.schedule in SPLIT and not finder.offloads
+        split = self.layout.pipeline.splits_backward and not finder.offloads
         late = [finder.late_bytes(stage) if split else 0 for stage in held]
         sums = [0 if reductions.lasting else self._during(chunk.states) for chunk in chunks]
         if reductions.stays:  # whose bucket lives to the end of the step

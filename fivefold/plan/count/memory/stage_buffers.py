@@ -6,7 +6,6 @@ Source: pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache
 from __future__ import annotations
 
 from fivefold.job import Job
-from fivefold.layout.names import V_SHAPED
 from fivefold.layout.spec import Layout
 
 
@@ -18,7 +17,7 @@ class StageBuffers:
         self.received = layout.pp > 1 and job.stack.received == "held"  # lives in a buffer of each micro-batch
         self.outputs = layout.pp > 1 and job.stack.outputs == "held"
         self.graph = job.stack.deferred == "graph"  # stays between B and W
-        self.turn = stages // 2 - 1 if layout.schedule in V_SHAPED else -1  # whose next is on the same rank
+        self.turn = stages // 2 - 1 if layout.pipeline.places_v else -1  # whose next is on the same rank
 
     def output(self, stage: int) -> int:
         """Bytes of a stage's output, if it lives until its backward has ended: not of the last, nor where it is the

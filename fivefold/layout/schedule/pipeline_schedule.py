@@ -1,0 +1,103 @@
+"""The facts of each pipeline schedule in one record; legality, memory, time and search read them from here.
+
+    PIPELINE_SCHEDULES["zb1p"].splits_backward        layout.pipeline.places_v        (``Layout.pipeline``)
+
+Tests derive ``splits_backward``, ``pairs_passes``, ``placement`` and ``live_stages`` from the generated tables again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fivefold.layout.names import ScheduleName
+from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
+from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """One pipeline schedule: how its table is generated, and what every rank does under it.
+
+    ``live_stages(m, pp=, v=, rank=)`` is the most micro-batches times stages of a rank whose forward ran before its
+    first backward ends; its arguments are integers or arrays of them.
+    """
+
+    name: ScheduleName
+    generate: Callable[..., Table]
+    live_stages: Callable[..., Any]
+    complexity: float  # how much harder than 1F1B it is to run and to understand, for ``plan``
+    stages_per_rank: int | None = 1  # None: v, which the layout chooses from 2 on
+    # loop: rank r holds stages r, r + pp, …; v: r and 2·pp-1-r; both_ways: r and pp-1-r, each stage on two ranks
+    placement: Literal["loop", "v", "both_ways"] = "loop"
+    splits_backward: bool = False  # runs weight gradients (W) apart from B
+    pairs_passes: bool = False  # runs a forward beside the backward of another micro-batch (FB)
+    min_rounds: int = 0  # fewest micro-batches, in units of pp
+    weight_lag: int = 1  # if W is split: rank r runs each W after weight_lag·r more backwards
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the layout chooses the number of stages per rank."""
+        return self.stages_per_rank is None
+
+    @property
+    def places_v(self) -> bool:
+        """Whether a micro-batch goes down the ranks and back up."""
+        return self.placement == "v"
+
+    @property
+    def enters_both_ends(self) -> bool:
+        """Whether half of the micro-batches enter at the last rank, so that two ranks hold each stage."""
+        return self.placement == "both_ways"
+
+    @property
+    def joins_ends(self) -> bool:
+        """Whether one rank holds the first and the last stage."""
+        return self.placement != "loop"
+
+    def stages_of_rank(self, rank: int, *, pp: int, v: int) -> tuple[int, ...]:
+        """Return the stages whose weights ``rank`` of ``pp`` holds, in order."""
+        if self.placement == "loop":
+            return tuple(range(rank, pp * v, pp))
+        return tuple(sorted((rank, (2 * pp if self.places_v else pp) - 1 - rank)))
+
+
+def _least(one: Any, other: Any) -> Any:
+    """Return the smaller of two integers, or of each pair of two arrays, without importing numpy."""
+    return (one + other - abs(one - other)) // 2
+
+
+def _interleaved_stages(m: Any, *, pp: Any, v: Any, rank: Any) -> Any:
+    groups = (m // pp) + (m < pp)  # of micro-batches that pass one stage of a rank before its next stage
+    return _least(v * m, (v - 1) * (-(-m // groups)) + 2 * (pp - rank - 1) + 1)
+
+
+_RECORDS = (
+    PipelineSchedule("gpipe", gpipe, lambda m, *, pp, v, rank: m, 1.0),
+    PipelineSchedule("1f1b", one_f_one_b, lambda m, *, pp, v, rank: _least(m, pp - rank), 0.0),
+    PipelineSchedule("interleaved", interleaved, _interleaved_stages, 1.0, stages_per_rank=None, min_rounds=1),
+    PipelineSchedule(
+        "zb1p", zb1p, lambda m, *, pp, v, rank: _least(m, pp - rank), 4.0, splits_backward=True, min_rounds=1
+    ),
+    PipelineSchedule(
+        "zb2p", zb2p, lambda m, *, pp, v, rank: _least(m, 2 * (pp - rank) - 1), 5.0, splits_backward=True,
+        min_rounds=1, weight_lag=2,
+    ),
+    PipelineSchedule(
+        "zbv", zbv, lambda m, *, pp, v, rank: _least(m, 2 * pp - 1 - rank) + _least(m, rank + 1), 5.0,
+        stages_per_rank=2, placement="v", splits_backward=True, min_rounds=1,
+    ),
+    PipelineSchedule(
+        "dualpipe", dualpipe, lambda m, *, pp, v, rank: pp + 0 * m, 6.0, placement="both_ways", splits_backward=True,
+        pairs_passes=True, min_rounds=2,
+    ),
+    PipelineSchedule(
+        "dualpipev", dualpipev, lambda m, *, pp, v, rank: 2 * pp + 0 * m, 6.0, stages_per_rank=2, placement="v",
+        splits_backward=True, pairs_passes=True, min_rounds=2,
+    ),
+)  # fmt: skip
+PIPELINE_SCHEDULES: Mapping[ScheduleName, PipelineSchedule] = MappingProxyType({each.name: each for each in _RECORDS})

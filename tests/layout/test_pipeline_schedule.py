@@ -1,0 +1,98 @@
+"""The record of each pipeline schedule says what its generated tables do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.names import SCHEDULES, V_SHAPED
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule, schedule
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.plan.count.counts import Counts
+from fivefold.plan.price.profiled import Profiled
+from fivefold.plan.search.shapes import PAIRED, SPLIT
+from fivefold.record import Mistake
+
+EVERY = pytest.mark.parametrize("record", PIPELINE_SCHEDULES.values(), ids=lambda record: record.name)
+
+
+def tables(record: PipelineSchedule) -> Iterator[Table]:
+    """Yield tables of two to six ranks with few and with many micro-batches."""
+    for pp in (2, 3, 4, 6):
+        for micro_batches in (*range(1, 2 * pp + 1), 3 * pp, 4 * pp + 2):
+            for v in (2, 3) if record.stages_per_rank is None else (record.stages_per_rank,):
+                try:
+                    yield schedule(record.name, pp=pp, v=v, micro_batches=micro_batches)
+                except Mistake:
+                    assert record.pairs_passes  # no other schedule is limited
+
+
+def kinds(table: Table) -> set[str]:
+    return {action.kind for row in table.rows for action in row}
+
+
+@EVERY
+def test_a_split_backward_is_one_whose_tables_have_weight_passes(record: PipelineSchedule) -> None:
+    found = [kinds(table) for table in tables(record)]
+    assert len(found) >= 5
+    assert {"W" in each for each in found} == {record.splits_backward}
+    assert any("FB" in each for each in found) == record.pairs_passes
+
+
+@EVERY
+def test_stages_are_on_the_ranks_that_the_record_says(record: PipelineSchedule) -> None:
+    for table in tables(record):
+        v = table.stages // table.pp
+        held = tuple(record.stages_of_rank(rank, pp=table.pp, v=v) for rank in range(table.pp))
+        assert table.rank_stages == held
+        paths = set(table.paths)
+        assert (len(paths) > 1) == (record.enters_both_ends and table.micro_batches > 1)
+        assert record.joins_ends == any({0, table.stages - 1} <= set(stages) for stages in held)
+        assert record.places_v == any(a == b for path in paths for a, b in zip(path, path[1:], strict=False))
+
+
+def before_first_backward(table: Table, rank: int) -> int:
+    """Count the forwards of a rank until its first backward ends."""
+    kinds = [action.kind for action in table.rows[rank]]
+    first = next(place for place, kind in enumerate(kinds) if kind in ("B", "BW", "FB"))
+    return sum(kind in ("F", "FB") for kind in kinds[: first + 1])
+
+
+@EVERY
+def test_live_stages_are_those_of_the_tables(record: PipelineSchedule) -> None:
+    for table in tables(record):
+        pp, v, m = table.pp, table.stages // table.pp, table.micro_batches
+        counts = [record.live_stages(m, pp=pp, v=v, rank=rank) for rank in range(pp)]
+        if not record.pairs_passes:
+            assert counts == [before_first_backward(table, rank) for rank in range(pp)]
+        assert all(count <= max(map(sum, table.live_micro_batches[rank])) for rank, count in enumerate(counts))
+        arrays = record.live_stages(np.full((1, 1), m), pp=np.array([pp]), v=np.array([v]), rank=np.arange(pp)[None])
+        assert np.broadcast_to(arrays, (1, pp)).tolist() == [counts]
+
+
+def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:
+    assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
+    assert tuple(name for name, record in PIPELINE_SCHEDULES.items() if record.places_v) == V_SHAPED
+    split = {SCHEDULES[number] for number in (*SPLIT, *PAIRED)}
+    assert split == {name for name, record in PIPELINE_SCHEDULES.items() if record.splits_backward}
+    with pytest.raises(FrozenInstanceError):
+        PIPELINE_SCHEDULES["zb1p"].splits_backward = False  # type: ignore[misc]
+    assert not replace(PIPELINE_SCHEDULES["zb1p"], splits_backward=False).splits_backward
+
+
+@EVERY
+def test_units_measured_under_a_split_backward_have_a_key_of_their_own(record: PipelineSchedule) -> None:
+    """DualPipe shared the key of schedules that do not split."""
+    counts = Counts(named("llama3-8b"), Job(sequence=4096, global_batch=16))
+    profiled = Profiled(counts, resolve("h100:2", local=Path("/nowhere")))
+    layout = Layout(pp=2, schedule=record.name, v=record.stages_per_rank or 2)
+    run = counts.stage_runs(layout)[0][-1]
+    assert profiled.unit_key(layout, run).endswith(" split") == record.splits_backward
