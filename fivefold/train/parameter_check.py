@@ -31,7 +31,8 @@ def check_parameter_table(module: Transformer, *, model: Model) -> None:
     for name in sorted(held.keys() | listed.keys()):
         ours, table = held.get(name, "missing"), listed.get(name, "missing")
         if ours != table:
-            raise RuntimeError(f"{name} of model {model.name!r} is {ours} in the modules and {table} in model/weights.py")
+            where = f"{ours} in the modules and {table} in model/weights.py"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
 
 
 def check_placement(
@@ -45,7 +46,8 @@ def check_placement(
     tensors = {name: module.get_parameter(name) for name in shards} | dict(_stage_tensors(module, layout, stages))
     for name, tensor in (*tensors.items(), *shards.items()):
         if tensor.device.type != device.type:
-            raise RuntimeError(f"{name} of model {model.name!r} is on device {tensor.device} after the build, not {device}")
+            where = f"on device {tensor.device} after the build, not {device}"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
     for name, tensor in tensors.items():
         if isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != cut[name]:
             raise RuntimeError(

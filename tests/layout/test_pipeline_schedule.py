@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_stages_are_on_the_ranks_that_the_record_says(record: PipelineSchedule) 
         paths = set(table.paths)
         assert (len(paths) > 1) == (record.enters_both_ends and table.micro_batches > 1)
         assert record.joins_ends == any({0, table.stages - 1} <= set(stages) for stages in held)
-        assert record.places_v == any(a == b for path in paths for a, b in zip(path, path[1:], strict=False))
+        assert record.places_v == any(a == b for path in paths for a, b in pairwise(path))
 
 
 def before_first_backward(table: Table, rank: int) -> int:

@@ -43,8 +43,9 @@ def _reason(pipeline: PipelineSchedule, *, pp: int, v: int, micro_batches: int) 
     """Return why the schedule does not exist for these numbers; empty if it does."""
     if min(pp, v, micro_batches) < 1:
         return f"needs one of each or more, not pp={pp} v={v} and {micro_batches} micro-batches"
-    if not pipeline.interleaves and v != pipeline.stages_per_rank:
-        return f"runs {pipeline.stages_per_rank} stages per rank, not v={v}; write v{pipeline.stages_per_rank} or interleaved"
+    stages = pipeline.stages_per_rank or v
+    if v != stages:
+        return f"runs {stages} stages per rank, not v={v}; write v{stages} or interleaved"
     if pipeline.enters_both_ends and (pp % 2 or micro_batches % 2):
         mend = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or dualpipev"
         return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {mend}"

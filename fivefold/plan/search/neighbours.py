@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import Any
 
 from fivefold.layout.legal import is_legal, refuse, told
-from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.search_result import By, Change, Walk
 from fivefold.layout.spec import Layout, divisors

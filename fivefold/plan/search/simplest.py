@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fivefold.layout.difference import because
 from fivefold.layout.legal import is_legal, told
-from fivefold.layout.names import DEFAULT_ORDER, ScheduleName
+from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.search_result import Alternative
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
