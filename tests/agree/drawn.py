@@ -3,22 +3,23 @@
     number 17 of seed 0 · dp2 tp2 pp2 zero1 …         the same for every run of a seed
 
 Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
-block and MLP, biases, norms of heads, tied tables, shaped logits, windows, sinks, dropout; any order of axes, uneven
-stages, shard groups, schedules, recomputation. Legal is what ``refuse`` and ``check_supported`` let pass.
+block and MLP, biases, norms of heads, odd head dims, tied tables, shaped logits, windows, sinks, temperatures, dropout;
+any order of axes, uneven stages, shard groups, schedules, recomputation. ``FEATURES`` names what ``pairs`` meets. Legal is what ``refuse`` and ``check_supported`` let pass.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER, SCHEDULES, V_SHAPED, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
-from fivefold.model.shape import MLA, MTP, MoE
+from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.train.supported import check_supported
@@ -55,6 +56,79 @@ def drawn(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn]:
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         yield next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
+
+
+# Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
+FEATURES: Mapping[str, Callable[[Model], bool]] = {
+    "sinks": lambda model: model.attention_sinks,
+    "latent": lambda model: model.mla is not None,
+    "latent, odd": lambda model: model.mla is not None and (model.mla.nope_dim + model.mla.rope_dim) % 2 == 1,
+    "grouped": lambda model: model.kv_heads < model.heads,
+    "windows": lambda model: model.window is not None and model.window_kind == "sliding",
+    "chunks": lambda model: model.window is not None and model.window_kind == "chunks",
+    "sliding base": lambda model: model.rope_theta_sliding is not None,
+    "not all rotate": lambda model: not all(model.rope_pattern),
+    "scaled rope": lambda model: model.rope_scaling is not None,
+    "qk norm": lambda model: model.qk_norm in ("head", "heads"),
+    "full qk norm": lambda model: model.qk_norm == "full",
+    "unit qk norm": lambda model: model.qk_norm == "unit",
+    "soft caps": lambda model: model.attention_softcap is not None,
+    "capped logits": lambda model: model.logit_softcap is not None,
+    "experts": lambda model: model.moe is not None,
+    "biased experts": lambda model: model.moe is not None and model.moe.expert_bias,
+    "clamped experts": lambda model: model.activation == "clamped_swiglu",
+    "weighed inputs": lambda model: model.moe is not None and model.moe.weighs == "inputs",
+    "pattern of experts": lambda model: model.moe is not None and bool(model.moe.pattern),
+    "mtp": lambda model: model.mtp is not None,
+    "learned positions": lambda model: model.position == "learned",
+    "no positions": lambda model: model.position == "none",
+    "odd heads": lambda model: model.mla is None and model.head_dim % 2 == 1,
+    "tied": lambda model: model.tied_embeddings,
+    "qkv bias": lambda model: model.qkv_bias,
+    "head bias": lambda model: model.head_bias,
+    "temperature": lambda model: any(map(model.tempers, range(model.layers))),
+    "layernorm": lambda model: model.norm == "layernorm",
+    "parallel block": lambda model: model.block.startswith("parallel"),
+    "post norm": lambda model: model.block in ("post", "sandwich"),
+    "plain mlp": lambda model: model.mlp == "plain",
+    "attention dropout": lambda model: model.dropout_rates.attention > 0,
+    "dropout": lambda model: model.dropout > 0,
+}
+AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
+    **{name: partial(lambda layout, _job, *, name: getattr(layout, name) > 1, name=name)
+       for name in ("dp", "tp", "pp", "ep", "etp")},
+    "ring": lambda layout, _: layout.cp > 1 and layout.cp_kind == "ring",
+    "ulysses": lambda layout, _: layout.cp > 1 and layout.cp_kind == "ulysses",
+    "nosp": lambda layout, _: not layout.sp,
+    **{f"zero{stage}": partial(lambda layout, _job, *, stage: layout.zero == stage and layout.shards > 1, stage=stage)
+       for stage in (1, 2, 3)},
+    "shard groups": lambda layout, _: layout.shard_group is not None,
+    "recomputed": lambda layout, _: layout.ac != "none",
+    "split backward": lambda layout, _: layout.pp > 1 and layout.pipeline.splits_backward,
+    "pairs of passes": lambda layout, _: layout.pp > 1 and layout.pipeline.pairs_passes,
+    "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.places_v,
+    "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.interleaves,
+    "documents": lambda _, job: job.documents == "apart",
+    "chunked loss": lambda _, job: job.stack.loss == "chunked",
+    "unfused": lambda _, job: job.stack.attention == "unfused",
+}  # fmt: skip
+
+
+def pairs_of(case: Drawn) -> set[tuple[str, str]]:
+    """Return the pairs of features, and of a feature and an axis, that a case holds."""
+    held = [name for name, has in FEATURES.items() if has(case.model)]
+    axes = [name for name, has in AXES.items() if has(case.layout, case.job)]
+    return {*itertools.combinations(held, 2), *itertools.product(held, axes)}
+
+
+def covering(cases: Iterable[Drawn]) -> Iterator[Drawn]:
+    """Yield of ``cases`` those that hold a pair which no case before holds."""
+    met: set[tuple[str, str]] = set()
+    for case in cases:
+        found = pairs_of(case)
+        if found - met:
+            met |= found
+            yield case
 
 
 class Frame(NamedTuple):
@@ -108,25 +182,34 @@ def _model(chance: random.Random, frame: Frame) -> Model:
     heads = tp * frame.degrees["cp"] * pick((1, 2, 3)) if pick((True, False)) else tp * pick((2, 3, 4))
     fields: dict[str, Any] = {
         "layers": max(2, frame.degrees["pp"] * frame.v) + pick((0, 1, 2)), "width": pick((36, 44, 52)),
-        "heads": heads, "head_dim": pick((6, 8, 10)), "kv_heads": heads if frame.latent else _divisor(chance, heads),
+        "heads": heads, "kv_heads": heads if frame.latent else _divisor(chance, heads),
         "ffn": tp * pick((9, 16, 21)), "rope_theta": pick((500.0, 10_000.0)), "rope_fraction": pick((1.0, 1.0, 0.5)),
         "tied_embeddings": pick((True, False, False)), "qkv_bias": pick((True, False)), "out_bias": pick((True, False)),
         "mlp_bias": pick((True, False)), "head_bias": pick((True, False, False)),
         "qk_norm": pick(("none", "none", "head", "full", "heads", "unit")), "attention_scale": pick((None, None, 0.2)),
     }  # fmt: skip
+    fields |= _of_blocks(random.Random(chance.random()), frame)
+    turns = fields["position"] == "rope"
+    fields["head_dim"] = pick((6, 8, 10) if turns else (5, 6, 7, 10))  # odd where nothing is rotated
     if frame.latent:
-        mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=6, rope_dim=4, v_dim=pick((6, 8)))
-        fields |= {"mla": mla, "qk_norm": "none", "qkv_bias": False, "out_bias": False, "rope_fraction": 1.0}
-    model = Model(name="drawn", vocab=VOCAB, moe=_moe(chance) if frame.experts else None, **fields)
-    model = model.replace(**_of_blocks(random.Random(chance.random()), experts=frame.experts, latent=frame.latent))
-    return model.replace(**_of_scores(random.Random(chance.random()), model, latent=frame.latent))
+        mla = MLA(q_rank=pick((None, 22)), kv_rank=14, nope_dim=pick((5, 6)), rope_dim=4, v_dim=pick((6, 7, 8)))
+        fields |= {"mla": mla, "qk_norm": "none", "rope_fraction": 1.0}
+    if turns and pick((True, False, False, False)):
+        fields |= {"rope_scaling": RopeScaling(kind="linear", factor=2.0)}
+    if frame.experts:
+        fields |= {"moe": _moe(chance)}
+        if not fields["moe"].shared_experts and pick((True, False, False)):
+            moe = fields["moe"].replace(dense_layers=0, weighs="outputs", expert_bias=pick((True, False)))
+            fields |= {"moe": moe, "activation": "clamped_swiglu"}
+    fields |= _of_scores(random.Random(chance.random()), turns=turns, latent=frame.latent)
+    return Model(name="drawn", vocab=VOCAB, **fields)
 
 
-def _of_scores(chance: random.Random, model: Model, *, latent: bool) -> dict[str, Any]:
+def _of_scores(chance: random.Random, *, turns: bool, latent: bool) -> dict[str, Any]:
     """Which keys a query sees and how, in every second model; dropout in every fourth, all three rates apart."""
     rates = ("dropout", "attention_dropout", "embedding_dropout")
     fields: dict[str, Any] = {rate: chance.choice((0.0, 0.1, 0.3)) for rate in rates if chance.random() < 0.25}
-    if latent or chance.random() < 0.5:
+    if chance.random() < 0.5:
         return fields
     patterns = ((), (True, False), (False, True, True))
     if chance.random() < 0.7:
@@ -134,16 +217,18 @@ def _of_scores(chance: random.Random, model: Model, *, latent: bool) -> dict[str
             "window": chance.choice((3, 7, 12, 200)), "window_pattern": chance.choice(patterns),
             "window_kind": chance.choice(("sliding", "sliding", "chunks")),
         }  # fmt: skip
-        if model.position == "rope":
+        if turns:
             fields |= {"rope_theta_sliding": chance.choice((None, 50.0))}
-    if model.position == "rope":
+    if turns and not latent:
         fields |= {"rope_pattern": chance.choice((*patterns, ()))}
+    if not latent and (not turns or fields["rope_pattern"]):
+        fields |= {"temperature": chance.choice((None, Temperature(scale=0.5, floor=4)))}
     return fields | {
         "attention_softcap": chance.choice((None, None, 0.5)), "attention_sinks": chance.choice((False, False, True)),
     }  # fmt: skip
 
 
-def _of_blocks(chance: random.Random, *, experts: bool, latent: bool) -> dict[str, Any]:
+def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
     """Norms, kind of block, MLP, positions, embedding and logits; each unlike Llama's in every third model."""
 
     def rare(*values: Any) -> Any:
@@ -152,9 +237,9 @@ def _of_blocks(chance: random.Random, *, experts: bool, latent: bool) -> dict[st
     return {
         "norm": rare("rmsnorm", "layernorm"), "norm_bias": rare(True, False), "norm_plus_one": rare(False, True),
         "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"), "residual_scale": rare(1.0, 0.22),
-        "mlp": "gated" if experts else rare("gated", "plain"),
-        "activation": "silu" if experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
-        "position": rare("rope", "learned", "none") if not latent else "rope", "positions": 64,
+        "mlp": "gated" if frame.experts else rare("gated", "plain"),
+        "activation": "silu" if frame.experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
+        "position": rare("rope", "learned", "none") if not frame.latent else "rope", "positions": 64,
         "embedding_scale": rare(1.0, 6.0), "logit_scale": rare(1.0, 0.25), "logit_softcap": rare(None, 2.0),
     }  # fmt: skip
 
@@ -168,7 +253,10 @@ def _moe(chance: random.Random) -> MoE:
         score=pick(("softmax", "sigmoid")), balance=pick(("none", "aux", "free")), aux_coefficient=0.1,
         capacity=pick((None,) * 5 + (1.0,)), normalized=pick((True, False)), scaling=pick((1.0, 2.5)), groups=groups,
         router_bias=pick((True, False, False)), expert_bias=pick((True, False, False)),
+        pattern=pick(((), (), (True, False))),
     )  # fmt: skip
+    if not moe.expert_bias and pick((True, False, False, False)):
+        moe = moe.replace(weighs="inputs")
     # a single weight that is normalised is 1, and the router's gradient nothing but rounding
     return moe.replace(normalized=False) if moe.topk == 1 else moe
 

@@ -6,23 +6,47 @@ states, kept activations, FLOPs, messages and their bytes  ==        peak  |plan
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fivefold.check.dryrun.fake.world import differ_over_cp, representatives
-from fivefold.check.dryrun.memory.breakdown import stage_memory
+from fivefold.check.dryrun.memory.breakdown import input_bytes, stage_memory
 from fivefold.check.dryrun.record.tape import KERNEL, START, Tape
 from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
 from fivefold.check.dryrun.report import pipeline_rank
+from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.count.counts import Counts
+from fivefold.plan.count.memory.buffers import inputs_bytes
 from fivefold.plan.count.traffic import messages
 from fivefold.plan.predict import Planner
 from fivefold.step import StageMemory, sent_bytes
-from tests.agree.rehearsal.cases import Case
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+SCALARS = 64  # bytes of the losses and counters that a rank holds
+
+
+class Compared(Protocol):
+    """A model, a layout and a job on a machine."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+
 Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes of one rank
 
 
@@ -56,7 +80,7 @@ class Verdict(NamedTuple):
         return max((each.error for each in self.stages), key=abs)
 
 
-def run(case: Case) -> Verdict:
+def run(case: Compared) -> Verdict:
     """Rehearse the ranks that differ, predict, compare."""
     model, layout, job = case.model, case.layout, case.job
     planner = Planner(model=model, machine=case.machine, job=job)
@@ -72,6 +96,7 @@ def run(case: Case) -> Verdict:
     held = [by_stage[stage] for stage in stages_of]
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
+        *(_inputs(each.steady, case) for each in first if _inputs(each.steady, case)),
         *_totals(tapes, model, layout, flops=step.work.hardware_flops),
         *(
             f"rank {each.rank} {line}" for each, stages in zip(tapes, held, strict=True)
@@ -97,6 +122,15 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
     return [
         f"stage {ours.stage} {name}: {there} rehearsed, {here} planned" for name, there, here in pairs if there != here
     ]
+
+
+def _inputs(tape: Tape, case: Compared) -> str:
+    """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts."""
+    model, layout, job = case.model, case.layout, case.job
+    ours, plan = input_bytes(tape), inputs_bytes(model, job, layout=layout)
+    sequences = layout.micro_batches(job) * layout.mbs
+    small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.predicted)
+    return "" if 0 <= ours - plan <= small else f"inputs: {ours} rehearsed, {plan} planned"
 
 
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, *, flops: int) -> list[str]:

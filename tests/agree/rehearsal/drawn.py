@@ -1,4 +1,5 @@
-"""Random models under random layouts, rehearsed on every rank: all messages meet, and no ranks wait for one another.
+"""Random models under random layouts, rehearsed on every rank: all messages meet, no ranks wait for one another, and
+the planner counts the same states, activations, FLOPs and messages.
 
 python -m tests.agree.rehearsal.drawn --count 300 --seed 0
 """
@@ -8,11 +9,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from typing import NamedTuple
 
 from fivefold.check.dryrun.match import findings
 from fivefold.check.dryrun.rehearse import rehearse_rank
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
 from fivefold.show.progress import bar
-from tests.agree.drawn import Drawn, drawn
+from tests.agree.drawn import Drawn, covering, drawn
+from tests.agree.rehearsal.cases import machine
+from tests.agree.rehearsal.compare import run
 
 
 def unmet(case: Drawn) -> list[str]:
@@ -27,22 +35,51 @@ def unmet(case: Drawn) -> list[str]:
     return [line for step in steps for line in findings(step, streams=streams)]
 
 
+class Counted(NamedTuple):
+    """A drawn case as ``compare.run`` reads it; what is even in a dry run is even in the planner too."""
+
+    model: Model
+    layout: Layout
+    job: Job
+    streams: bool
+
+    @classmethod
+    def of(cls, case: Drawn) -> Counted:
+        """Return ``case`` without capacity and with joined documents, on GPUs for odd numbers and on CPUs for even."""
+        model, streams = case.model, bool(case.number % 2)
+        if model.moe is not None:
+            model = model.replace(moe=model.moe.replace(capacity=None))
+        return cls(model, case.layout, case.job.replace(documents="joined"), streams)
+
+    @property
+    def machine(self) -> Machine:
+        return machine("nccl" if self.streams else "gloo", self.layout.world)
+
+
+def miscounted(case: Drawn) -> list[str]:
+    """Return one line for each count of the planner that differs from the dry run."""
+    return list(run(Counted.of(case)).unequal)
+
+
 def main() -> int:
     """One line per case that does not meet; 1 if there is one."""
     parser = argparse.ArgumentParser(description="random models under random layouts, rehearsed on every rank")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pairs", action="store_true", help="only cases with a pair of features that none before has")
     options = parser.parse_args()
     wrong = 0
     with bar("rehearsed") as report:
-        for case in itertools.islice(drawn(options.seed), options.first, options.first + options.count):
-            report(str(case.layout), case.number - options.first, options.count)
-            found = unmet(case)
+        cases = list(itertools.islice(drawn(options.seed), options.first, options.first + options.count))
+        cases = list(covering(cases)) if options.pairs else cases
+        for done, case in enumerate(cases):
+            report(str(case.layout), done, len(cases))
+            found = [*unmet(case), *miscounted(case)]
             wrong += bool(found)
             if found:
                 print("\n  ".join((str(case), *found)), flush=True)
-    print(f"{options.count - wrong} of {options.count} meet")
+    print(f"{len(cases) - wrong} of {len(cases)} meet and are counted")
     return 1 if wrong else 0
 
 

@@ -87,6 +87,12 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     )  # fmt: skip
 
 
+def input_bytes(tape: Tape) -> int:
+    """Return the bytes of the inputs that are live before the step: tokens, position tables, buffers of modules."""
+    lives, begin = lifetimes(tape), _first_event(events_of(tape))
+    return int(lives.size[(lives.category == INPUTS) & (lives.birth <= begin)].sum())
+
+
 def largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
     events, lives = events_of(tape), lifetimes(tape)
