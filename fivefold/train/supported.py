@@ -110,9 +110,8 @@ def _check_moments(job: Job) -> None:
 def _check_model(model: Model) -> None:
     """Raise a ``Mistake`` for a model with an operation that the trainer does not have."""
     moe = model.moe
-    routed = (
-        moe is not None and not moe.dense_layers and not moe.shared_experts and model.activation == "clamped_swiglu"
-    )
+    every = all(map(model.is_moe, range(model.layers + model.predicted)))
+    routed = moe is not None and every and not moe.shared_experts and model.activation == "clamped_swiglu"
     free = FREE | {"activation"} if routed else FREE  # no layer has another MLP than the experts
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)

@@ -9,6 +9,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import named
+from fivefold.model.shape import MLA, MoE
 from fivefold.record import Mistake
 from fivefold.stack.catalog import STACKS
 from fivefold.train.supported import OURS, check_supported, idle_window
@@ -37,6 +38,29 @@ def test_a_fact_of_another_software_is_refused(field: str) -> None:
 def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
     with pytest.raises(Mistake, match=f"job: the engine is fivefold's own and does not run as {name}"):
         check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"head_dim": 25, "position": "learned"},
+        {"head_dim": 25, "position": "none"},
+        {"head_dim": 25, "mla": MLA(q_rank=None, kv_rank=16, nope_dim=17, rope_dim=8, v_dim=16)},
+    ],
+    ids=str,
+)
+def test_odd_heads_are_computed_where_nothing_or_another_part_is_rotated(changed: dict[str, Any]) -> None:
+    model = named("nano").replace(**changed)
+    check_supported(Layout(), Job(), model=model)
+
+
+@pytest.mark.parametrize("dense", [{"dense_layers": 1}, {"pattern": (True, False)}, {"shared_experts": 1}], ids=str)
+def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> None:
+    moe = MoE(experts=4, topk=1, ffn=16)
+    model = named("nano").replace(activation="clamped_swiglu", moe=moe)
+    check_supported(Layout(), Job(), model=model)
+    with pytest.raises(Mistake, match="cannot compute activation='clamped_swiglu'"):
+        check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
 
 
 def test_a_window_that_does_nothing_is_said() -> None:

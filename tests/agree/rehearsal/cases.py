@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import named
-from fivefold.model.shape import MTP, MoE, Temperature
+from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -101,6 +101,9 @@ OWN: Mapping[str, Model] = {
             normalized=False,
             weighs="inputs",
         ),
+    ),
+    "latent, sinks": TINY.replace(
+        kv_heads=8, attention_sinks=True, mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6)
     ),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }

@@ -14,6 +14,7 @@ from fivefold.check.dryrun.record.tape import KERNEL, START, Tape
 from fivefold.check.dryrun.rehearse import RankTapes, rehearse_rank
 from fivefold.check.dryrun.report import pipeline_rank
 from fivefold.job import Job
+from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -97,7 +98,7 @@ def run(case: Compared) -> Verdict:
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
         *(_inputs(each.steady, case) for each in first if _inputs(each.steady, case)),
-        *_totals(tapes, model, layout, flops=step.work.hardware_flops),
+        *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
         *(
             f"rank {each.rank} {line}" for each, stages in zip(tapes, held, strict=True)
             for line in differences(spoken(each.steady), planned(planner.counts, layout, stages=stages))
@@ -133,13 +134,14 @@ def _inputs(tape: Tape, case: Compared) -> str:
     return "" if 0 <= ours - plan <= small else f"inputs: {ours} rehearsed, {plan} planned"
 
 
-def _totals(tapes: list[RankTapes], model: Model, layout: Layout, *, flops: int) -> list[str]:
+def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, flops: int) -> list[str]:
     """Of all ranks: the representatives stand for equally many."""
     alike = layout.world // len(tapes)
     done = sum(alike * work(each.steady) for each in tapes)
     lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
     parameters = round(alike * sum(each.parameters for each in tapes))
-    if layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
+    padded = padded_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
+    if not padded and layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
         lines.append(f"parameters: {parameters} rehearsed, {model.parameters} planned")
     return lines
 

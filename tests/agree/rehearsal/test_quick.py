@@ -97,6 +97,8 @@ CASES = (
     Case("gpt", 4, "dp2 pp2 zb1p tp2 mbs1 nosp", 192, 8),
     Case("olmo", 3, "dp2 tp2 zero1 mbs1 ac=full", 192, 8),
     Case("olmo", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+qkv", 192, 8, "fp32"),
+    Case("latent, sinks", 3, "dp2 tp2 zero3 mbs2 ac=full", 192, 8),  # whose kernel pads, on GPUs too
+    Case("latent, sinks", 4, "cp2 pp2 zb1p zero1 mbs1", 192, 6, "fp32", "gloo"),
     Case("llama4", 3, "dp2 tp2 ep2 zero3 mbs2 ac=full", 192, 8),
     Case("llama4", 4, "dp2 pp2 cp2 zb1p zero1 mbs1 cp=ulysses", 192, 8, "fp32"),
     Case("plus", 3, "dp2 tp2 zero3 mbs1 ac=norm+act", 192, 8),

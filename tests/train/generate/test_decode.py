@@ -48,6 +48,8 @@ MODELS = [
         attention_scale=0.2, rope_pattern=(True, True, True, False), rope_theta_sliding=30.0, **PLAIN,
     ),
     Model(name="softcap", layers=2, window=7, window_pattern=(True, False), attention_softcap=0.5, **PLAIN),
+    Model(name="latent, sinks", layers=2, attention_sinks=True,
+          mla=MLA(q_rank=None, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6), **LATENT),
 ]  # fmt: skip
 PROMPTS = [[5, 9, 77, 3], [12], [8, 8, 1, 2, 3, 4, 5, 6, 7], [130, 0, 64]]
 GREEDY = SamplingParams(temperature=0)

@@ -3,8 +3,9 @@
     reserved = peak + free blocks too small to use       driver = reserved + context + buffers of each communicator
 
 PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
-Assumed: the two largest temporary tensors find every block split by smaller ones, and large tensors that an update
-concatenates find them split by activations. Expandable segments avoid this.
+Assumed: the second largest temporary tensor finds every block split by smaller ones, and so does the largest, which then
+adds as much as the two next ones, unless what stays longer than it was put into its block (``_fragments``). Large tensors
+that an update concatenates find blocks split by activations. Expandable segments avoid this.
 Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
 """
 
@@ -30,7 +31,7 @@ CONTEXT_BYTES = 1573 * MIB
 # NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL takes
 # 16 channels and more between GPUs of one node.
 COMMUNICATOR_BYTES = 16 * 2 * 4 * MIB
-SPLIT_LATER = 2  # largest temporary tensors that find no free block
+SPLIT_LATER = 3  # largest temporary tensors of which ``_fragments`` speaks
 BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
 
 
@@ -80,7 +81,7 @@ def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
     return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
 
 
-def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int]) -> int:
     """Bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
@@ -88,8 +89,33 @@ def _reserved(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
     passes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs)))
     sent = sum(run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs)
-    split = sum(map(segment, _largest(counts, layout, runs)))
+    split = _fragments(counts, layout, rank, chunks, runs)
     return max(segment(rank.peak_bytes), passes) + split + (sent if counts.job.stack.run_ahead else 0)
+
+
+def _fragments(counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], runs: Iterable[Run]) -> int:
+    """Return the bytes of free blocks that the largest temporary tensors cannot use again.
+
+    What stays is put into the blocks of freed activations, if they have room for it. Else it is put into that of the
+    largest tensor, usually the logits, which is then lost but for these bytes; in a pipeline, the activations of other
+    micro-batches are.
+    """
+    first, second, third = (*map(segment, _largest(counts, layout, runs)), 0, 0, 0)[:3]
+    stays = _staying(counts, layout, rank, chunks)
+    has_room = rank.activations_bytes - first >= stays  # the logits are activations too
+    lost = first if layout.pp > 1 else 0 if has_room else first - stays
+    return second + max(min(first, second + third), lost)
+
+
+def _staying(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+    """Return the bytes that live from one micro-batch to the next, or with a single one from one step to the next.
+
+    These are the sums of gradients, unless they are sharded, or the optimizer's moments.
+    """
+    if layout.micro_batches(counts.job) == 1 or not policy(layout, counts.job).gradients_stay:
+        return rank.optimizer_bytes
+    stages = counts.stage_runs(layout)
+    return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
 
 
 def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:

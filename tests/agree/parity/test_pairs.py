@@ -1,0 +1,30 @@
+"""Pairs of model features that once died in training, or were left out without a word, against one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import Temperature
+from fivefold.model.spec import Model
+from tests.agree.drawn import Drawn
+from tests.agree.parity.cases import DENSE, LATENT, job_for
+from tests.agree.parity.drawn import run
+
+SMALL = DENSE.replace(layers=2)
+LATENT_SINKS = SMALL.replace(name="latent, sinks", kv_heads=8, mla=LATENT, attention_sinks=True)
+CASES = (
+    (LATENT_SINKS.replace(window=7, window_pattern=(True, False), rope_theta_sliding=50.0), "dp2 tp2 zero3"),
+    (LATENT_SINKS.replace(attention_softcap=0.5, attention_dropout=0.1), "cp2 cp=ulysses"),
+    (SMALL.replace(name="odd heads", head_dim=5, position="learned", positions=64), "tp2"),
+    (SMALL.replace(name="odd latent", kv_heads=8, head_dim=5, mla=LATENT.replace(nope_dim=5)), "dp2 zero1"),
+    (SMALL.replace(name="no positions", position="none", temperature=Temperature(floor=4, scale=0.5)), "cp2"),
+)
+
+
+@pytest.mark.parametrize(("model", "text"), CASES, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
+    layout = Layout.parse(text)
+    verdict = run(Drawn(0, model, layout, job_for(layout)))
+    assert verdict.equal, verdict
+    assert verdict.said == ()

@@ -1,0 +1,25 @@
+"""What the planner says that PyTorch reserves, against the caching allocator with every allocation of the dry run.
+
+The planner has a closed form, and the allocator's state depends on the order of all sizes, so the bound is wide. Of 69
+drawn layouts of 2,048 to 131,072 tokens (``reserved.py``) nine tenths lie within 9 %, the worst 22 % above.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.agree.rehearsal.cases import Case
+from tests.agree.rehearsal.reserved import BOUND, error
+
+# From short sequences to those whose logits are most of the memory, with and without room beside the logits.
+CASES = (
+    (Case("gemma3-4b", 6, "dp64 zero1 mbs1 ac=full", 131_072, 64), 0.1),
+    (Case("qwen3-0.6b", 12, "dp4 tp2 zero1 mbs1 ac=full", 131_072, 4), 0.1),
+    (Case("llama3-8b", 6, "dp8 zero0 mbs1 ac=full", 131_072, 8), 0.1),
+    (Case("llama3.2-1b", 6, "dp8 zero1 mbs1", 32_768, 16), BOUND),
+)
+
+
+@pytest.mark.parametrize(("case", "bound"), CASES, ids=str)
+def test_planned_and_rehearsed_reservations_are_near(case: Case, bound: float) -> None:
+    assert abs(error(case)) <= bound

@@ -1,0 +1,56 @@
+"""What of a model's shape cannot be: fields that would be left out without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fivefold.model.shape import MLA, Temperature
+from fivefold.model.spec import Model
+from fivefold.model.weights import weights
+
+SMALL = Model(name="m", layers=2, width=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=100)
+LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("position", "learned", "with mla every layer rotates: position='learned' is not supported; take 'rope'"),
+        ("position", "none", "with mla every layer rotates: position='none' is not supported; take 'rope'"),
+        ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
+        ("temperature", Temperature(), "temperature is of layers that do not: leave it out"),
+        ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
+    ],
+)
+def test_latent_attention_refuses_what_it_would_ignore(field: str, value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LATENT.replace(**{field: value})
+
+
+@pytest.mark.parametrize("model", [SMALL, LATENT], ids=["grouped", "latent"])
+def test_every_layer_has_a_sink_per_head(model: Model) -> None:
+    names = {weight.name for weight in weights(model)}
+    sinks = {weight for weight in weights(model.replace(attention_sinks=True)) if weight.name not in names}
+    assert {(weight.name, weight.shape) for weight in sinks} == {
+        (f"blocks.{layer}.attention.sinks", (4,)) for layer in range(2)
+    }
+    assert model.replace(attention_sinks=True).parameters == model.parameters + 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "dims"),
+    [
+        ({}, (8,)),
+        ({"rope_fraction": 0.5}, (4,)),
+        ({"window": 8, "rope_theta_sliding": 50.0}, (8, 8)),
+        ({"temperature": Temperature()}, (8,)),  # every layer rotates
+        ({"temperature": Temperature(), "rope_pattern": (True, False)}, (8, 8)),
+        ({"temperature": Temperature(), "position": "none", "head_dim": 7}, (7,)),
+        ({"position": "learned"}, ()),
+    ],
+    ids=str,
+)
+def test_position_tables(changed: dict[str, Any], dims: tuple[int, ...]) -> None:
+    assert SMALL.replace(**changed).table_dims == dims
