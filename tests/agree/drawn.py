@@ -4,7 +4,8 @@
 
 Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
 block and MLP, biases, norms of heads, odd head dims, tied tables, shaped logits, windows, sinks, temperatures, dropout;
-any order of axes, uneven stages, shard groups, schedules, recomputation. ``FEATURES`` names what ``pairs`` meets. Legal is what ``refuse`` and ``check_supported`` let pass.
+any order of axes, uneven stages, shard groups, schedules, recomputation. ``FEATURES`` and ``AXES`` name those of which
+every pair is drawn. Legal is what ``refuse`` and ``check_supported`` let pass.
 """
 
 from __future__ import annotations

@@ -116,13 +116,15 @@ def _place(part: Part) -> tuple[slice, ...]:
 
 
 def without_gradient(model: Model) -> list[str]:
-    """Biases of keys that are not rotated: they add the same to every score of a query."""
-    if not model.qkv_bias or model.mla:
+    """Return the biases of keys, or of their norms, that are not rotated: they add the same to every score of a query."""
+    normed = model.norm == "layernorm" and model.norm_bias and model.qk_norm in ("head", "heads", "full")
+    if model.mla or not (model.qkv_bias or normed):
         return []
     blocks = [f"blocks.{layer}" for layer in range(model.layers) if not model.rotates(layer)]
     if model.mtp and not model.rotates(model.layers - 1):
         blocks += [f"head.mtp.{depth}.block" for depth in range(model.mtp.depth)]
-    return [f"{block}.attention.k.bias" for block in blocks]
+    last = "k_norm.bias" if normed else "k.bias"  # a norm of keys changes what their own bias adds
+    return [f"{block}.attention.{last}" for block in blocks]
 
 
 def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:
@@ -137,7 +139,7 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
         apart[part.name][place] = np.maximum(apart[part.name][place], np.nan_to_num(delta, nan=inf))
     norms = {name: float(np.linalg.norm(gradient.astype(np.float64))) for name, gradient in whole.items()}
     for name in still:  # zero but for rounding
-        norms[name] = max(norms[name], norms[name.replace("k.bias", "q.bias")])
+        norms[name] = max(norms[name], norms[name.replace("attention.k", "attention.q")])
     return {
         name: inf if (delta < 0).any() else float(np.linalg.norm(delta)) / (norms[name] or 1.0)
         for name, delta in apart.items()
