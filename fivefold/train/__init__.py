@@ -2,6 +2,7 @@
 
 run · supported · process           the run file; what the engine runs; processes and their launch
 loop · engine · build · evaluation  the training loop; one step; modules and optimizer of a rank; held-out loss
+parameter_check                     that modules and the table of weights agree, whenever they are built
 model/ · parallel/ · optimizers/            what is computed; spread over ranks; updated
 data/ · checkpoint/ · faults/ · generate/   what is read; saved; survived; written by the model
 measure/ · logs/                            what a step did; what a run tells

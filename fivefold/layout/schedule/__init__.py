@@ -3,10 +3,9 @@
 one_f_one_b · zero_bubble · v_shaped   the generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
 table · action · columns · csv_file    rank → actions, with ``check``; F, B, W; as arrays; a table from a file
 play · order · p2p · live_micro_batches   times and memory; an order of execution; its messages; micro-batches in flight
+pipeline_schedule   the facts of each schedule, one record each
 
-pipeline_schedule                      the facts of each schedule, one record each
-
-To add a schedule, write a generator, its record in ``pipeline_schedule`` and its name in ``layout.names.ScheduleName``.
+To add one, write a generator, its record in ``pipeline_schedule`` and its name in ``layout.names.ScheduleName``.
 """
 
 from __future__ import annotations

@@ -268,7 +268,8 @@ class Counts:
     def routed(self, name: Name) -> int:
         """Number of mixtures of experts in a unit."""
         if name == "head":
-            return self.model.predicted if self.model.is_moe(self.model.layers) else 0
+            first = self.model.layers  # a pattern may make some modules of multi-token prediction dense
+            return sum(map(self.model.is_moe, range(first, first + self.model.predicted)))
         return int(isinstance(name, Kind) and name.moe)
 
 

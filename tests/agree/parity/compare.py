@@ -116,7 +116,7 @@ def _place(part: Part) -> tuple[slice, ...]:
 
 
 def without_gradient(model: Model) -> list[str]:
-    """Return the biases of keys, or of their norms, that are not rotated: they add the same to all scores of a query."""
+    """Return the biases of keys, or of their norms, that are not rotated: they add the same to all scores."""
     normed = model.norm == "layernorm" and model.norm_bias and model.qk_norm in ("head", "heads", "full")
     if model.mla or not (model.qkv_bias or normed):
         return []

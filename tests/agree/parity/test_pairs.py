@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import Temperature
+from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn
 from tests.agree.parity.cases import DENSE, LATENT, job_for
@@ -13,7 +13,13 @@ from tests.agree.parity.drawn import run
 
 SMALL = DENSE.replace(layers=2)
 LATENT_SINKS = SMALL.replace(name="latent, sinks", kv_heads=8, mla=LATENT, attention_sinks=True)
+# Of two modules of multi-token prediction one has experts: the planner counted the balance of both.
+MIXED = SMALL.replace(
+    name="a pattern of experts ahead", layers=2, mtp=MTP(depth=2),
+    moe=MoE(experts=4, topk=2, ffn=14, balance="free", score="sigmoid", pattern=(True, False)),
+)  # fmt: skip
 CASES = (
+    (MIXED, "dp2 zero1"),
     (LATENT_SINKS.replace(window=7, window_pattern=(True, False), rope_theta_sliding=50.0), "dp2 tp2 zero3"),
     (LATENT_SINKS.replace(attention_softcap=0.5, attention_dropout=0.1), "cp2 cp=ulysses"),
     (SMALL.replace(name="odd heads", head_dim=5, position="learned", positions=64), "tp2"),

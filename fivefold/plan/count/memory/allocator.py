@@ -3,10 +3,8 @@
     reserved = peak + free blocks too small to use       driver = reserved + context + buffers of each communicator
 
 PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
-Assumed: the second largest temporary tensor finds every block split by smaller ones; the largest one, often the logits,
-does not, unless what lives longer than it was put into its block (``_fragments``); large tensors that an update
-concatenates find them split by activations. Expandable segments avoid this.
-Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+Assumed: the second largest temporary finds every block split, the largest if its block was taken (``_fragments``),
+what an update concatenates too. Expandable segments avoid this. pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
