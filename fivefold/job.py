@@ -296,8 +296,8 @@ class Job(Record):
                 values["precision"] = recipe(asked).reduced(
                     in_fp32=not isinstance(stack, Stack) or stack.reduce_in_fp32
                 )
-            elif isinstance(asked, dict) and asked.get("name") in RECIPES:
-                values["precision"] = RECIPES[asked["name"]].model_dump() | asked
+            elif isinstance(asked, dict) and isinstance(name := asked.get("name"), str) and name in RECIPES:
+                values["precision"] = RECIPES[name].model_dump() | asked
         except Mistake as error:
             raise ValueError(str(error)) from None
         return values

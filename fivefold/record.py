@@ -240,18 +240,28 @@ def read_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
         raise Mistake(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
     if not isinstance(values, dict):
-        raise Mistake(f"{path}: holds a {type(values).__name__}, not a table of keys")
+        raise Mistake(f"{path}: holds {describe_json(values)}, not a table of keys")
     return values
+
+
+def describe_json(value: object) -> str:
+    """Return what JSON calls a value that is not an object."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for text in read_text(path, kind="UTF-8 text").splitlines() if path.exists() else ():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(values, dict):
+            raise Mistake(f"{path}: line {len(lines) + 1} holds {describe_json(values)}, not a table of keys")
+        lines.append(values)
     return lines
 
 

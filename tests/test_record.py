@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, nearest, read_file
+from fivefold.record import Mistake, Record, nearest, read_file, read_lines
 from fivefold.step import Step
 
 
@@ -146,3 +146,27 @@ def test_every_noun_has_a_json_schema_and_refuses_unknown_keys(noun: type[Record
     assert set(schema["properties"]) == set(noun.model_fields)
     for definition in schema.get("$defs", {}).values():
         assert definition["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("null", "holds null"), ("[]", "holds a list"), ('"a"', "holds text"), ("3", "holds a number"),
+     ("true", "holds true"), ('{"a": ' + "[" * 3000, "not valid JSON")],
+)  # fmt: skip
+def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(text)
+    with pytest.raises(Mistake, match=said):
+        read_file(path)
+
+
+def test_lines_of_another_kind_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"a": 1}\n[2]\n')
+    with pytest.raises(Mistake, match="line 2 holds a list, not a table"):
+        read_lines(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(Mistake, match="cannot be read"):
+        read_lines(path)
+    path.write_text('{"a": 1}\n{"a": ' + "[" * 3000)
+    assert read_lines(path) == [{"a": 1}]

@@ -58,7 +58,7 @@ def _of_json(path: Path) -> Answer:
 
     try:
         found = json.loads(read_text(path, kind="JSON"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, Mistake):
             raise
         raise Mistake(f"{path}: not valid JSON: {error}") from None

@@ -60,12 +60,12 @@ def search(
     precisions to try; ``measure``: train so many of the best for a few steps; ``within`` (0.02): layouts so near to the
     best are alike; ``exact``: no proposal; ``by="robust"``: the least regret first. ``--keep`` is ``walk``.
     """
-    from fivefold.asked.search import ALIKE, found_layouts, limited
+    from fivefold.asked.search import ALIKE, MOST_SHOWN, found_layouts, limited
     from fivefold.layout.where import Where as Constraint
 
     for name, number in (("top", top), ("front", front)):
-        if number < 1:
-            raise Mistake(f"{name}={number} must be 1 or more")
+        if not 1 <= number <= MOST_SHOWN:
+            raise Mistake(f"{name}={number} must be 1 to {MOST_SHOWN}")
     return found_layouts(
         _model(model), limited(_machine(machine), memory), job_of(job), also=also, measure=measure, by=by, top=top,
         levels=front, within=None if exact else ALIKE if within is None else within, where=Constraint.parse(where),

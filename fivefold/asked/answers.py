@@ -48,7 +48,9 @@ def answers(
                 search=lambda longer: searched(model=model, machine=machine, job=longer, top=1, within=ALIKE),
             )
         ],
-        "batch": lambda: questions.sound_batches(job=job, layout=chosen, tokens=tokens, model=model, noise=noise),
+        "batch": lambda: questions.sound_batches(
+            job=job, layout=chosen, tokens=tokens, model=model, noise=noise, machine=machine
+        ),
         "run": lambda: [
             whole_run(
                 step=predicted(model=model, machine=machine, layout=chosen, job=job),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fivefold.stack.spec import Reduce
 
 ALIKE = 0.02  # share of the best time by which layouts differ that no prediction tells apart
+MOST_SHOWN = 10_000  # layouts of a table, and memory limits of a front
 
 
 def admitted(where: str) -> Where:

@@ -76,8 +76,8 @@ def _of_words(words: dict[str, str | None], gpus: str | None, options: dict[str,
         raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
     job = load_job(**options)
     found: dict[str, Any] = {"job": job}
-    if words.get("layout"):
-        found["layout"] = Layout.parse(words["layout"] or "")
+    if (text := words.get("layout")) is not None:
+        found["layout"] = Layout.parse(text)
     return found | {"model": resolve(words["model"] or ""), "machine": load_machine(words["machine"] or "")}
 
 

@@ -84,7 +84,7 @@ def ask(
     from fivefold.show import lengths, whole_run
     from fivefold.show import search as page
 
-    chosen = Layout.parse(layout) if layout else None
+    chosen = None if layout is None else Layout.parse(layout)
     (ranks,) = priced([load_machine(machine)], price or [])
     if chart and question not in PICTURES:
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")

@@ -47,7 +47,7 @@ def train(
     settings = Run.load(run)
     settings = settings if trace is None else settings.replace(trace_steps=trace)
     model, machine = resolve(settings.model), _machine(settings, layout)
-    chosen = Layout.parse(layout or _layout(settings, machine))
+    chosen = Layout.parse(_layout(settings, machine) if layout is None else layout)
     machine = _machine(settings, layout) if settings.measure else machine  # with what was measured meanwhile
     refuse(chosen, model=model, job=settings.job, machine=machine)
     _must_be_supported(chosen, settings.job, model=model)

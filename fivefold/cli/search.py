@@ -10,7 +10,7 @@ import typer
 
 from fivefold.asked.across import is_asked, priced, refuse_of_one
 from fivefold.asked.machines import load_machine
-from fivefold.asked.search import ALIKE, admitted, found_layouts, limited, walk
+from fivefold.asked.search import ALIKE, MOST_SHOWN, admitted, found_layouts, limited, walk
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
@@ -34,6 +34,7 @@ Within = Annotated[
         min=0, max=1, help="Layouts so near to the best are alike; the simplest is proposed.", show_default="0.02"
     ),
 ]
+Front = Annotated[int, typer.Option(min=1, max=MOST_SHOWN, help="Memory limits for the front of memory against time.")]
 Measure = Annotated[
     int, typer.Option(min=0, help="Also train so many of the best for a few steps each, on this computer.")
 ]
@@ -56,14 +57,14 @@ def search(
     job: Job,
     others: Others = None,
     by: Goal = "time",
-    top: Annotated[int, typer.Option(min=1, help="How many layouts to show.")] = 10,
+    top: Annotated[int, typer.Option(min=1, max=MOST_SHOWN, help="How many layouts to show.")] = 10,
     also: Annotated[list[str] | None, typer.Option(help="Another precision to try, such as fp8.")] = None,
     where: Annotated[str, typer.Option(help="Only such layouts: 'tp<=8 cp=1 zero<=1 ac=none,selective'.")] = "",
     memory: Memory = None,
     keep: Keep = None,
     within: Within = None,
     exact: Annotated[bool, typer.Option("--exact", help="The ranking alone, without a proposal.")] = False,
-    front: Annotated[int, typer.Option(min=1, help="Memory limits for the front of memory against time.")] = 1,
+    front: Front = 1,
     chart: Annotated[Path | None, typer.Option(help="Draw the front (.svg or .html).")] = None,
     measure: Measure = 0,
     two: Two = False,

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,6 +44,8 @@ def settle(action: Callable[[], object]) -> int:
             raise
         return _said(line, code=2)
     except OSError as error:
+        if error.errno == ENAMETOOLONG:
+            return _said(f"{error.filename}: too long to be the name of a file; check the word", code=2)
         return _said(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
     return code if isinstance(code, int) else 0
 

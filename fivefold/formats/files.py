@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.formats.format import Document
-from fivefold.record import Mistake, read_text
+from fivefold.record import Mistake, describe_json, read_text
 
 NODES = 100_000  # values of a file, with those that its aliases repeat
 
@@ -49,7 +49,7 @@ def document(path: Path) -> Document:
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path}: not valid {kind.upper()}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise Mistake(f"{path}: holds {type(values).__name__}, not a table of keys by name")
+        raise Mistake(f"{path}: holds {describe_json(values)}, not a table of keys by name")
     if _nodes(values, NODES) <= 0:
         raise Mistake(f"{path}: holds more than {NODES} values; it is no config")
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)

@@ -1,6 +1,8 @@
 """Whether a layout fits a model, job, machine and stack: one line per reason, with numbers and the nearest fixes.
 
-Planner and engine both call ``refuse``, which raises the first reason; ``plan/search/space.py`` excludes the same.
+This is the one gate: ``Planner`` refuses a layout before it counts it, the engine before it builds it, and both raise
+the first reason. Whoever tries changes of a layout or of a job asks ``is_legal`` first, and ``plan/search/space.py``
+yields only layouts that pass.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
     yield from _tensor(layout, model)
+    if (reason := uncounted(layout, model=model, job=job)) is not None:
+        yield reason
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -59,6 +63,12 @@ def told(layout: Layout, *, model: Model, job: Job) -> bool:
     return (
         axes and zero and runs.told(layout.ac, experts=moe) and (not (moe and runs.experts_as_mlp) or layout.etp == cut)
     )
+
+
+def validate_job(model: Model, job: Job) -> None:
+    """Raise a one-line ``Mistake`` if model and job do not fit each other, whatever the layout."""
+    if (reason := next(unfit(model, job), None)) is not None:
+        raise Mistake(reason)
 
 
 def unfit(model: Model, job: Job) -> Iterator[str]:

@@ -153,6 +153,8 @@ class Layout(Record):
     @classmethod
     def parse(cls, text: str) -> Layout:
         """Read ``dp2 zero1 mbs4``; a ``Mistake`` names the token at fault."""
+        if not text.strip():
+            raise Mistake(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
         fields: dict[str, object] = {}
         for token in text.split():
             for key, value in read_token(token).items():

@@ -43,7 +43,7 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return {kind: [_spans(row) for row in rows] for kind, rows in found.items()}
-    except (OSError, AttributeError, IndexError, TypeError, ValueError):
+    except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
         raise Mistake(f"{path}: is damaged; {AGAIN}") from None
 
 

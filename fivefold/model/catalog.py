@@ -47,10 +47,14 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if text in CATALOG:
         return named(text)
     path = find(text)
-    if text and path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError:  # such as a name that is longer than a file's can be
+        is_folder = is_file = False
+    if text and is_folder:
         path /= "config.json"
     if path.suffix not in (".json", ".toml"):
-        if path.is_file():
+        if is_file:
             raise Mistake(f"{text}: a model file ends in .json or .toml")
         raise nearest(text, names(), kind="model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import log2
 
 from fivefold.job import Job
-from fivefold.layout.legal import reasons
+from fivefold.layout.legal import is_legal, reasons, validate_job
 from fivefold.layout.playbook import Stage, Tried
 from fivefold.layout.search_result import Proposal, Walk
 from fivefold.layout.spec import Layout
@@ -64,8 +64,14 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if after > AFTER:
             break
     if chosen is None:
-        near_by = f": the nearest, {least[1]}, needs {show_bytes(least[0])} of {show_bytes(room)}" if least else ""
-        raise Mistake(f"no rung of the ladder fits {planner.model.name} on {world} {planner.machine.name}{near_by}")
+        what = f"{planner.model.name} on {world} ranks of {planner.machine.name}"
+        if least is None:
+            why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
+            raise Mistake(f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}")
+        raise Mistake(
+            f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
+            f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
+        )
     reason = f"{chosen} is the first that fits in {show_bytes(room)}: {_fit_words(chosen, planner)}"
     question = f"Which is the plainest layout of {world} ranks whose step fits?"
     return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
@@ -129,7 +135,7 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     found: list[tuple[float, Layout]] = []
     for size in (2**power for power in range(7)):
         other = layout.replace(mbs=size)
-        if next(reasons(other, model=planner.model, job=job, machine=planner.machine), None) is not None:
+        if not is_legal(other, model=planner.model, job=job, machine=planner.machine):
             continue
         times = job.global_batch // (other.dp * size)
         rung = _tried(planner, other, fits=f"{times} accumulated", else_=f"{times} accumulated, ")
@@ -208,6 +214,7 @@ def stages(
     propose: Callable[[Job], Proposal],
 ) -> tuple[Sequence[Stage], Job, Proposal]:  # fmt: skip
     """All steps; ``walk`` and ``propose`` are those of ``search``."""
+    validate_job(model, job)
     first, job = batch_stage(model, job, tokens=tokens, said=said)
     planner = Planner(model=model, machine=machine, job=job)
     second, layout = fit_stage(planner, world=machine.ranks)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse, uncounted
+from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine.otherwise import with_kernels
 from fivefold.machine.spec import Machine
@@ -28,7 +28,6 @@ from fivefold.plan.parts import parts
 from fivefold.plan.price.errors import expected_interval, run_class
 from fivefold.plan.price.timeline import StepTime, Timeline
 from fivefold.plan.price.units import Units
-from fivefold.record import Mistake
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, utilisation
 
 
@@ -71,7 +70,8 @@ class Planner:
         self.timeline = Timeline(self.units, straggler=slow)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
-        """Memory of every pipeline rank."""
+        """Memory of every pipeline rank; a ``Mistake`` if the layout is not legal for model and job."""
+        refuse(layout, model=self.model, job=self.job)
         return memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:
@@ -79,8 +79,10 @@ class Planner:
         return fullest(self.memory(layout))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
-        """Memory and step time of a legal layout (see ``refuse``); ``ranks``: its memory, if known already."""
-        ranks = self.memory(layout) if ranks is None else ranks
+        """Memory and step time; a ``Mistake`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
+        if ranks is None:
+            refuse(layout, model=self.model, job=self.job, machine=self.machine)
+            ranks = memory(self.counts, layout)
         return Estimate(layout, ranks, self.timeline.step(layout, ranks))
 
     def step(self, layout: Layout) -> Step:
@@ -156,13 +158,10 @@ class Planner:
 
 
 def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: Planner | None = None) -> Step:
-    """Predict the step that ``train`` would measure. A ``Mistake`` if it cannot run, or is not counted.
+    """Predict the step that ``train`` would measure. A ``Mistake`` if the layout is not legal.
 
     ``using``: a planner of this model, machine and job.
     """
-    refuse(layout, model=model, job=job, machine=machine)
-    if (reason := uncounted(layout, model=model, job=job)) is not None:
-        raise Mistake(f"layout {str(layout)!r}: {reason}")
     return (using or planner(model, machine, job)).step(layout)
 
 

@@ -31,12 +31,14 @@ SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V
 def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
     """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``Mistake`` if none fits."""
     planner, question = Planner(model=model, machine=machine, job=job), "largest micro-batch"
-    for size in reversed(divisors(max(1, job.global_batch // layout.dp))):
-        tried = layout.replace(mbs=size)
-        if is_legal(tried, model=model, job=job, machine=machine) and _fits(planner, tried):
-            return _answer(question, f"{size} sequences at a time", size, planner, tried)
-    refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
-    raise Mistake(_too_large(planner, layout.replace(mbs=1)))
+    sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
+    legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
+    for tried in legal:
+        if _fits(planner, tried):
+            return _answer(question, f"{tried.mbs} sequences at a time", tried.mbs, planner, tried)
+    if not legal:
+        refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
+    raise Mistake(_too_large(planner, legal[-1]))
 
 
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Answer:
@@ -108,10 +110,12 @@ def scaled(model: Model, factor: float) -> Model:
 
 
 def sound_batches(
-    *, job: Job, layout: Layout, tokens: float, model: Model | None = None, noise: float | None = None
-) -> list[Batch]:
+    *, job: Job, layout: Layout, tokens: float, model: Model | None = None, noise: float | None = None,
+    machine: Machine | None = None,
+) -> list[Batch]:  # fmt: skip
     """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
-    from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less.
+    from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less. Of a
+    ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``Mistake`` if none is.
     """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
     said = [*(each.tokens for each in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
@@ -120,6 +124,8 @@ def sound_batches(
         ends = min(SOUND_TOKENS[0], min(said) / 1.5), min(SOUND_TOKENS[1], 8 * max(said))
     least, most = (limit / (chunk * job.sequence) for limit in ends)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
+    if model is not None:
+        sizes = _legal_batches(sizes, model=model, machine=machine, job=job, layout=layout)
     return [
         Batch(
             global_batch=size * chunk, tokens=size * chunk * job.sequence, micro_batches=size,
@@ -128,6 +134,25 @@ def sound_batches(
         )
         for size in sizes
     ]  # fmt: skip
+
+
+def _legal_batches(
+    sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout
+) -> list[int]:  # fmt: skip
+    """Return the numbers of micro-batches with which the layout is legal; a ``Mistake`` if it is with none of them."""
+
+    chunk, found, mistake = layout.dp * layout.mbs, list[int](), Mistake()
+    for size in sizes:
+        try:
+            fields = job.model_dump() | {"global_batch": size * chunk, "ramp": None}
+            refuse(layout, model=model, job=Job.read(fields, origin="job"), machine=machine)
+        except Mistake as error:
+            mistake = error
+        else:
+            found.append(size)
+    if not found:
+        raise mistake
+    return found
 
 
 def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import log2
 from typing import Any, NamedTuple
 
-from fivefold.layout.legal import reasons, uncounted
+from fivefold.layout.legal import reasons
 from fivefold.layout.names import SCHEDULES, ScheduleName
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisor_below, divisors
@@ -70,8 +70,7 @@ def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
         except Mistake as mistake:
             yield Option(text, "", False, str(mistake).removeprefix("layout: "))
             continue
-        why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), None)
-        why = why or uncounted(other, model=noun.model, job=noun.job) or ""
+        why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), "")
         yield Option(text, str(other), getattr(layout, field) == value, why)
 
 

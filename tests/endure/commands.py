@@ -4,7 +4,8 @@
 
 Run in this process through the command line's own ``main``, so that thousands take minutes. Allowed are the exit codes
 of the documentation: 0, 2 (a mistake), 1 (a fault of the system), 3 (it would fail); never a traceback, a warning of
-overflow, or more seconds of this process than ``LIMIT_SECONDS``. An input has a number: ``--only 17`` runs it again.
+overflow, more seconds of this process than ``LIMIT_SECONDS``, a wait for what never comes, or an answer to another
+question (``facts.py``). An input has a number: ``--only 17`` runs it again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import resource
 import shlex
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -26,14 +26,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold import cli
+from tests.endure.facts import ignored
+from tests.endure.files import folder
 from tests.endure.words import Draw
 
-LIMIT_SECONDS = 20.0  # of this process's own time, whatever else the computer does
-MEMORY_BYTES = 12 * 2**30
+LIMIT_SECONDS = 10.0  # of this process's own time, whatever else the computer does
+TICK_SECONDS = 2.0  # between two looks at whether it still computes
+IDLE_TICKS = 10  # so many without any work, of its own or of its children, are a wait for what never comes
+IDLE_SECONDS = 0.002  # of work in a tick
+MEMORY_BYTES = 6 * 2**30
 
 
 class TooLong(BaseException):
     """The time is up; no ``except Exception`` holds it."""
+
+
+class Waits(BaseException):
+    """Nothing has happened for long; no ``except Exception`` holds it."""
 
 
 class Ended(NamedTuple):
@@ -54,9 +63,10 @@ def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
     case = Draw(number, seed=seed).case()
     begin = time.process_time()
     with folder(case.files):
-        code, _, err, wrong = answer(case.words, limit=limit)
+        code, out, err, wrong = answer(case.words, limit=limit)
     seconds = time.process_time() - begin
-    return Ended(number, case.words, code, seconds, wrong or judged(code, err))
+    wrong = wrong or judged(code, err) or (ignored(case.words, out) if code == 0 else "")
+    return Ended(number, case.words, code, seconds, wrong)
 
 
 REMARK = ": not read, nor by "  # of a config's keys
@@ -91,15 +101,20 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             signal.signal(signal.SIGVTALRM, _too_long)
+            signal.signal(signal.SIGALRM, Idle())
             signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+            signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
             try:
                 cli.main()
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
     except TooLong:
         wrong = f"more than {limit:.0f} s: {_where()}"
+    except Waits:
+        wrong = f"waits for ever: {_where()}"
     except KeyboardInterrupt:
         raise
     except BaseException:
@@ -112,6 +127,32 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
     return code, out.getvalue(), err.getvalue(), wrong
 
 
+class Idle:
+    """A handler of ticks that raises ``Waits`` when neither this process nor its children have worked for long."""
+
+    def __init__(self) -> None:
+        self.children, self.ticks = _children_seconds(), 0
+        self.own = time.process_time()
+
+    def __call__(self, *_: object) -> None:
+        begin, children = time.process_time(), _children_seconds()
+        worked = begin - self.own + children - self.children
+        self.ticks = self.ticks + 1 if worked < IDLE_SECONDS else 0
+        if self.ticks >= IDLE_TICKS:
+            raise Waits
+        self.children, self.own = children, time.process_time()  # without what this look has cost
+
+
+def _children_seconds() -> float:
+    """Return the seconds that children of this process have computed, those that still run included."""
+    found = sum(os.times()[2:4])
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            found += (int(fields[11]) + int(fields[12])) / 100 if int(fields[1]) == os.getpid() else 0
+    return found
+
+
 def _too_long(*_: object) -> None:
     raise TooLong
 
@@ -120,24 +161,6 @@ def _where() -> str:
     frames = traceback.extract_tb(sys.exc_info()[2])
     ours = [frame for frame in frames if "fivefold" in frame.filename]
     return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours[-5:])
-
-
-@contextlib.contextmanager
-def folder(files: dict[str, str | None]) -> Iterator[None]:
-    """The working directory of one input, gone afterwards."""
-    there = Path.cwd()
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)
-        for path, text in files.items():
-            if text is None:
-                Path(path).mkdir(parents=True, exist_ok=True)
-            else:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_text(text, encoding="utf-8")
-        try:
-            yield
-        finally:
-            os.chdir(there)
 
 
 @contextlib.contextmanager
@@ -168,7 +191,7 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     parser.add_argument("--commands", nargs="*", default=(), help="of these alone, such as predict ask")
     asked = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
     with alone(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is told

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from fivefold.cli.settle import settle
+from fivefold.job import Job, Recipe
 from fivefold.record import Mistake
-from tests.endure.commands import alone, answer, judged, run
+from fivefold.stack.spec import FACTS
+from tests.endure.commands import IDLE_TICKS, Idle, Waits, alone, answer, judged, run
+from tests.endure.facts import ignored
+from tests.endure.settings import settings, sound_settings
 
-INPUTS = 100
+INPUTS = 60
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +45,33 @@ def test_the_judge_sees_a_traceback_and_a_hang(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("fivefold.model.catalog.resolve", spin)
     assert answer(words, limit=0.2)[3].startswith("more than 0 s: ")
+
+
+def test_an_answer_to_another_question_is_seen() -> None:
+    words = ["predict", "nano", "h100:8", "dp8", "--json", "--set", "loss=chunked", "--set", "overlap=dp,tp"]
+    code, out, _, _ = answer([*words, "--seq", "64"], limit=5)
+    assert (code, ignored([*words, "--seq", "64"], out)) == (0, "")
+    assert ignored([*words, "--seq", "128"], out) == "asked for sequence='128', answered for 64"
+    assert ignored([*words, "--set", "loss=plain"], out) == "asked for stack.loss='plain', answered for 'chunked'"
+    assert ignored([*words, "--set", "emulate=true"], out) == "asked for emulate='true', answered for False"
+    assert ignored(["predict", "nano", "h100:8", "zero0 dp8", "--json"], out) == ""
+    assert "answered for 'dp8" in ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
+
+
+def test_a_process_that_waits_for_ever_is_seen() -> None:
+    idle = Idle()
+    for _ in range(IDLE_TICKS - 1):
+        idle()
+    with pytest.raises(Waits):
+        idle()
+
+
+def test_every_kind_of_setting_is_drawn() -> None:
+    fields = {text.partition("=")[0] for text in settings()}
+    assert {*Job.model_fields, *FACTS, *(f"stack.{name}" for name in FACTS)} <= fields
+    assert {f"precision.{name}" for name in Recipe.model_fields} <= fields
+    assert {"loss=chunked", "compile=true", "compile=false", "sequence=0", "overlap=dp,tp,cp,ep,pp"} <= {*settings()}
+    assert len(sound_settings()) > 400
 
 
 @pytest.mark.parametrize(

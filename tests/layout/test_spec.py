@@ -60,7 +60,7 @@ def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("", "dp1 zero0 mbs1"),
+        ("dp1", "dp1 zero0 mbs1"),
         ("ac=none dp2", "dp2 zero0 mbs1"),
         ("ac=selective mbs1 zero1 v2 pp4 tp8 dp16", "dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective"),
         ("tp4x2", "dp1 tp4x2 zero0 mbs1"),
@@ -96,6 +96,8 @@ def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "layout '' is empty; write such as 'dp8 zero1', or dp1"),
+        (" ", "is empty"),
         ("dq2", "unknown layout token 'dq2'; did you mean dp2"),
         ("ac=ful", "did you mean ac=full"),
         ("1f2b pp2", "did you mean 1f1b"),

@@ -82,7 +82,7 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
 
 def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
     planner = Planner(model=named("llama3-405b"), machine=NODE, job=JOB)
-    with pytest.raises(Mistake, match=r"no rung of the ladder fits llama3-405b on 8 h100: the nearest, .* needs"):
+    with pytest.raises(Mistake, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
         fit_stage(planner, world=8)
 
 

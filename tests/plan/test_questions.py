@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import named
 from fivefold.model.spec import Model
 from fivefold.plan import questions
+from fivefold.plan.compare import Case, compare
 from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.lengths import lengths
-from fivefold.plan.predict import Planner
+from fivefold.plan.predict import Planner, predict
+from fivefold.plan.ratios import ratios
 from fivefold.plan.search import search
+from fivefold.plan.search.neighbours import walk
 from fivefold.record import Mistake
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -50,6 +55,69 @@ def test_the_longest_sequence_is_the_last_that_fits() -> None:
 def test_what_never_fits_is_said_in_one_line() -> None:
     with pytest.raises(Mistake, match=r"needs .* of 77.61 GiB at its smallest"):
         questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "layout", "why"),
+    [
+        ("tiny", "h200:8", "dp2 pp4 v3 ac=full", "12 stages are more than layers=6"),
+        (
+            "gpt-oss-20b",
+            "h100-pcie:128",
+            "dp8 tp2x2 pp4 gpipe zero1",
+            "2D tensor parallelism is not counted with expert",
+        ),
+        ("deepseek-v3", "h800:24", "dp2 tp2x2 pp3 zb2p zero3 mbs4", "2D tensor parallelism is not counted with expert"),
+        ("nemotron4-15b", "l40s:16", "dp2 tp8 zero1 mbs4", "rows are not divisible by tp=8"),
+        ("llama3-8b", "h100:4", "dp8", "needs 8 ranks, but h100 has 4"),
+    ],
+)
+def test_every_question_refuses_a_layout_that_predict_refuses(
+    model: str, machine: str, layout: str, why: str
+) -> None:  # fmt: skip
+    """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
+    job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
+    chips, spec, chosen = resolve(machine, local=Path("/nowhere")), named(model), Layout.parse(layout)
+    with pytest.raises(Mistake, match=re.escape(why)):
+        predict(model=spec, machine=chips, layout=chosen, job=job)
+    planner = Planner(model=spec, machine=chips, job=job)
+    about = {"model": spec, "machine": chips, "job": job, "layout": chosen}
+    asks: dict[str, Callable[[], object]] = {
+        "estimate": lambda: planner.estimate(chosen),
+        "step": lambda: planner.step(chosen),
+        "changes": lambda: questions.changes(**about),
+        "ratios": lambda: ratios(spec, machine=chips, job=job, layout=chosen),
+        "walk": lambda: walk(planner, chosen),
+        "compare": lambda: compare([Case(spec, chips, chosen, each) for each in (job, job.replace(steps=2))]),
+    }
+    if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
+        asks |= {
+            "micro-batch": lambda: questions.largest_micro_batch(**about),
+            "sequence": lambda: questions.longest_sequence(**about),
+            "batch": lambda: questions.sound_batches(**about, tokens=1e12),
+        }
+    for name, ask in asks.items():
+        with pytest.raises(Mistake) as caught:
+            ask()
+        assert why in str(caught.value), name
+
+
+def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
+    """Of 4 tokens over tp8 it takes two sequences; of these the answer says by how much they do not fit."""
+    job, layout = Job(sequence=4, global_batch=64), Layout.parse("dp1 tp8")
+    with pytest.raises(Mistake, match=r"'dp1 tp8 zero0 mbs2' needs .* at its smallest"):
+        questions.largest_micro_batch(model=named("llama3-405b"), machine=NODE, job=job, layout=layout)
+
+
+def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
+    about = {"model": LLAMA, "machine": resolve("h100:32", local=Path("/nowhere")), "tokens": 1e12}
+    job = Job(sequence=131_072, global_batch=8)
+    plain, dual = (
+        [each.micro_batches for each in questions.sound_batches(job=job, layout=Layout.parse(text), **about)]
+        for text in ("dp2 pp16", "dp2 pp16 dualpipev")
+    )
+    assert dual == [size for size in plain if size >= 32]
+    assert 0 < len(dual) < len(plain)
 
 
 def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:

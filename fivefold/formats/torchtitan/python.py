@@ -237,6 +237,11 @@ def _sizes(model: Model) -> dict[str, Any]:
     """The numbers of a Llama of any size; ``Mistake`` if the model is another architecture."""
     from fivefold.model.huggingface.export import differs
 
+    if model.position != "rope" or model.head_dim * model.heads != model.width:
+        raise Mistake(
+            f"model {model.name!r}: torchtitan's Llama has rotary positions and heads of width/heads="
+            f"{model.width}/{model.heads}; take one of its flavors"
+        )
     numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
     there = llama(model.name, numbers)
     why = differs(there, model.replace(rope_scaling=there.rope_scaling, rope_theta=there.rope_theta,

@@ -16,7 +16,7 @@ from pathlib import Path
 from fivefold.layout.schedule.action import named, parse, parts
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, read_text
 
 
 def write_table(table: Table, path: Path) -> None:
@@ -29,12 +29,7 @@ def write_table(table: Table, path: Path) -> None:
 
 def read_table(path: Path) -> Table:
     """Read and check a table, named after the file; a ``Mistake`` gives row, cell and reason."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise Mistake(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{path}: cannot be read as UTF-8 text: {error}") from None
+    lines = read_text(path, kind="UTF-8 text").splitlines()
     try:
         rows = tuple(_row(cells, number) for number, cells in enumerate(csv.reader(lines), start=1))
     except (csv.Error, Mistake) as error:

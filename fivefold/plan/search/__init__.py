@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
-from fivefold.layout.legal import unfit
+from fivefold.layout.legal import validate_job
 from fivefold.layout.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, Where
@@ -95,8 +95,7 @@ def _all_spaces(
     worlds: Sequence[int], **narrowed: Any,
 ) -> list[tuple[Job, Space]]:  # fmt: skip
     """The layouts of every job and number of ranks; a ``Mistake`` if there is none."""
-    if (reason := next(unfit(model, job), None)) is not None:
-        raise Mistake(reason)
+    validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))

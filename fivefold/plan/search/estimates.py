@@ -149,9 +149,12 @@ class Estimates(Tables):
 
             return self._scaled("bare", candidates, self._part(candidates)[1:-1], make_bare, most=most)
         if self.measured:
-            return self._table(
-                "nearest", candidates, self._part(candidates), lambda layout, _: self._nearest(part_of(layout), layout)
-            )
+
+            def make_measured(layout: Layout, _: int) -> Floats:
+                part = part_of(layout)
+                return self._nearest(part._replace(recomputed=frozenset()) if bare else part, layout)
+
+            return self._table("bare" if bare else "nearest", candidates, self._part(candidates), make_measured)
 
         def make(layout: Layout, many: int) -> Floats:
             return self._nearest(part_of(layout)._replace(sequences=many), layout)

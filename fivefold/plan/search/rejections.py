@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import is_legal
 from fivefold.layout.search_result import NearMiss, Reason
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -17,7 +17,6 @@ from fivefold.plan.count.memory.allocator import room_bytes
 from fivefold.plan.predict import Estimate, Planner
 from fivefold.plan.search.bounds import PARTS
 from fivefold.plan.search.columns import Ints
-from fivefold.record import Mistake
 from fivefold.units import show_bytes, show_seconds
 
 WORDS = {
@@ -113,6 +112,8 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
         return Planner(model=model, machine=machine, job=changed).peak_bytes(at)
 
     for words, changed in _changes(job):
+        if not is_legal(layout, model=model, job=changed):
+            continue
         size = peak(changed)
         if size <= room:
             yield f"{words}: {show_bytes(size)}"
@@ -120,9 +121,7 @@ def mends(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Iterat
     for times in (2, 4, 8, 16, 32, 64):
         wider = sharded.replace(dp=layout.dp * times)
         bigger = job.replace(global_batch=job.global_batch * times)
-        try:
-            refuse(wider, model=model, job=bigger)
-        except Mistake:
+        if not is_legal(wider, model=model, job=bigger):
             continue
         size = peak(bigger, wider)
         if size <= room:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fivefold.layout.names import SCHEDULES
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.spec import Layout
-from fivefold.plan.count.counts import Counts, Run
+from fivefold.plan.count.counts import Counts, Name, Run
 from fivefold.plan.search.columns import Ints
 from fivefold.plan.search.space import Shape
 
@@ -52,15 +52,23 @@ class PipelineUnits(NamedTuple):
 
 
 def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[NDArray[np.float64], Ints]:
-    """Numbers of units of each stage [stages, units], and the index of the first unit of each; ``every`` as below."""
+    """Numbers of units of each stage [stages, units], and the index of the first unit of each; ``every`` as below.
+
+    Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
+    only if the layout recomputes anything, and the figures of that column are of the layout.
+    """
     ac = "none" if every == NEVER else f"full/{every}"
     stages = counts.stage_work(Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac=ac))
     table = np.zeros((len(stages), len(runs)))
-    place = {(run.name, run.recomputed): at for at, run in enumerate(runs)}
+    columns = {_column_key(run): at for at, run in enumerate(runs)}
     for stage, work in enumerate(stages):
         for run, times in work:
-            table[stage, place[run.name, run.recomputed]] += times
-    return table, np.array([place[work[0][0].name, work[0][0].recomputed] for work in stages])
+            table[stage, columns[_column_key(run)]] += times
+    return table, np.array([columns[_column_key(work[0][0])] for work in stages])
+
+
+def _column_key(run: Run) -> tuple[Name, bool]:
+    return run.name, run.recomputed and not isinstance(run.name, str)
 
 
 def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:

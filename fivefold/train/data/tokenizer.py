@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import Mistake
+from fivefold.record import Mistake, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFace
@@ -152,14 +152,9 @@ def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
 def load(path: Path) -> Tokenizer:
     """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; a ``Mistake`` if that fails."""
     file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise Mistake(
-            f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"{file}: cannot be read as UTF-8 text: {error}") from None
+    if not file.exists():
+        raise Mistake(f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json")
+    text = read_text(file, kind="UTF-8 text")
     return ByteTokenizer() if text == BYTES_TEXT else BpeTokenizer.read(text, origin=str(file))
 
 

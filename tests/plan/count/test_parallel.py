@@ -312,7 +312,7 @@ def test_a_ring_sees_half_of_what_goes_round(cp: int) -> None:
     assert one - ring == attention * (cp - 1) // cp // 2
 
 
-@pytest.mark.parametrize("layout", ["", "tp2", "cp2", "cp2 cp=ulysses", "dp2 pp2"])
+@pytest.mark.parametrize("layout", ["dp1", "tp2", "cp2", "cp2 cp=ulysses", "dp2 pp2"])
 def test_of_a_window_what_it_shows_is_executed(layout: str) -> None:
     """Five of seven layers slide: query q sees q + 1 keys, or 24; where none slides a layer executes the square."""
     job, wide = Job(sequence=64, global_batch=4), WINDOWS.replace(window=None, window_pattern=())

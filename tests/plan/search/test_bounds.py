@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fivefold.plan.search.played import alike, played
 from fivefold.plan.search.space import Space
 from fivefold.plan.search.tables import FEWEST, LADDER
 from fivefold.stack.catalog import named as stack_named
+from tests.plan.draws import calibration
 
 NOWHERE = Path("/nowhere")
 PLAYED = 8  # pipelines of each case that are played
@@ -25,7 +27,8 @@ CASES = {
     "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
     "llama3-8b h100:16": Job(sequence=4096, global_batch=64),
     "qwen3-30b-a3b h100:32": Job(sequence=4096, global_batch=64),
-    "deepseek-v3 h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
+    # whose head has a block that is recomputed with the others
+    "deepseek-v3-mtp h800:32": Job(sequence=4096, global_batch=32, precision="fp8-tiles"),  # type: ignore[arg-type]
     "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
     "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
     "llama3-8b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("deepspeed")),
@@ -70,6 +73,18 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     assert parts.shape == (len(tight), len(PARTS))
     few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
+
+
+def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() -> None:
+    """Nor is the block recomputed that predicts a further token in the head."""
+    model = named("tiny").replace(layers=1, mtp=named("deepseek-v3-mtp").mtp)
+    machine = resolve("h100:1", local=NOWHERE).replace(calibration=calibration(random.Random(1)))
+    job = Job(sequence=1024, global_batch=2)
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
+    candidates = space.expand(space.partials, np.flatnonzero(space.partials.mbs == 1))
+    bounds = Bounds(planner, space, space.partials)
+    assert len(set(bounds.nearest(candidates, bare=True)[0])) == 1
+    assert len(set(bounds.nearest(candidates)[0])) > 3
 
 
 def test_what_hidden_messages_slow_is_in_the_bound() -> None:

@@ -1,0 +1,287 @@
+"""Random nouns for the command lines of ``words.py``: models, machines, layouts, jobs and files, legal and not."""
+
+from __future__ import annotations
+
+import json
+import random
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, get_args
+
+from fivefold.job import RECIPES, Job
+from fivefold.layout.names import SCHEDULES
+from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.machine import toml
+from fivefold.machine.catalog import names as chips
+from fivefold.machine.catalog import resolve as machine
+from fivefold.model.catalog import CATALOG, named, names
+from fivefold.record import Mistake, Record
+from fivefold.stack.catalog import STACKS
+from tests.endure.files import BROKEN, Content, broken
+from tests.endure.settings import settings, sound_settings
+
+SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
+NUMBERS = ("0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many",
+           "--", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000)  # fmt: skip
+EMPTY = ("", "", " ", "\t")
+JUNK: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 3, 1.5, -0.5, 1e300, float("nan"), float("inf"), 2**31, 2**63, 10**7, 10**20, "", "x",
+    "64", "é\u202e", [], [1], [True], [[]], {}, {"a": 1}, {"factor": 2}, ["full_attention"], "a" * 3000,
+)  # fmt: skip
+UNICODE = (
+    "é",
+    "模型",
+    "\u202e",
+    "a\nb",
+    "🦙",
+    "nano\t",
+    "`x`",
+    "[red]",
+    "%s{0}",
+    "../..",
+    "/dev/null",
+    "/",
+    ".",
+    "~",
+    "a" * 300,
+    "a/" * 2100,
+    "a" * 251 + ".toml",
+    "/dev/null/x",
+    "/etc/passwd",
+    "\ud800",
+)
+
+
+class Nouns:
+    """What one input is about, and the files that it needs."""
+
+    def __init__(self, number: int, *, seed: int) -> None:
+        self.rng, self.number_of_case = random.Random(f"{seed}/{number}"), number
+        self.clean = self.rng.random() < 0.5  # every word is one of its kind, and together they may still be illegal
+        self.files: dict[str, Content] = {}
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def slip(self, share: float) -> bool:
+        return not self.clean and self.chance(share)
+
+    def number(self, *sound: object, slips: float = 0.15) -> str:
+        return self.rng.choice(NUMBERS) if self.slip(slips) else str(self.rng.choice(sound))
+
+    # Nouns
+
+    def model(self, *, small: bool = False) -> str:
+        if self.slip(0.5):
+            return self.model_file()
+        if self.slip(0.04):
+            return self.rng.choice(UNICODE)
+        return self.rng.choice(SMALL if small else names())
+
+    def model_file(self) -> str:
+        """A Hugging Face config or our own fields, whole or with a few values changed."""
+        if self.chance(0.5):
+            values = deepcopy(CATALOG[self.rng.choice(list(CATALOG))].config)
+            name, suffix = self.rng.choice(("config", "m")), ".json"
+        else:
+            values = named(self.rng.choice(SMALL)).model_dump(mode="json", exclude_none=True)
+            name, suffix = "m", self.rng.choice((".json", ".toml"))
+        return self.file(name + suffix, self.changed(values))
+
+    def machine(self, *sizes: int) -> str:
+        count = self.number(*(sizes or (8, 16, 64, 64, 72, 256, 512, 16384)), slips=0.05)
+        if self.chance(0.12):
+            values = machine(self.rng.choice(chips()), local=Path()).model_dump(mode="json", exclude_none=True)
+            if self.chance(0.3):
+                values = {"base": "l40s", "name": "ours"}
+            return f"{self.file('cluster.toml', self.changed(values))}:{count}"
+        word = "local" if self.slip(0.02) else self.rng.choice((*chips(), "h100", "h100"))
+        if self.slip(0.03):
+            word = self.rng.choice(UNICODE)
+        text = word if self.chance(0.1) else f"{word}:{count}"
+        while self.chance(0.12):
+            key = self.rng.choice(("nic", "link", "node", "memory", "hbm", "price", "x"))
+            unit = self.rng.choice(("Gbit", "Gbit/node", "GB", "GB/s", "GiB", "TB", "", "ft"))
+            key, unit = ("nic", "Gbit") if self.clean else (key, unit)
+            text += f" {key}={self.number(4, 8, 50, 100, 2.5, slips=0.3)}{unit}"
+        return text
+
+    def layout(self) -> str:
+        """One that many models take, or any tokens."""
+        tokens = self.sound() if self.chance(0.75) else self.tokens()
+        if self.slip(0.08):
+            tokens.append(self.rng.choice((*UNICODE, "dp", "tp2x2", "tp4x0", "zero9", "=", "pd8")))
+        self.rng.shuffle(tokens)
+        return " ".join(tokens)
+
+    def sound(self) -> list[str]:
+        """Tokens that agree with one another."""
+        rng = self.rng
+        dp, tp, cp, pp = (
+            rng.choice((1, 2, 4, 8)),
+            rng.choice((1, 1, 2, 4)),
+            rng.choice((1, 1, 1, 2)),
+            rng.choice((1, 1, 2, 4)),
+        )
+        flat = rng.choice((f"tp{tp}", f"tp{tp}", f"tp{tp}", f"tp{max(1, tp // 2)}x{min(2, tp)}"))
+        tokens = [f"dp{dp}", flat, f"cp{cp}", f"pp{pp}", f"mbs{rng.choice((1, 1, 2, 4))}"]
+        if pp > 1:
+            schedule = rng.choice(SCHEDULES)
+            tokens += [schedule, *([f"v{rng.choice((2, 3))}"] if schedule == "interleaved" else [])]
+        if tp > 1:
+            tokens += rng.choice(([], [], ["nosp"], ["etp2"], [f"etp{tp}"]))
+        if cp > 1:
+            tokens.append(rng.choice(("cp=ring", "cp=ulysses")))
+        tokens += [f"ep{rng.choice((2, 4, 8))}"] if self.chance(0.15) else []
+        zero = rng.choice((0, 1, 2, 3))
+        tokens.append(f"zero{zero}/{cp}" if zero and self.chance(0.1) else f"zero{zero}")
+        groups = rng.choice((["none"], ["selective"], ["full"], ["full/3"], rng.sample(RECOMPUTABLE, k=2)))
+        tokens += ["ac=" + "+".join(groups)] if self.chance(0.6) else []
+        tokens += ["order=" + "-".join(rng.sample(("tp", "cp", "dp", "pp"), k=4))] if self.chance(0.15) else []
+        return tokens
+
+    def tokens(self) -> list[str]:
+        """Whatever the grammar has."""
+        rng = self.rng
+        tokens = [
+            f"{axis}{self.number(*sizes, slips=0.04)}"
+            for axis, sizes, share in (
+                ("dp", (1, 2, 4, 8), 0.8), ("tp", (1, 2, 2, 4, 8), 0.4), ("cp", (1, 2, 4), 0.2), ("pp", (1, 2, 4), 0.4),
+                ("ep", (1, 2, 4, 8), 0.15), ("etp", (1, 2), 0.08), ("v", (1, 2, 3), 0.12), ("mbs", (1, 2, 4), 0.7),
+            )
+            if self.chance(share)
+        ]  # fmt: skip
+        if self.chance(0.15):
+            tokens = [token for token in tokens if not token.startswith("tp")]
+            tokens.append(f"tp{self.number(1, 2, 4, slips=0.04)}x{self.number(1, 2, 4, slips=0.04)}")
+        if self.chance(0.5):
+            tokens.append(f"zero{self.number(0, 1, 2, 3, '3/2', '1/4', slips=0.04)}")
+        if self.chance(0.3):
+            tokens.append(rng.choice(SCHEDULES))
+        if self.chance(0.4):
+            words = ("none", "selective", "full", "full/2", *RECOMPUTABLE, "x")
+            tokens.append("ac=" + "+".join(rng.choices(words, k=rng.choice((1, 1, 1, 2, 3)))))
+        if self.chance(0.1):
+            tokens.append("stages=" + "-".join(self.number(1, 2, 3, 16, slips=0.1) for _ in range(rng.randint(1, 8))))
+        if self.chance(0.12):
+            tokens.append("order=" + "-".join(rng.sample(("tp", "cp", "dp", "pp"), k=rng.choice((4, 4, 4, 3)))))
+        return tokens + [word for word in ("cp=ring", "cp=ulysses", "nosp") if self.chance(0.06)]
+
+    def job(self, *, attention: bool = True) -> list[str]:
+        rng, words = self.rng, []
+        if self.chance(0.7):
+            words += ["--seq", self.number(64, 512, 1024, 1024, 2048, 4096, 8192, 131072, slips=0.05)]
+        if self.chance(0.9):
+            words += ["--gbs", self.number(64, 64, 128, 256, 512, 1536, 7, slips=0.05)]
+        if self.chance(0.2):
+            words += ["--precision", rng.choice((*RECIPES, *(() if self.clean else ("fp7", ""))))]
+        if attention and self.chance(0.15):
+            words += [
+                "--attention",
+                rng.choice(("flash", "flash2", "flash1", "unfused", *(() if self.clean else ("fast",)))),
+            ]
+        if self.chance(0.12):
+            words += (
+                ["--stack", rng.choice((*STACKS, *(() if self.clean else UNICODE)))]
+                if self.clean or self.chance(0.5)
+                else ["--job", self.job_file()]
+            )
+        while self.chance(0.25):
+            words += ["--set", self.setting()]
+        return [*words, *self.from_file()] if self.slip(0.04) else words
+
+    def from_file(self) -> list[str]:
+        """Words that another noun has said already, or of a file of any kind."""
+        words = ["--gpus", self.machine()] if self.chance(0.7) else []
+        return [*words, "--from", self.any_file()] if self.chance(0.8) else words
+
+    def job_file(self) -> str:
+        return self.file("job.toml", self.changed(Job().model_dump(mode="json", exclude_none=True)))
+
+    def setting(self) -> str:
+        """``FIELD=VALUE``: of all of them the one whose turn it is, or any of the job or of a record within it."""
+        if self.clean or self.chance(0.7):
+            some = sound_settings() if self.clean or self.chance(0.3) else settings()
+            return some[(self.number_of_case + 97 * self.rng.choice((0, 0, 1, 2, 3))) % len(some)]
+        record: type[Record] = Job
+        path: list[str] = []
+        while True:
+            path.append(self.rng.choice(list(record.model_fields)))
+            kinds = (record.model_fields[path[-1]].annotation, *get_args(record.model_fields[path[-1]].annotation))
+            inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Record)]
+            if not inner or self.chance(0.1):
+                break
+            record = inner[0]
+        words = [str(each) for kind in kinds for each in (kind, *get_args(kind)) if isinstance(each, str)]
+        sound: tuple[object, ...] = (*words, *words, "true", "false", 1, 2, 4, 0.5, ",".join(words[:2]), "1,2")
+        text = self.rng.choice(('[{of="head"}]', "[1,", "{a=1}", "é")) if self.chance(0.05) else self.number(*sound)
+        if self.chance(0.03):
+            path.append("x")
+        return f"{'.'.join(path)}={text}"
+
+    # Files
+
+    def changed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """With no, one or some values gone, new or of another kind, also within tables."""
+        for _ in range(self.rng.choice((0, 0, 1, 1, 1, 2, 3))):
+            table, path = values, 0
+            while path < 2 and self.chance(0.5):
+                inner = [value for value in table.values() if isinstance(value, dict)]
+                inner += [each for value in table.values() if isinstance(value, list) for each in value
+                          if isinstance(each, dict)]  # fmt: skip
+                table, path = (self.rng.choice(inner) if inner else table), path + 1
+            key = self.rng.choice(list(table) or ["x"])
+            match self.rng.randrange(5):
+                case 0:
+                    table.pop(key, None)
+                case 1:
+                    table[self.rng.choice((key + "_", "é", "a.b", ""))] = deepcopy(self.rng.choice(JUNK))
+                case 2 if isinstance(table.get(key), int | float):
+                    table[key] = table[key] * self.rng.choice((2, 3, 0.5, -1, 10**3, 10**6))
+                case _:
+                    table[key] = deepcopy(self.rng.choice(JUNK))
+        return values
+
+    def file(self, name: str, values: dict[str, Any]) -> str:
+        """Its text, sometimes cut short or with a character changed; its name, sometimes of none."""
+        text = json.dumps(values) if name.endswith(".json") else _toml(values)
+        if self.chance(0.97):
+            self.files[name] = broken(self.rng, text) if self.chance(0.08) else text
+        return name
+
+    def any_file(self) -> str:
+        """A file of any kind under a name that some command takes for its own."""
+        name = self.rng.choice(("f.json", "f.toml", "f.yaml", "f.yml", "f.sh", "f.py", "f", "f.txt", "f.csv", "f.jsonl",
+                                "config.json", "run.toml", "here/step.json", "f.safetensors", "f.pickle"))  # fmt: skip
+        text = json.dumps(self.changed(deepcopy(CATALOG[self.rng.choice(SMALL)].config)))
+        self.files[name] = self.rng.choice(BROKEN) if self.chance(0.6) else broken(self.rng, text)
+        return self.rng.choice((name, name, name, "/dev/null", *UNICODE)) if self.chance(0.2) else name
+
+    # Several at once
+
+    def asked(self, *, small: bool = False) -> list[str]:
+        """A model, a machine and a layout, which often are of as many ranks."""
+        layout = self.layout()
+        ranks = self.ranks_of(layout)
+        machine = f"{self.rng.choice(chips())}:{ranks}" if ranks and self.chance(0.6) else self.machine()
+        return [self.model(small=small), machine, layout]
+
+    def ranks_of(self, layout: str) -> int:
+        """Ranks of a layout; 0 if it is none."""
+        try:
+            return Layout.parse(layout).world
+        except Mistake:
+            return 0
+
+
+def _toml(values: dict[str, Any]) -> str:
+    try:
+        return toml.emit(values)
+    except TypeError:  # TOML has no null
+        return toml.emit(_without_none(values))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value if each is not None] if isinstance(value, list) else value
