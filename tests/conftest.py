@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.skipped import summarize_skips
+
 # An example may take as long as a busy machine makes it.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
@@ -47,6 +49,16 @@ os.register_at_fork(after_in_child=gc.freeze)
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: no collection of garbage looks through it."""
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was skipped, and how to have it."""
+    skips = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
+    lines = [*summarize_skips((path, reason) for path, _, reason in skips)]
+    if lines:
+        terminalreporter.section("skipped, and how to have it")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import typer
 
 from fivefold.asked.across import offers
 from fivefold.asked.words import tokens_of
-from fivefold.cli.options import show
+from fivefold.cli.options import say, show
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -50,3 +50,6 @@ def show_offers(
             ranks=ranks, assume=assume, done=lambda name: progress(name, next(done), 0),
         )  # fmt: skip
     show(found.model_dump_json(indent=2) if json else page.offers(found))
+    if found.stopped:
+        say("stopped: machines that were not searched yet are missing; others may be better")
+        raise typer.Exit(130)

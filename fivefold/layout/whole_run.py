@@ -81,7 +81,7 @@ class Offer(Record):
 
 
 class Offers(Shown):
-    """One run on several machines, the best by ``by`` first."""
+    """One run on several machines, the best by ``by`` first; ``stopped``: before all of them were searched."""
 
     drawn_by: ClassVar[str] = "fivefold.show.html:offers"
 
@@ -90,6 +90,7 @@ class Offers(Shown):
     tokens: NonNegativeFloat
     deadline_seconds: NonNegativeFloat | None = None
     offers: tuple[Offer, ...]
+    stopped: bool = False
 
     def line(self) -> str:
         """In a few words."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from fivefold.record import Fault, Mistake
 from fivefold.show.compare import Row
-from fivefold.show.palette import BLUE, CONFIG, GREEN, ORANGE, RED, colour, heading
+from fivefold.show.palette import BLUE, CONFIG, GREEN, ORANGE, RED, break_lines, colour, heading
 from fivefold.show.table import PARTS
 from fivefold.step import StageMemory, Step
 from fivefold.units import byte_unit, show_bytes
@@ -205,5 +205,22 @@ def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
 
 
 def styled(chart: Chart, *, title: str, subtitle: str) -> Chart:
-    """Apply the common style to a chart that has a size of its own."""
-    return chart.properties(title=heading(title, subtitle), padding=16, background="white", config=CONFIG)
+    """Apply the common style to a chart that has a size of its own, with its title in lines as wide as the chart."""
+    width = find_width(chart.to_dict()) or WIDTH
+    title_lines, lines = break_lines(title, width=width, size=17), break_lines(subtitle, width=width, size=12)
+    return chart.properties(title=heading(title_lines, lines), padding=16, background="white", config=CONFIG)
+
+
+def find_width(spec: Mapping[str, Any]) -> float:
+    """Return the width of a chart, of panels beside each other their sum; 0 if the chart does not say."""
+    if "hconcat" in spec:
+        gaps = float(CONFIG["concat"]["spacing"]) * (len(spec["hconcat"]) - 1)
+        return sum(map(find_width, spec["hconcat"])) + gaps
+    if "vconcat" in spec or "layer" in spec:
+        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _own_width(spec)])
+    return _own_width(spec)
+
+
+def _own_width(spec: Mapping[str, Any]) -> float:
+    width = spec.get("width")
+    return width if isinstance(width, int | float) else 0.0

@@ -6,6 +6,7 @@ apart, also as seen without one of the three kinds of cones (Machado, Oliveira a
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 COLOURS = {
@@ -16,8 +17,8 @@ COLOURS = {
 """On a light page, on a dark one."""
 KINDS = {
     "parameters": "blue", "states": "blue", "F": "blue", "gradients": "sky", "optimizer": "green", "W": "green",
-    "gathers": "green", "activations": "orange", "BW": "orange", "B": "orange", "messages": "red", "logits": "pink",
-    "reduce": "pink", "data": "yellow", "temporary": "grey", "update": "grey", "host": "grey", "inputs": "grey",
+    "gathers": "red", "activations": "orange", "BW": "orange", "B": "orange", "messages": "red", "logits": "pink",
+    "reduce": "pink", "data": "yellow", "inputs": "yellow", "temporary": "grey", "update": "grey", "host": "sky",
 }  # fmt: skip
 """Of what is drawn in many pictures: parts of the memory, kinds of actions."""
 BLUE, SKY, GREEN, ORANGE, RED, PINK, YELLOW, GREY = (light for light, _ in COLOURS.values())
@@ -45,7 +46,16 @@ def _linear(value: float) -> float:
     return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
 
 
-def heading(title: str, subtitle: str = "") -> dict[str, Any]:
+def break_lines(text: str, *, width: float, size: float, letter: float = 0.6) -> str | list[str]:
+    """Break a text of ``size`` pixels into lines no wider than ``width``: a picture is no wider than its chart.
+
+    ``letter``: the width of a letter over its height, on the average of a wide bold font.
+    """
+    lines = wrap(text, max(12, int(width / (size * letter))))
+    return lines if len(lines) > 1 else text
+
+
+def heading(title: str | list[str], subtitle: str | list[str] = "") -> dict[str, Any]:
     """The title of a chart, on top left; it says the finding."""
     return {
         "text": title, **({"subtitle": subtitle} if subtitle else {}), "anchor": "start", "frame": "bounds",
@@ -57,7 +67,7 @@ def heading(title: str, subtitle: str = "") -> dict[str, Any]:
 CONFIG: dict[str, Any] = {
     "font": FONT,
     "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": PALE_INK,
-             "labelColor": TEXT, "gridColor": RULE, "domainColor": RULE, "tickColor": RULE},
+             "labelFlush": False, "labelColor": TEXT, "gridColor": RULE, "domainColor": RULE, "tickColor": RULE},
     "legend": {"labelFontSize": 12, "symbolType": "square", "columnPadding": 22},
     "text": {"fontSize": 12, "color": INK},
     "bar": {"discreteBandSize": {"band": 0.7}},

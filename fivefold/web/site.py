@@ -31,7 +31,7 @@ class Site:
         """The last event of what takes a process of its own: a ``result`` or a ``mistake``."""
         last: dict[str, Any] = {"mistake": "ended without an answer; it needed more memory or time than there is"}
         async for event in self.events(verb, about):
-            if "progress" not in event:
+            if "result" in event or "mistake" in event:
                 last = event
         return last
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -36,6 +38,8 @@ class Work:
     ) -> None:  # fmt: skip
         self.lock, self.free, self.python = Lock(), at_once, python
         self.short, self.long = short, long
+        self.begun: dict[str, asyncio.subprocess.Process] = {}  # work that keeps what it has found when it is stopped
+        self.numbers = count(1)
 
     async def soon(self, action: Callable[[], T]) -> T:
         """The result of ``action``, which runs alone; ``Busy`` if it is not there in time."""
@@ -54,14 +58,15 @@ class Work:
             raise Busy(f"took longer than {self.short:.0f} s; ask fewer micro-batches or stages") from None
 
     async def stream(self, verb: str, asked: dict[str, Any], *, cwd: Path) -> AsyncIterator[dict[str, Any]]:
-        """The events of a process that computes ``verb``: ``progress`` (done, total), then ``result`` or ``mistake``.
+        """The events of a process that computes ``verb``: ``begun`` (a name for ``stop``) if it keeps what it has found
+        when it is stopped, ``progress`` (done, total, doing), then ``result``, ``mistake`` or ``stopped``.
 
         The process is killed when the iteration ends, however it ends.
         """
         if not self.free:
             raise Busy("as many searches and rehearsals run as may at once; stop one, or wait")
         self.free -= 1
-        process = None
+        process, name = None, str(next(self.numbers))
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.python, "-m", "fivefold.web.worker", verb, cwd=cwd, limit=LINE_BYTES,
@@ -76,12 +81,22 @@ class Work:
             try:
                 async with asyncio.timeout(self.long):
                     async for line in process.stdout:
-                        yield json.loads(line)
+                        event = json.loads(line)
+                        if "begun" in event:
+                            self.begun[name], event = process, {"begun": name}
+                        yield event
             except TimeoutError:
                 raise Mistake(f"took longer than {self.long / 60:.0f} minutes and was stopped; ask for less") from None
         finally:
             self.free += 1
+            self.begun.pop(name, None)
             if process is not None and process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await asyncio.shield(process.wait())
+
+    def stop(self, name: str) -> None:
+        """Ask the work of that name to end with what it has found; nothing happens if it has ended."""
+        if name in self.begun:
+            with suppress(ProcessLookupError):
+                self.begun[name].send_signal(signal.SIGINT)

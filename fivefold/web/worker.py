@@ -1,7 +1,9 @@
 """A process of its own for what takes long: reads a question as JSON from stdin, writes a line of JSON per event.
 
-    {"progress": [done, total, name]} … {"result": …}        or {"mistake": "one line"}
+    {"begun": true} {"progress": [done, total, doing]} … {"result": …}        or {"mistake": "one line"}
 
+A search says that it has begun: from then on SIGINT ends it early, with the best that it knows as its result, or, as it
+knows none, with {"stopped": "one line"}.
 Its limit of memory keeps an unreasonable question from taking the computer with it.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +25,7 @@ from fivefold.asked.answers import Question
 from fivefold.asked.words import tokens_of
 from fivefold.layout.search_result import SearchResult
 from fivefold.machine.catalog import resolve
-from fivefold.record import Fault, Mistake
+from fivefold.record import Fault, Mistake, StopSignal
 from fivefold.web import answers
 from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
@@ -35,9 +38,14 @@ EVERY_SECONDS = 0.1  # between two reports of progress
 def main() -> None:
     """Answer the question on stdin with the verb of the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    asked = json.load(sys.stdin)
+    asked, verb, progress = json.load(sys.stdin), sys.argv[1], Progress()
+    if verb in SEARCHES:
+        signal.signal(signal.SIGINT, progress.stop)
+        say(begun=True)
     try:
-        say(result=VERBS[sys.argv[1]](asked, Progress()))
+        say(result=VERBS[verb](asked, progress))
+    except StopSignal:
+        say(stopped="Stopped before any layout was found that fits.")
     except (Mistake, Fault) as error:
         say(mistake=str(error))
     except MemoryError:
@@ -45,16 +53,22 @@ def main() -> None:
 
 
 class Progress:
-    """Says how far the work is, now and then."""
+    """Says how far the work is, now and then, and ends it there if it is to stop."""
 
     def __init__(self) -> None:
-        self.last = 0.0
+        self.last, self.doing, self.is_stopping = 0.0, "", False
 
-    def __call__(self, done: int, total: int, name: str = "") -> None:
-        """``done`` of ``total``, 0 if it is not known; ``name``: of what is done now."""
-        if monotonic() - self.last >= EVERY_SECONDS:
-            self.last = monotonic()
-            say(progress=[done, total, name])
+    def stop(self, *_: object) -> None:
+        """Raise ``StopSignal`` at the next report: a signal's handler."""
+        self.is_stopping = True
+
+    def __call__(self, done: int, total: int, doing: str = "") -> None:
+        """``done`` of ``total``; ``doing``: what is done now, where that says more than the numbers."""
+        if self.is_stopping:
+            raise StopSignal("SIGINT")
+        if monotonic() - self.last >= EVERY_SECONDS or doing != self.doing:
+            self.last, self.doing = monotonic(), doing
+            say(progress=[done, total, doing])
 
 
 def say(**event: Any) -> None:
@@ -84,18 +98,28 @@ def ranked(asked: dict[str, Any], report: Report) -> Any:
     """The same with the whole ranking of ``--exact``: beside a proposal only the best of it is sure to be found."""
     question, nouns = noun(asked, SearchQuestion)
     proposed = _searched(asked, question, nouns, report)
-    if not isinstance(proposed, SearchResult) or proposed.proposal is None:
+    if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
-    every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report)
+    try:
+        every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report)
+    except StopSignal:
+        return proposed.replace(stopped=True).model_dump(mode="json")
+    if every.stopped:
+        return proposed.replace(stopped=True).model_dump(mode="json")
     counts = {"evaluated": proposed.evaluated + every.evaluated, "seconds": proposed.seconds + every.seconds}
     return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
 
 
 def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, report: Report) -> Found:
     (folder, local), numbers = place(asked), count(1)
+
+    def begin(name: str) -> None:
+        number = next(numbers)
+        report(number, 0, f"search {number}: {name}")
+
     return answers.search(
         question, nouns, machine=lambda name: resolve(name, local=local, find=folder.path), report=report,
-        done=lambda name: report(next(numbers), 0, name),
+        done=begin,
     )  # fmt: skip
 
 
@@ -135,11 +159,16 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     question, (model, machine, job, _) = noun(asked, Step)
     layout = question.chosen()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
+    report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.check.dryrun import dryrun as run
     from fivefold.check.dryrun.report import data
     from fivefold.web.rehearsed import html
 
-    found = run(model=model, machine=machine, layout=layout, job=job, progress=report)
+    def begin(done: int, total: int) -> None:
+        report(done, total, f"rank {done + 1} of {total} runs its step")
+
+    found = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
+    report(1, 1, "the pictures are drawn")
     predicted = None if found.step is None else predict(model=model, machine=machine, layout=layout, job=job)
     return {"data": data(found, predicted), "html": html(found, machine=machine, predicted=predicted)}
 
@@ -148,6 +177,7 @@ VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search, "ranked": ranked, "dryrun": dryrun, "plan": plan, "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }  # fmt: skip
+SEARCHES = ("search", "ranked")  # verbs that keep what they have found when they are stopped
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""10,000 random requests of the page and its API: no 5xx, no traceback, no file from outside of its folder.
+"""10,000 random requests of the page and its API: no 5xx, no traceback, no file from outside, no empty part of a page.
 
 python -m tests.endure.requests --count 10000 --seed 0
 """
@@ -10,14 +10,27 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from fivefold.web.app import create
 from tests.web.conftest import OWN, SECRET
 from tests.web.requests import draw, routes, wrong
+
+
+def explain(app: FastAPI, request: dict[str, Any]) -> str:
+    """Ask again and return the traceback, if there is one."""
+    try:
+        with TestClient(app, base_url="http://127.0.0.1:8765") as client:
+            client.request(**request)
+    except Exception:
+        return traceback.format_exc(limit=-6)
+    return ""
 
 
 def main() -> int:
@@ -48,7 +61,7 @@ def main() -> int:
                 codes[answer.status_code] += 1
                 if line := wrong(answer):
                     bad += 1
-                    print(line, request, answer.text[-2000:], sep="\n")
+                    print(line, request, explain(app, request) or answer.text[-1000:], sep="\n", flush=True)
     print(f"{options.count} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")
     print(f"slowest {slowest[0]:.2f} s: {slowest[1][:400]}")
     return 1 if bad else 0

@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.plan.predict import predict
 from fivefold.plan.search.across import Choice, across, sizes_between
 from fivefold.plan.whole_run import best_interval, goodput, whole_run
-from fivefold.record import Mistake
+from fivefold.record import Mistake, StopSignal
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=512)
@@ -160,6 +160,23 @@ def test_machines_are_ranked_by_what_is_asked_for() -> None:
     assert [each.machine for each in by_cost] == ["h100 price=2", "h200 price=9"]
     assert by_cost[0].run.dollars == pytest.approx(by_cost[0].run.gpu_hours * 2)
     assert [each.run.seconds for each in offers("time").offers] == sorted(each.run.seconds for each in by_cost)
+
+
+def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
+    begun: list[str] = []
+
+    def second(name: str) -> None:
+        begun.append(name)
+        if len(begun) == 2:
+            raise StopSignal("SIGINT")
+
+    found = offers("time", done=second)
+    assert found.stopped
+    assert [each.machine for each in found.offers] == ["h100 price=2"]
+    assert not offers("time").stopped
+    begun[:] = ["before"]
+    with pytest.raises(StopSignal):  # nothing is known yet
+        offers("time", done=second)
 
 
 def test_a_machine_without_a_price_or_watts_is_named() -> None:

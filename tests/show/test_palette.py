@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from fivefold.check.dryrun.memory.breakdown import CATEGORIES
 from fivefold.show import memory, palette, pipeline
 from fivefold.show.drawing.style import INKS, css
 from fivefold.show.table import PARTS
@@ -69,3 +70,18 @@ def test_page_report_and_charts_have_the_same_colours() -> None:
         assert f"--{palette.KINDS[kind]}: light-dark({light}, {dark});" in sheet
         looks = pipeline.LOOKS.get(kind) or memory.LOOKS.get(kind) or (light,)
         assert light in looks
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {*PARTS, *memory.LOOKS} - {"states"},  # of parameters and optimizer together, as the chart over time sums them
+        set(CATEGORIES),
+        {"F", "messages", "bubble", "update", "data", "host"},  # of a step's time
+        {*pipeline.LOOKS} - {"BW"},
+    ],
+)
+def test_no_two_things_of_a_card_have_one_colour(kinds: set[str]) -> None:
+    colours = [palette.KINDS[kind] for kind in kinds & palette.KINDS.keys()]
+    assert len(colours) >= 5
+    assert len({*colours}) == len(colours)

@@ -1,9 +1,15 @@
-"""A server of the page in this process, over a folder with a file that may be read, beside one that may not."""
+"""A server of the page in this process, over a folder with a file that may be read, beside one that may not; the same
+as a process of its own, and a browser that opens its pages.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +18,7 @@ pytest.importorskip("fastapi", reason="the page needs the extra web")
 from starlette.testclient import TestClient
 
 from fivefold.web.app import create
+from tests.web.browser import CHROMIUM, Server
 
 SECRET = "a-secret-outside-of-the-folder"
 OWN = "layers = 4\nwidth = 256\nheads = 8\nkv_heads = 2\nhead_dim = 32\nffn = 512\nvocab = 1000\n"
@@ -35,3 +42,43 @@ def client(folder: Path) -> Iterator[TestClient]:
     app = create(folder, local=folder / "no-local.toml")
     with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def server(folder: Path) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
+        stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    yield Server(line.split("/ shows")[0], process.pid)
+    process.terminate()
+    process.wait(timeout=30)
+    process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
+    playwright.expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
+    with playwright.sync_playwright() as engine:
+        found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, server: Server) -> Iterator[Any]:
+    """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=server.address)
+    context.set_default_timeout(60_000)
+    found = context.new_page()
+    said: list[str] = []
+    found.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))
+    yield found
+    context.close()
+    assert said == []

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 from starlette.testclient import TestClient
 
+from fivefold.layout.names import SCHEDULES
+from fivefold.machine.catalog import names as machine_names
+from fivefold.model.catalog import names as model_names
+from fivefold.web.book import chapters
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.rehearse import RehearsePage
 from fivefold.web.pages.runs import RunQuestion
@@ -27,6 +32,9 @@ WORDS = {
         "/etc/passwd",
         ".",
         "",
+        " ",
+        "lama3-8b",
+        *model_names(),
     ],
     "machine": [
         "h100:8",
@@ -37,6 +45,12 @@ WORDS = {
         "own.toml:4",
         "h100:0",
         "h100:9999999",
+        "h101:8",
+        ":8",
+        "h100:8 nic=",
+        "h100:8 memory=1MiB",
+        "h100:8 speed=2",
+        *(f"{name}:{ranks}" for name in machine_names() for ranks in (1, 6, 64, 2048)),
     ],
     "layout": [
         "dp8 zero3 mbs1",
@@ -49,6 +63,10 @@ WORDS = {
         "stages=1-2",
         "zero3/3",
         "cp8",
+        " ",
+        "dp2 tp2x2",
+        "dp2 tp2x4 ep2",
+        "nonsense",
     ],
     "precision": ["bf16", "fp8", "fp32", "nvfp4", "int8"],
     "attention": ["flash", "unfused", "x"],
@@ -76,7 +94,8 @@ WORDS = {
     "ranks": ["8-16", "16-8", "x"],
     "machines": ["h200:8", "nothing:8", "../outside.toml"],
     "by": ["time", "energy", "robust", "x"],
-    "name": ["index", "network", "../notation", "..%2f", "nothing"],
+    "rank": ["0", "1", "-1", "99"],
+    "name": [*chapters(), "../notation", "..%2f", "nothing"],
 }
 NUMBERS = ["0", "1", "8", "64", "8192", "-1", "1e9", "3.5", "999999999999999999999", "nan", "inf", "x", "true", "", "١"]
 JUNK = [
@@ -98,6 +117,8 @@ JUNK = [
 ]
 PAGES = {
     "/plan": PlanQuestion.model_fields,
+    "/plan/changes": PlanQuestion.model_fields,
+    "/learn/{name}": PlanQuestion.model_fields,
     "/compare": CompareQuestion.model_fields,
     "/sweep": SweepQuestion.model_fields,
     "/runs": RunQuestion.model_fields,
@@ -139,14 +160,44 @@ def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
     ]
 
 
+LEGAL = ("model", "machine", "layout", "seq", "gbs", "layers", "width", "heads", "kv_heads", "ffn", "vocab")
+
+
+def draw_value(chance: random.Random, name: str) -> str:
+    """Draw the value of one parameter: now and then junk, else one of its words, or a number."""
+    return chance.choice(JUNK if chance.random() < 0.1 else WORDS.get(name, NUMBERS))
+
+
+def draw_step(chance: random.Random) -> list[tuple[str, str]]:
+    """Draw a model of the catalog, a machine, and a layout whose degrees divide the machine more often than not."""
+    ranks = chance.choice((1, 2, 6, 8, 16, 24, 64, 256, 2048))
+    left, words = ranks, []
+    for axis in chance.sample(("tp", "cp", "pp"), 3):
+        degree = chance.choice([size for size in (1, 1, 2, 3, 4, 8, 16) if left % size == 0])
+        left //= degree
+        inner = chance.choice((1, 1, 1, 2)) if axis == "tp" and degree % 2 == 0 else 1
+        words.append(f"{axis}{degree // inner}" + (f"x{inner}" if inner > 1 else ""))
+    words += [f"dp{left}", f"zero{chance.randint(0, 3)}", f"mbs{chance.choice((1, 1, 2, 3))}"]
+    words += chance.sample(
+        ["ep2", "ep8", "etp2", "v2", "v3", "ulysses", "nosp", "ac=full", "ac=selective", "ac=full@1", *SCHEDULES],
+        chance.randint(0, 3),
+    )
+    gbs = left * chance.choice((1, 2, 4, 12)) if chance.random() < 0.9 else 5
+    return [
+        ("model", chance.choice(model_names())), ("machine", f"{chance.choice(machine_names())}:{ranks}"),
+        ("layout", " ".join(words)), ("gbs", str(gbs)), ("seq", str(chance.choice((3, 512, 4096, 4100)))),
+    ]  # fmt: skip
+
+
 def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, Any]:
     """One request: mostly of what is legal, so that it gets far, with junk among it."""
     method, path, names = route
     picked = chance.sample(names, chance.randint(0, min(6, len(names))))
     values: list[tuple[str, str]] = []
     for name in picked:
-        known = WORDS.get(name, NUMBERS)
-        values += [(name, chance.choice(JUNK if chance.random() < 0.1 else known))] * chance.choice((1, 1, 1, 2))
+        values += [(name, draw_value(chance, name))] * chance.choice((1, 1, 1, 2))
+    if "layout" in names and chance.random() < 0.5:  # a step that may well be legal
+        values = draw_step(chance) + [each for each in values if each[0] not in LEGAL][: chance.choice((0, 0, 1, 9))]
     if path.startswith("/api/ask"):  # without one it is a search
         values = [("layout", chance.choice(WORDS["layout"])), *(each for each in values if each[0] != "layout")]
     if chance.random() < 0.05:
@@ -168,6 +219,11 @@ def wrong(answer: Any) -> str:
     if answer.status_code >= 500:
         return f"status {answer.status_code}"
     never = ["Traceback", SECRET, "root:x:", 'File "/']
-    never += ["<script>alert"] if answer.headers.get("content-type", "").startswith("text/html") else []
+    is_page = answer.headers.get("content-type", "").startswith("text/html")
+    never += ["<script>alert"] if is_page else []
     told = [word for word in never if word in text]
+    if is_page and (unset := re.search(r">\s*(None|nan|-?inf|Undefined)\b[^<]{0,20}", text)):
+        told.append(unset.group())
+    if is_page and re.search(r'<div id="controls"[^>]*>\s*</div>', text):
+        told.append("an empty card")
     return f"tells {told}" if told else ""

@@ -165,12 +165,15 @@ def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     pytest.importorskip("torch")
     words = ["nano", "h100:4", "dp2 pp2 zero1", "--gbs", "8"]
     question = {"model": "nano", "machine": "h100:4", "layout": "dp2 pp2 zero1", "gbs": 8}
-    said: list[tuple[int, int]] = []
+    said: list[tuple[int, int, str]] = []
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    found = worker.dryrun(asked, lambda done, total: said.append((done, total)))
+    found = worker.dryrun(asked, lambda *how_far: said.append(how_far))
     assert json.loads(json.dumps(found["data"])) == printed("dryrun", *words)
     assert show_bytes(found["data"]["rehearsed"]["memory"]["peak_bytes"]) in found["html"]
-    assert said == [(0, 2), (1, 2)]
+    assert [line for *_, line in said] == [
+        "PyTorch and the training code are loaded", "rank 1 of 2 runs its step", "rank 2 of 2 runs its step",
+        "the pictures are drawn",
+    ]  # fmt: skip
 
 
 def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: Path) -> None:

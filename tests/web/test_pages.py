@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,79 +16,12 @@ import fivefold
 from fivefold.check.sweep.rows_file import write
 from fivefold.cli import app as cli
 from fivefold.units import show_bytes
+from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, Server, fits_the_window, is_whole, serious
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-AXE = Path(__file__).with_name("axe.min.js")  # axe-core 4.14.1, MPL-2.0, by Deque
-PLAN = "/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3+mbs1&seq=8192&gbs=64"
-
-
-COMPARE = "/compare?layout=dp8+zero3&layout=dp4+tp2&gbs=64"
-
-
-class Server(NamedTuple):
-    """A running ``fivefold web``: where it says that it serves, and its process."""
-
-    address: str
-    process: int
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
-        stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
-    )  # fmt: skip
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    yield Server(line.split("/ shows")[0], process.pid)
-    process.terminate()
-    process.wait(timeout=30)
-    process.stderr.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright.expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
-    with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
-    """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=server.address)
-    context.set_default_timeout(60_000)
-    found = context.new_page()
-    said: list[str] = []
-    found.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    found.on("pageerror", lambda error: said.append(str(error)))
-    found.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))
-    yield found
-    context.close()
-    assert said == []
-
-
-def serious(page: Any) -> list[str]:
-    """What axe finds that keeps somebody out. Run outside of the page's own policy, which admits no foreign script."""
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")
-    return [
-        f"{each['id']}: {each['help']}: {[node['html'][:90] for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-
-
-def fits_the_window(page: Any) -> bool:
-    """Whether nothing has to be scrolled sideways."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
+pytestmark = NEEDS_CHROMIUM
 
 
 def test_plan_answers_within_a_second_and_as_the_command_does(page: Any) -> None:
@@ -195,7 +123,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
     layouts = [each["step"]["layout"] for each in json.loads(exact)["best"]]
     assert [row.locator("a").inner_text() for row in rows.all()] == layouts
-    page.get_by_role("button", name="peak").click()
+    page.locator("#layouts th", has_text="peak").click(position={"x": 3, "y": 3})  # beside the word
     sizes = [float(each.get_attribute("data-value")) for each in page.locator("#layouts tbody td:nth-child(5)").all()]
     assert sizes == sorted(sizes)
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")
@@ -204,11 +132,18 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert 0 < len(shown) <= 20
     assert all("dp4" in row for row in shown)
     page.get_by_placeholder("filter").fill("")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert serious(page) == []
+    assert is_whole(page, "layouts")
+    assert is_whole(page, "why the others lost")
+    page.set_viewport_size({"width": 1280, "height": 900})
     for box in page.get_by_role("checkbox").all()[:3]:
         box.check()
     page.get_by_role("button", name="Compare 3").click()
     assert len(page.locator(".variants li").all()) == 3
     page.go_back()
+    playwright.expect(page.get_by_role("button", name="Compare 3")).to_be_enabled()  # as it was left
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")
     link = page.locator("#layouts tbody a").first  # the result is kept: it is there at once
     layout = link.inner_text()
     link.click()
@@ -232,11 +167,13 @@ def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
 
 
 def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
-    page.goto("/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192&run=1")
-    playwright.expect(page.locator("#going p")).to_contain_text("layouts")
+    page.goto("/search?model=llama3-70b&machine=h100:512&gbs=512&seq=8192&run=1")
+    playwright.expect(page.locator("#going p")).to_contain_text(re.compile("^[1-9].* of .* layouts"))
     assert any("worker ranked" in line for line in children(server.process))
     page.get_by_role("button", name="Stop").click()
-    assert page.get_by_role("alert").inner_text() == "stopped"
+    playwright.expect(page.locator("#answer .remark").first).to_contain_text("Stopped")
+    playwright.expect(page.locator("#layouts tbody tr")).to_have_count(20)  # what was found is kept
+    assert page.get_by_role("alert").count() == 0
     deadline = time.monotonic() + 30
     while children(server.process) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -245,7 +182,7 @@ def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
 
 def test_compare_lays_layouts_beside_each_other(page: Any) -> None:
     page.goto("/compare?model=llama3-8b&gbs=64&layout=dp8+zero3")
-    page.get_by_label("another: layouts").fill("dp4 tp2 zero1")
+    page.get_by_label("layouts, another").fill("dp4 tp2 zero1")
     playwright.expect(page.locator("#answer h2").first).to_contain_text("A trains most tokens per second")
     words = ["compare", "llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", "--gbs", "64"]
     printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
@@ -303,6 +240,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
 def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
     page.goto("/rehearse?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
     page.get_by_role("button", name="Rehearse", exact=True).click()
+    playwright.expect(page.locator("#going p")).to_contain_text("rank 1 of 2 runs its step")
     expected = fivefold.predict("nano", "h100:4", "dp2 pp2 zero1", gbs=8)
     peak = show_bytes(expected.memory.peak_bytes)
     playwright.expect(page.locator(".figures")).to_contain_text(f"{peak} predicted")
@@ -313,6 +251,10 @@ def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
     tips = page.locator("svg.streams rect.k-F").evaluate_all("all => all.map((each) => each.dataset.tip)")
     assert any(tip.startswith("matmul: ") for tip in tips)
     assert serious(page) == []
+    assert is_whole(page, "what lives at the peak")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert is_whole(page, "what lives at the peak")
+    assert fits_the_window(page)
 
 
 def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:

@@ -18,7 +18,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.plan.search import search
 from fivefold.plan.whole_run import whole_run
-from fivefold.record import Mistake
+from fivefold.record import Mistake, StopSignal
 from fivefold.units import show_bytes
 
 Goal = Literal["time", "cost", "energy"]
@@ -54,14 +54,22 @@ def across(
         done(f"{machine.name}:{ranks}")
         return _offer(model, with_ranks(machine, ranks), job, tokens=tokens, site=site, within=within, where=where)
 
-    found = []
-    for machine, sizes in choices:
-        if deadline is None:
-            found += [offer(machine, ranks) for ranks in sizes]
-        else:
-            found.append(_fewest(machine, sizes, offer, deadline=deadline))
+    found: list[Offer] = []
+    stopped = False
+    try:
+        for machine, sizes in choices:
+            if deadline is None:
+                found.extend(offer(machine, ranks) for ranks in sizes)  # keeps those before one that is stopped
+            else:
+                found.append(_fewest(machine, sizes, offer, deadline=deadline))
+    except (KeyboardInterrupt, StopSignal):
+        if not found:
+            raise
+        stopped = True
     best = tuple(sorted(found, key=lambda each: (each.run is None, _score(each, by))))
-    return Offers(model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best)
+    return Offers(
+        model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best, stopped=stopped
+    )  # fmt: skip
 
 
 def _check(machines: Sequence[Machine], by: Goal) -> None:
@@ -83,6 +91,8 @@ def _offer(
         found = search(model=model, machine=machine, job=job, top=1, within=within, where=where)
     except Mistake as mistake:
         return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
+    if found.stopped:  # of one machine: then the others are not searched either
+        raise StopSignal("SIGINT")
     if found.proposal is None:
         miss = found.misses[0] if found.misses else None
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.show.charts import Chart, _altair, styled
-from fivefold.show.palette import TEXT
+from fivefold.show.charts import Chart, _altair, find_width, styled
+from fivefold.show.palette import TEXT, break_lines
 
 
 class Panel(NamedTuple):
@@ -31,6 +31,12 @@ def _joined(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_side:
     join = alt.hconcat if side_by_side else alt.vconcat
     heading = {"anchor": "start", "fontSize": 13, "fontWeight": "normal", "color": TEXT, "offset": 6}
     charts = [
-        panel.chart.properties(title={"text": panel.name, **heading}) if panel.name else panel.chart for panel in panels
+        panel.chart.properties(title={"text": _lines(panel), **heading}) if panel.name else panel.chart
+        for panel in panels
     ]
     return styled(join(*charts), title=title, subtitle=subtitle)
+
+
+def _lines(panel: Panel) -> str | list[str]:
+    width = find_width(panel.chart.to_dict())
+    return break_lines(panel.name, width=width, size=13) if width else panel.name

@@ -43,6 +43,7 @@ class View(NamedTuple):
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
     mistake: str = ""
+    start: str = ""  # a layout to begin with, where the one of the question cannot be read
 
 
 def router(site: Site) -> APIRouter:
@@ -79,7 +80,7 @@ def look(site: Site, asked: PlanQuestion) -> View:
     try:
         layout = asked.chosen()
     except Mistake as mistake:
-        return View(noun, mistake=str(mistake))
+        return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
     rows, others = controls(noun, layout), sizes(noun, layout)
     try:
         return View(noun, rows, others, drawn(noun, layout, rank=asked.rank))

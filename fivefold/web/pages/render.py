@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 import fivefold
 from fivefold.job import RECIPES
@@ -36,6 +38,7 @@ environment.filters |= {
     "bytes": show_bytes, "count": show_count, "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}", "signed": lambda share: f"{share:+.1%}",
     "regret": share, "of_ranks": of_ranks,
+    "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}", "zip_names": lambda names: [(name, name) for name in names],
 }  # fmt: skip
 environment.globals |= {

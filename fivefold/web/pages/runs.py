@@ -24,6 +24,7 @@ from fivefold.web.question import About
 from fivefold.web.site import Site
 
 LAST = 40  # events that are shown
+LIVE, QUIET = 2000, 5000  # milliseconds after which the page asks again: where something runs, and where it may begin
 
 
 class RunQuestion(About):
@@ -41,7 +42,7 @@ def router(site: Site) -> APIRouter:
         if not asked.folder:
             found = await site.work.soon(lambda: runs.find(site.folder))
             live = any(each.state == "running" for each in found)
-            return page("runs.html", request, asked=asked, found=found, live=live)
+            return page("runs.html", request, asked=asked, found=found, poll=LIVE if live else QUIET)
         try:
             run = await site.work.soon(lambda: look(site, asked.folder))
         except Mistake as error:
@@ -55,10 +56,10 @@ def look(site: Site, name: str) -> dict[str, Any]:
     """All that is shown of a run."""
     found = runs.log(site.folder, name)
     training = [line for line in found if "loss" in line]
-    ended = runs.steps(site.folder, name)
+    ended, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
     predicted = ended.predicted if ended else runs.promised(site.folder, name)
     return {
-        "name": name, "live": ended is None and runs.is_live(site.folder, name),
+        "name": name, "poll": 0 if ended else LIVE if live else QUIET,
         "summary": runs.summary(site.folder, site.folder.path(name)), "ended": ended, "predicted": predicted,
         "loss": loss(found), "speed": speed(training, predicted), "memory": memory(training),
         "rows": compared(predicted, ended, training),

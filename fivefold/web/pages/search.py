@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import Field, TypeAdapter
 
 from fivefold.layout.search_result import Ranked, SearchResult, Walk
@@ -48,6 +48,11 @@ def router(site: Site) -> APIRouter:
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(asked.question(), lambda result: shown(site, asked, FOUND.validate_python(result)))
+
+    @pages.post("/search/events/stop")
+    async def stop(work: Annotated[str, Query(max_length=20)]) -> Response:
+        site.work.stop(work)
+        return Response(status_code=204)
 
     return pages
 

@@ -1,4 +1,5 @@
-"""Long work as server-sent events: ``progress`` (done, total), then ``found`` (HTML) or ``mistake`` (a line).
+"""Long work as server-sent events: ``begun`` (a name, where it can be stopped with what it has found), ``progress``
+(done, total, doing), then ``found`` (HTML), ``stopped`` or ``mistake`` (a line).
 
 The work lives as long as the stream: who closes the page, or stops, ends it. The last results are kept for a while.
 """
@@ -46,14 +47,17 @@ class Stream:
         ended = False
         try:
             async for each in self.site.events(self.verb, asked):
-                ended = "progress" not in each
-                if "result" in each:
-                    self._keep(key, draw(each["result"]))
-                    yield event("found", self.kept[key])
-                elif "mistake" in each:
-                    yield event("mistake", self.site.folder.plain(each["mistake"]))
+                ((name, data),) = each.items()
+                ended = name in ("result", "mistake", "stopped")
+                if name == "result":
+                    text = draw(data)
+                    if not data.get("stopped"):
+                        self._keep(key, text)
+                    yield event("found", text)
+                elif name == "mistake":
+                    yield event("mistake", self.site.folder.plain(data))
                 else:
-                    yield event("progress", each["progress"])
+                    yield event(name, data)
         except (Busy, Mistake) as error:
             ended = True
             yield event("mistake", str(error))

@@ -3,16 +3,20 @@
 "use strict";
 document.documentElement.classList.add("scripted");
 
-const asked = document.getElementById("asked");
-if (asked && matchMedia("(max-width: 860px)").matches) asked.open = false;
+const fold = document.getElementById("asked"); // controls at the side, or above in a narrow window
+if (fold && matchMedia("(max-width: 860px)").matches) fold.open = false;
 
 document.querySelector("header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 const parser = new DOMParser();
-let running = null;
+const form = document.getElementById("asking"); // the question; its controls stand anywhere on the page
+const worker = form?.dataset.stream ? form : null; // a page whose answer is streamed
+const said = () => (form ? String(new URLSearchParams(new FormData(form))) : ""); // by the controls
+let running = null, waiting = null, typedLast = null, asked = said(), shown = location.pathname + location.search;
 
-function target(form, changed) {
-  const url = new URL(form.action || location.href, location.href);
+// The address of what the form asks now. `changed`: the name of the control that was changed.
+function target(changed) {
+  const url = new URL(form.action, location.href);
   url.search = new URL(location.href).pathname === url.pathname ? location.search : "";
   const names = new Set([...form.elements].map((field) => field.name).filter(Boolean));
   names.forEach((name) => url.searchParams.delete(name));
@@ -21,19 +25,29 @@ function target(form, changed) {
   return url;
 }
 
-async function go(url, { push = "push", quiet = false } = {}) {
+// Show the page of an address. `push`: "push" or "replace" the entry of the history, or leave it; `typed`: the control
+// that asked for it, which keeps what is typed there; `quiet`: only ask again for what may have changed; `isBack`: of an
+// entry of the history.
+async function go(url, { push = "", typed = null, quiet = false, isBack = false } = {}) {
   running?.abort();
+  clearTimeout(waiting);
+  if (typed === null && !quiet) typedLast = null;
   const mine = (running = new AbortController());
   if (!quiet) document.body.classList.add("busy");
   try {
     const answer = await fetch(url, { signal: mine.signal, headers: { accept: "text/html" } });
     if (!answer.headers.get("content-type")?.startsWith("text/html")) return location.assign(url);
     const next = parser.parseFromString(await answer.text(), "text/html");
-    swap(next);
-    if (push === "push") history.pushState(null, "", url);
-    if (push === "replace") history.replaceState(null, "", url);
+    if (mine.signal.aborted) return;
+    const to = new URL(url, location.href);
+    if (push && to.href !== location.href) history[`${push}State`](null, "", to);
+    shown = location.pathname + location.search;
+    if (!quiet) restore(next, typed);
+    asked = said();
+    swap(next, { quiet, isBack });
     document.title = next.title;
-    fill(new URL(url, location.href));
+    if (isBack) recall();
+    if (!quiet) work(answer.ok);
   } catch (error) {
     if (error.name !== "AbortError" && !quiet) location.assign(url);
   } finally {
@@ -41,45 +55,99 @@ async function go(url, { push = "push", quiet = false } = {}) {
   }
 }
 
-function swap(next) {
+// Every control says what the page of the address says, but the one in which somebody types.
+function restore(next, typed) {
+  const fresh = next.getElementById("asking");
+  if (!form || !fresh) return; // an error, of a question whose controls stay to be corrected
+  const growing = next.querySelectorAll("[data-grow]");
+  document.querySelectorAll("[data-grow]").forEach((old, place) => {
+    if (growing[place] && !old.contains(typed)) old.replaceChildren(...growing[place].childNodes);
+  });
+  for (const field of form.elements) {
+    const other = field.name && field !== typed && !field.closest("[data-grow]") && fresh.elements.namedItem(field.name);
+    if (!other) continue;
+    if (field.type === "checkbox") field.checked = other.checked;
+    else if (field.value !== other.value) field.value = other.value;
+  }
+  const folded = (page) => [...page.querySelectorAll("details:not(#asked)")].filter((each) => !each.closest("[data-live]"));
+  const wanted = folded(next); // those in which something is said
+  folded(document).forEach((old, place) => { if (wanted[place]?.open) old.open = true; });
+}
+
+// The live parts of the page become those of the next; what was opened, sorted, filtered or scrolled there stays so.
+function swap(next, { quiet, isBack }) {
   const focused = document.activeElement?.dataset?.key;
-  hideTip();
   for (const old of document.querySelectorAll("[data-live]")) {
     const fresh = next.getElementById(old.id);
-    if (!fresh) continue;
-    const open = [...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent);
+    if (!fresh || (quiet && fresh.innerHTML === sources.get(old))) continue;
+    sources.set(old, fresh.innerHTML);
+    hideTip();
+    const again = isBack ? () => {} : remembered(old);
     old.replaceChildren(...fresh.childNodes);
-    old.toggleAttribute("data-poll", fresh.hasAttribute("data-poll"));
+    if (fresh.dataset.poll) old.dataset.poll = fresh.dataset.poll;
+    else delete old.dataset.poll;
     dress(old);
     later(old);
-    for (const each of old.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
+    again();
   }
   if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
+const sources = new WeakMap([...document.querySelectorAll("[data-live]")].map((each) => [each, each.innerHTML]));
 
-function fill(url) {
-  for (const form of document.querySelectorAll("form[data-live-form]"))
-    for (const field of form.elements) {
-      if (!field.name || field === document.activeElement || field.name === "set" || field.type === "checkbox") continue;
-      const value = url.searchParams.get(field.name);
-      if (value !== null) field.value = value;
-      else if (field.name !== "model" && field.name !== "machine" && field.name !== "layout") field.value = "";
+function remembered(root) {
+  const named = (all, name) => [...all].map((each) => [name(each), each]);
+  const open = [...root.querySelectorAll("details[open] > summary")].map((each) => each.textContent);
+  const sorted = [...root.querySelectorAll("th[aria-sort]")].map((each) => [each.textContent, each.getAttribute("aria-sort")]);
+  const words = named(root.querySelectorAll("[data-filter]"), (each) => each.dataset.filter);
+  const scrolled = named(root.querySelectorAll(".scroll"), (each) => each.getAttribute("aria-label")).map(([name, each]) => [name, each.scrollLeft, each.scrollTop]);
+  return () => {
+    for (const each of root.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
+    for (const [text, order] of sorted) for (const each of root.querySelectorAll("th[data-sort]")) if (each.textContent === text) sort(each, order);
+    for (const [table, old] of words) {
+      const field = old.value && root.querySelector(`[data-filter="${table}"]`);
+      if (field) { field.value = old.value; filter(field); }
     }
+    for (const [name, left, top] of scrolled) root.querySelector(`.scroll[aria-label="${CSS.escape(name ?? "")}"]`)?.scrollTo(left, top);
+  };
 }
 
-let waiting = null;
+// How an answer was sorted, filtered and ticked belongs to its entry of the history: whoever comes back finds it so.
+function note() {
+  const all = (selector, value) => [...document.querySelectorAll(`#answer ${selector}`)].map(value);
+  history.replaceState({
+    sorted: all("th[aria-sort]", (each) => [each.textContent, each.getAttribute("aria-sort")]),
+    words: all("[data-filter]", (each) => [each.dataset.filter, each.value]),
+    ticked: all("form input[type=checkbox]:checked", (each) => each.value),
+  }, "");
+}
+function recall() {
+  const { sorted = [], words = [], ticked = [] } = history.state ?? {}, answer = document.getElementById("answer");
+  if (!answer) return;
+  for (const [text, order] of sorted) for (const each of answer.querySelectorAll("th[data-sort]")) if (each.textContent === text) sort(each, order);
+  for (const [table, value] of words) {
+    const field = answer.querySelector(`[data-filter="${CSS.escape(table)}"]`);
+    if (field) { field.value = value; filter(field); }
+  }
+  for (const box of answer.querySelectorAll("form input[type=checkbox]")) if (ticked.includes(box.value)) { box.checked = true; count(box.form); }
+}
+
+// What is typed is asked when the hand rests. A series of changes of one control is one entry of the history.
 document.addEventListener("input", (event) => {
-  const form = event.target.closest?.("form[data-live-form]");
-  if (!form) return;
+  const field = event.target;
+  if (!form || worker || field.form !== form) return;
+  running?.abort(); // its answer would be of what was asked before
   clearTimeout(waiting);
-  waiting = setTimeout(() => go(target(form, event.target.name), { push: "replace" }), event.target.tagName === "SELECT" ? 0 : 250);
+  waiting = setTimeout(() => {
+    const push = typedLast === field ? "replace" : "push";
+    typedLast = field;
+    go(target(field.name), { push, typed: field });
+  }, field.tagName === "SELECT" ? 0 : 250);
 });
 document.addEventListener("submit", (event) => {
-  const form = event.target.closest("form[data-live-form]");
-  if (!form) return;
+  if (event.target !== form) return;
   event.preventDefault();
-  clearTimeout(waiting);
-  go(target(form));
+  const isNew = said() !== asked || (worker && !new URL(location.href).searchParams.get("run"));
+  go(isNew ? target() : location.href, { push: isNew ? "push" : "" });
 });
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-live] a[href]");
@@ -87,9 +155,9 @@ document.addEventListener("click", (event) => {
   const url = new URL(link.getAttribute("href"), location.href); // of a link in a picture, href is no text
   if (url.origin !== location.origin || url.pathname !== location.pathname) return;
   event.preventDefault();
-  go(url);
+  go(url, { push: "push" });
 });
-addEventListener("popstate", () => go(location.href, { push: "" }));
+addEventListener("popstate", () => { if (location.pathname + location.search !== shown) go(location.href, { isBack: true }); });
 
 // Arrow keys go along a row of choices.
 document.addEventListener("keydown", (event) => {
@@ -124,41 +192,49 @@ document.addEventListener("focusin", (event) => {
 });
 document.addEventListener("scroll", hideTip, { passive: true });
 
-// Tables: a heading sorts, a word filters, boxes choose up to so many.
+// Tables: a heading sorts, a word filters, boxes choose up to so many; in a narrow window each cell says its heading.
 function dress(root) {
+  for (const table of root.querySelectorAll("table.cards")) {
+    const names = [...table.tHead.rows[0].cells].map((each) => each.textContent);
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
+  }
   for (const heading of root.querySelectorAll("th[data-sort]")) {
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
     heading.append(button);
-    button.addEventListener("click", () => sort(heading));
+    button.addEventListener("click", () => { sort(heading, heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending"); note(); });
   }
 }
-function sort(heading) {
+function sort(heading, order) {
   const column = [...heading.parentElement.children].indexOf(heading);
-  const down = heading.getAttribute("aria-sort") === "ascending";
+  const down = order === "descending";
   for (const each of heading.parentElement.children) each.removeAttribute("aria-sort");
-  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  heading.setAttribute("aria-sort", order);
   const body = heading.closest("table").tBodies[0];
   const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const order = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
-  body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * order(key(a), key(b))));
+  const compare = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
+  body.append(...[...body.rows].sort((a, b) => (down ? -1 : 1) * compare(key(a), key(b))));
+}
+function filter(field) {
+  const table = document.getElementById(field.dataset.filter);
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const says = (text) => words.every((word) => text.toLowerCase().includes(word));
+  for (const row of table.tBodies[0].rows) row.hidden = !says(row.textContent);
+  for (const point of table.closest("[data-live]").querySelectorAll("svg.chart a")) point.classList.toggle("out", !says(point.getAttribute("aria-label")));
+}
+function count(picks) {
+  const button = picks.querySelector("button[data-most]"), picked = picks.querySelectorAll("input[type=checkbox]:checked").length;
+  if (!button) return;
+  button.disabled = picked < 2 || picked > Number(button.dataset.most);
+  button.textContent = picked < 2 ? "Compare" : picked > Number(button.dataset.most) ? `at most ${button.dataset.most}` : `Compare ${picked}`;
 }
 document.addEventListener("input", (event) => {
-  const table = document.getElementById(event.target.dataset?.filter);
-  if (table) {
-    const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const says = (text) => words.every((word) => text.toLowerCase().includes(word));
-    for (const row of table.tBodies[0].rows) row.hidden = !says(row.textContent);
-    for (const point of table.closest("[data-live], #found").querySelectorAll("svg.chart a")) point.classList.toggle("out", !says(point.getAttribute("aria-label")));
-  }
-  const form = event.target.type === "checkbox" && event.target.form;
-  const button = form && form.querySelector("button[data-most]");
-  if (button) {
-    const picked = form.querySelectorAll("input[type=checkbox]:checked").length;
-    button.disabled = picked < 2 || picked > Number(button.dataset.most);
-    button.textContent = picked < 2 ? "Compare" : picked > Number(button.dataset.most) ? `at most ${button.dataset.most}` : `Compare ${picked}`;
-  }
+  const field = event.target;
+  if (field.dataset?.filter) filter(field);
+  else if (field.type === "checkbox" && field.form && field.form !== form) count(field.form);
+  else return;
+  note();
 });
 
 // Of what may be said several times there is always room for one more.
@@ -186,46 +262,60 @@ document.addEventListener("click", (event) => {
   if (row && !getSelection().toString()) row.querySelector("a[href]")?.click();
 });
 
-// Long work (a search, a rehearsal) streams: how far it is, then what was found. Closing the stream ends the work.
-const worker = document.querySelector("form[data-stream]");
-if (worker) {
-  const going = document.getElementById("going"), found = document.getElementById("found"), stop = document.getElementById("stop");
-  let stream = null;
-  const end = () => { stream?.close(); stream = null; going.hidden = stop.hidden = true; };
-  const begin = (url) => {
-    end();
-    found.replaceChildren();
-    going.hidden = stop.hidden = false;
-    const bar = going.querySelector("progress"), line = going.querySelector("p");
-    bar.removeAttribute("value");
-    line.textContent = "begins …";
-    stream = new EventSource(`${worker.dataset.stream}${url.search}`);
-    stream.addEventListener("progress", (event) => {
-      const [done, total, name] = JSON.parse(event.data);
-      if (total) Object.assign(bar, { max: total, value: done });
-      line.textContent = total ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}` : `search ${done}: ${name}`;
-    });
-    stream.addEventListener("found", (event) => {
-      found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
-      dress(found);
-      end();
-    });
-    stream.addEventListener("mistake", (event) => { end(); complain(JSON.parse(event.data)); });
-    stream.addEventListener("error", () => { if (stream) { end(); complain("the server does not answer; is fivefold web still running?"); } });
-  };
-  const complain = (text) => {
-    const line = document.createElement("p");
-    line.className = "mistake";
-    line.setAttribute("role", "alert");
-    line.textContent = text;
-    found.replaceChildren(line);
-  };
-  const address = () => { const url = target(worker); url.searchParams.set("run", "1"); return url; };
-  worker.addEventListener("submit", (event) => { event.preventDefault(); const url = address(); history.pushState(null, "", url); begin(url); });
-  stop.addEventListener("click", () => { end(); complain("stopped"); });
-  if (found.dataset.run) begin(new URL(location.href));
+// Long work (a search, a dry run) streams: how far it is, then what was found. Closing the stream ends the work at once;
+// Stop asks for what was found so far, and a second click ends it.
+const going = document.getElementById("going"), stop = document.getElementById("stop");
+let stream = null, clock = null;
+function end() { stream?.close(); stream = null; clearInterval(clock); if (worker) going.hidden = stop.hidden = true; }
+function say(look, text) {
+  const line = document.createElement("p");
+  line.className = look;
+  if (look === "mistake") line.setAttribute("role", "alert");
+  line.textContent = text;
+  document.getElementById("answer").replaceChildren(line);
 }
+function begin() {
+  const found = document.getElementById("answer"), bar = going.querySelector("progress"), line = going.querySelector("p");
+  found.replaceChildren();
+  going.hidden = stop.hidden = false;
+  stop.textContent = "Stop";
+  bar.removeAttribute("value");
+  let doing = "begins";
+  const since = Date.now(), tick = () => { line.textContent = `${doing} · ${Math.round((Date.now() - since) / 1000)} s`; };
+  tick();
+  clock = setInterval(tick, 1000);
+  stream = new EventSource(`${worker.dataset.stream}${location.search}`);
+  stream.addEventListener("begun", (event) => { stop.dataset.work = JSON.parse(event.data); });
+  stream.addEventListener("progress", (event) => {
+    const [done, total, name] = JSON.parse(event.data);
+    if (total && done) Object.assign(bar, { max: total, value: done });
+    doing = name || `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}`;
+    tick();
+  });
+  stream.addEventListener("found", (event) => {
+    found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
+    dress(found);
+    recall();
+    end();
+  });
+  stream.addEventListener("stopped", (event) => { end(); say("remark", JSON.parse(event.data)); });
+  stream.addEventListener("mistake", (event) => { end(); say("mistake", JSON.parse(event.data)); });
+  stream.addEventListener("error", () => { if (stream) { end(); say("mistake", "the server does not answer; is fivefold web still running?"); } });
+}
+function work(isAnswered = true) {
+  if (!worker) return;
+  end();
+  if (isAnswered && new URL(location.href).searchParams.get("run")) begin();
+}
+stop?.addEventListener("click", () => {
+  if (stop.dataset.work && stop.textContent === "Stop") {
+    stop.textContent = "Stop now";
+    fetch(`${worker.dataset.stream}/stop?work=${stop.dataset.work}`, { method: "POST" });
+  } else { end(); say("remark", "Stopped before there was an answer."); }
+});
+work();
 dress(document);
+recall();
 
 // What takes a while is asked for when it is opened.
 function later(root) {
@@ -233,7 +323,11 @@ function later(root) {
     const open = () => {
       if (!part.closest("details").open || part.dataset.asked) return;
       part.dataset.asked = "yes";
-      fetch(part.dataset.later).then((answer) => answer.text()).then((text) => part.replaceChildren(...parser.parseFromString(text, "text/html").body.childNodes));
+      part.textContent = "is computed …";
+      fetch(part.dataset.later).then((answer) => answer.text()).then((text) => {
+        const { body } = parser.parseFromString(text, "text/html"), mistake = body.querySelector("main .mistake");
+        part.replaceChildren(...(mistake ? [mistake] : body.childNodes));
+      }, () => { part.textContent = ""; delete part.dataset.asked; });
     };
     part.closest("details").addEventListener("toggle", open);
     open();
@@ -241,8 +335,10 @@ function later(root) {
 }
 later(document);
 
-// What still changes is asked again, as long as somebody looks.
-setInterval(() => {
+// What still changes is asked again, as long as somebody looks; data-poll says after how many milliseconds.
+function poll() {
   const live = document.querySelector("[data-poll]");
-  if (live && !document.hidden && !document.body.classList.contains("busy")) go(location.href, { push: "", quiet: true });
-}, 2000);
+  if (live && !document.hidden && !document.body.classList.contains("busy")) go(location.href, { quiet: true });
+  setTimeout(poll, Number(live?.dataset.poll) || 2000);
+}
+setTimeout(poll, Number(document.querySelector("[data-poll]")?.dataset.poll) || 2000);

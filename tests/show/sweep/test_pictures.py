@@ -48,11 +48,12 @@ LONG = [
 
 
 def drawn(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
-    """The texts of a picture, as they stand in its file."""
+    """The texts of a picture, as they stand in its file; lines of one text are joined."""
     picture = PICTURES[name](rows)
     assert not isinstance(picture, str), picture
     charts.save(picture, folder / f"{name}.svg")
-    return re.findall(r"<text[^>]*>([^<]+)</text>", (folder / f"{name}.svg").read_text())
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", (folder / f"{name}.svg").read_text())
+    return [" ".join(re.findall(r"[^<>]+", re.sub(r"</?tspan[^>]*>", "<>", text))) for text in texts]
 
 
 def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:

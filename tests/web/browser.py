@@ -1,0 +1,44 @@
+"""What the tests of the pages share: the system's own Chromium, and what every page must be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+AXE = Path(__file__).with_name("axe.min.js")  # axe-core 4.14.1, MPL-2.0, by Deque
+PLAN = "/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero3+mbs1&seq=8192&gbs=64"
+COMPARE = "/compare?layout=dp8+zero3&layout=dp4+tp2&gbs=64"
+
+
+class Server(NamedTuple):
+    """A running ``fivefold web``: where it says that it serves, and its process."""
+
+    address: str
+    process: int
+
+
+def serious(page: Any) -> list[str]:
+    """What axe finds that keeps somebody out. Run outside of the page's own policy, which admits no foreign script."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {each['help']}: {[node['html'][:90] for node in each['nodes'][:3]]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def fits_the_window(page: Any) -> bool:
+    """Whether nothing has to be scrolled sideways."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
+
+
+def is_whole(page: Any, name: str) -> bool:
+    """Whether all of a table is seen without scrolling it sideways."""
+    table = page.get_by_role("region", name=name, exact=True)
+    return bool(table.evaluate("each => each.scrollWidth <= each.clientWidth + 1"))
