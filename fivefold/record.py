@@ -9,7 +9,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
+
+from fivefold.bounded_file import RECORD_BYTES, ROWS_BYTES, read_bytes
 
 
 class Mistake(ValueError):
@@ -219,10 +221,13 @@ def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> st
     return None
 
 
-def read_text(path: Path, *, kind: str) -> str:
-    """Read a user's file as UTF-8; ``Mistake`` if it cannot be read as ``kind``, which the message names."""
+def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
+    """Read a user's file as UTF-8; ``Mistake`` if it cannot be read as ``kind``, which the message names.
+
+    ``most_bytes``: instead of the limit of ``bounded_file`` for its suffix.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, most_bytes=most_bytes).decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise Mistake(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -253,16 +258,32 @@ def describe_json(value: object) -> str:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
-    lines: list[dict[str, Any]] = []
-    for text in read_text(path, kind="UTF-8 text").splitlines() if path.exists() else ():
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(values, dict):
-            raise Mistake(f"{path}: line {len(lines) + 1} holds {describe_json(values)}, not a table of keys")
-        lines.append(values)
-    return lines
+    if path.exists() and path.stat().st_size > ROWS_BYTES:
+        raise Mistake(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the most lines that are read at once")
+    return list(iterate_lines(path))
+
+
+def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a JSON-lines file of any size, as ``read_lines`` does."""
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise Mistake(f"{path}: is no regular file")
+    count = 0
+    with path.open("rb") as file:
+        while line := file.readline(RECORD_BYTES):
+            try:
+                values = json.loads(line.decode())
+            except UnicodeDecodeError:
+                if line.endswith(b"\n"):
+                    raise Mistake(f"{path}: is not UTF-8 text") from None
+                return
+            except (ValueError, RecursionError):
+                return
+            count += 1
+            if not isinstance(values, dict):
+                raise Mistake(f"{path}: line {count} holds {describe_json(values)}, not a table of keys")
+            yield values
 
 
 def nearest(word: str, known: list[str], *, kind: str) -> Mistake:

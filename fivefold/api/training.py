@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def train(
-    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, force: bool = False,
-    trace: int | None = None,
+    run: Where | Mapping[str, Any], *, layout: str | Layout | None = None, machine: str | None = None,
+    force: bool = False, trace: int | None = None,
 ) -> RunFolder:  # fmt: skip
     """Train as ``fivefold train`` does, in processes of their own (extra ``train``); what came of it, as ``load``.
 
@@ -32,6 +32,7 @@ def train(
     settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
     file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
     words = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
+    words += ["--machine", machine] if machine is not None else []
     words += ["--trace", str(trace)] if trace is not None else []
     code, said = _heard([sys.executable, "-m", "fivefold", "train", fspath(file), *words])
     if code:
@@ -58,7 +59,9 @@ def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
 def _written(run: Mapping[str, Any], folder: Path) -> Path:
     import json
 
-    folder.mkdir(parents=True, exist_ok=True)
+    from fivefold.train.run_lock import hold
+
     path = folder / "run.json"
-    path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
+    with hold(folder):  # a run that trains there reads its file again when it is started again
+        path.write_text(json.dumps(dict(run), indent=2, default=str) + "\n", encoding="utf-8")
     return path

@@ -76,6 +76,19 @@ def _proposal(model: Model, machine: Machine, job: Job, *, where: object) -> Pro
     return found.proposal
 
 
+def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]:
+    """Return the commands that start the run on its machine, with the hosts on which each is typed."""
+    from fivefold.machine.launch import divide_over_hosts, start_commands
+
+    hosts, each = divide_over_hosts(world, machine.ranks_per_node)
+    first, *others = start_commands(file, world=world, machine=machine)
+    if machine.backend != "nccl" and hosts == 1:
+        return (first,)
+    where = f"on each of {hosts} hosts" if hosts > 1 else "on a host"
+    later = (f"{other}   # or as a Slurm job" for other in others)
+    return (f"{first}   # {where} of {each} {machine.chip.name}", *later)
+
+
 def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path) -> dict[str, tuple[str, ...]]:
     """What to type, by software: of the job's own, or without one of ours and of those that ``write`` writes."""
     from fivefold.formats.format import Plan
@@ -84,7 +97,8 @@ def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path)
     from fivefold.layout.spec import Layout
 
     ours = job.stack.name == "fivefold"
-    found: dict[str, tuple[str, ...]] = {"fivefold": (f"fivefold train {file}",)} if ours else {}
+    world = Layout.parse(layout).world
+    found: dict[str, tuple[str, ...]] = {"fivefold": _start_lines(file, machine, world=world)} if ours else {}
     writers = {form.stack: form.name for form in reversed(FORMATS) if form.write}  # of several, the first
     for software in OTHERS if ours else (job.stack.name,):
         if (form := writers.get(software)) is None:

@@ -1,7 +1,7 @@
 """The command line: load the nouns, call the verbs, print. Data goes to stdout, everything else to stderr.
 
 options · job_options · nouns · completion · settle   what commands share; records of words or a file; exit codes
-plan · playbook · search · across · compare · dryrun · run · slurm   predict ask ratios; … side by side; train data show
+plan · playbook · search · across · compare · dryrun · run · closing · slurm   predict ask ratios; …; train data show
 calibrate · sweep · trace · published   this computer; many layouts; anybody's traces; anybody's figures
 doctor · explain · numerics · generate · huggingface · formats · web   their commands; read and write; the page
 pictures · draw · report · again · lanes · hosts   charts; as a file, with its command; a run's traces; many hosts

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping, MutableMapping
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+RESTARTS = "FIVEFOLD_RESTARTS"  # set by the script of a Slurm job
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 _NAME_BYTES, _REQUEST_BYTES = 16, 40  # of struct ifreq
 
@@ -29,6 +30,11 @@ def keeps_store(environment: Mapping[str, str]) -> bool:
     several = environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE")
     again = int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     return several and again and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def count_restarts(environment: Mapping[str, str]) -> int:
+    """Return how often torchrun, or the script of a Slurm job, has started all ranks again."""
+    return int(environment.get(RESTARTS) or environment.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def towards(host: str) -> str | None:

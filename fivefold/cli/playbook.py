@@ -51,6 +51,8 @@ def plan(
         write.write_text(found.run_file, encoding="utf-8")
         say(f"wrote {write}")
         write_model(model, found, write)
+        for line in found.typed.get("fivefold", ())[:1]:
+            say(f"start: {line}")
 
 
 def write_model(model: Model, found: Playbook, file: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fivefold.asked.machines import load_machine
 from fivefold.cli import lanes
+from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.options import AsJson, say, show
 from fivefold.cli.settle import launcher
 from fivefold.record import Mistake
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 def train(
     run: Annotated[Path, typer.Argument(help="The run file (.toml).")],
     layout: Annotated[str | None, typer.Option(help="Instead of the run file's layout.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Instead of the run file's machine: local:2, …")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Start although the planner says that it does not fit.")
+        bool, typer.Option("--force", help="Start although it does not fit, or this host is not the machine's.")
     ] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit it as a Slurm job instead.")] = False,
     trace: Annotated[
@@ -44,35 +47,51 @@ def train(
     from fivefold.model.catalog import resolve
     from fivefold.train.run import Run
 
-    settings = Run.load(run)
-    settings = settings if trace is None else settings.replace(trace_steps=trace)
-    model, machine = resolve(settings.model), _machine(settings, layout)
-    chosen = Layout.parse(_layout(settings, machine) if layout is None else layout)
-    machine = _machine(settings, layout) if settings.measure else machine  # with what was measured meanwhile
-    refuse(chosen, model=model, job=settings.job, machine=machine)
+    said = {"layout": layout, "machine": machine, "trace_steps": trace}
+    settings = Run.load(run).replace(**{name: value for name, value in said.items() if value is not None})
+    model, chips = resolve(settings.model), _machine(settings)
+    chosen = Layout.parse(_layout(settings, chips))
+    chips = _machine(settings) if settings.measure else chips  # with what was measured meanwhile
+    refuse(chosen, model=model, job=settings.job, machine=chips)
     _must_be_supported(chosen, settings.job, model=model)
-    if not slurm:  # else the job starts on other chips than this computer's
-        settings = settings.replace(job=_on_this_chip(settings.job, model=model))
-    settings.check(chosen)
     if launcher() is None:
         _must_be_there(settings, model=model)
+    if not slurm:  # else the job starts on other chips than this computer's
+        if launcher() is None and not force:
+            _must_be_this_host(settings, chosen, machine=chips, file=run)
+        settings = settings.replace(job=_on_this_chip(settings.job, model=model))
+    settings.check(chosen)
     if launcher() is None and not force:
-        _must_fit(settings, chosen, model=model, machine=machine)
+        _must_fit(settings, chosen, model=model, machine=chips, here=not slurm)
+    again = ["--machine", machine] if machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
 
-        say(submit(settings, path=run, layout=chosen, machine=machine, force=force))
+        say(submit(settings, path=run, layout=chosen, machine=chips, force=force, words=again))
         return
-    if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
-        _prepare(settings, model)
-    if chosen.world > 1 and "RANK" not in os.environ:
-        from fivefold.train.process import launch
+    with _hold_folder(settings.folder):
+        if launcher() is None:  # which has done it already; under torchrun the first to come does it, the others wait
+            _prepare(settings, model)
+        if chosen.world > 1 and "RANK" not in os.environ:
+            again += [*(["--json"] if json else []), *(["--trace", str(trace)] if trace else [])]
+            _launch_ranks(settings, chosen, words=["train", str(run), "--layout", str(chosen), *again])
+        else:
+            _train_here(settings, chosen, model=model, machine=chips, json=json)
 
-        arguments = ["train", str(run), "--layout", str(chosen), *(["--json"] if json else [])]
-        arguments += ["--trace", str(trace)] if trace else []
-        launch(arguments, ranks=chosen.world, folder=settings.folder, restarts=settings.faults.max_restarts)
-        return
-    _train_here(settings, chosen, model=model, machine=machine, json=json)
+
+def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
+    """Start every rank on this host by the command ``words``, and wait for them."""
+    from fivefold.train.process import launch
+
+    launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
+
+
+def _hold_folder(folder: Path) -> AbstractContextManager[None]:
+    """Hold the run's folder against other runs: the launcher for its ranks, else rank 0 for all."""
+    from fivefold.train.run_lock import hold
+
+    holds = launcher() is None and os.environ.get("RANK", "0") == "0"
+    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if holds else nullcontext()
 
 
 def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
@@ -99,8 +118,10 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
     with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.check.prove import prove
-        from fivefold.cli.hosts import choose_interface, keeps_store
+        from fivefold.cli.hosts import choose_interface, count_restarts, keeps_store
         from fivefold.show.progress import TrainingLine
+        from fivefold.train.checkpoint.checkpoint_folder import latest
+        from fivefold.train.logs.run_log import note
         from fivefold.train.model.precision import computed_otherwise
         from fivefold.train.process import Process
 
@@ -108,33 +129,19 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
             say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
-        if process.rank == 0 and (note := computed_otherwise(settings.job)):
-            say(note)
+        if process.rank == 0 and (precision := computed_otherwise(settings.job)):
+            say(precision)
+        if process.rank == 0 and launcher() is None and (restarts := count_restarts(os.environ)):
+            newest = latest(settings.folder / "checkpoints") or "the beginning"
+            note(settings.folder, text=f"all ranks were started again ({restarts}) from {newest}")
         with line:
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
         if process.rank == 0:
             if settings.trace_steps and proof.measured is not None and not proof.outcome.stopped:
                 lanes.add(settings, layout, model=model, machine=machine, steps=(proof.predicted, proof.measured))
             if not proof.outcome.stopped:
-                _report(settings, layout, model=model, machine=machine)
-            _print_proof(settings, proof, json=json)
-
-
-def _report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
-    """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
-    try:
-        from fivefold.cli import report
-        from fivefold.plan.predict import planner
-        from fivefold.show.run_folder import read
-
-        if not (run.folder / "step.json").exists():
-            return
-        found = read(run.folder)
-        known = run.schedule is None  # the planner has the layout's own schedules
-        drawing = report.drawing(planner(model, machine, run.job), layout, found.predicted) if known else None
-        say(f"wrote {report.of_run(found, drawing, run)}")
-    except Exception as error:
-        say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+                write_report(settings, layout, model=model, machine=machine)
+            print_proof(settings, proof, json=json)
 
 
 def data(
@@ -146,7 +153,8 @@ def data(
     from fivefold.train.run import Run
 
     settings = Run.load(run)
-    index = _prepare(settings, resolve(settings.model))
+    with _hold_folder(settings.folder):
+        index = _prepare(settings, resolve(settings.model))
     if json:
         show(index.model_dump_json(indent=2))
         return
@@ -204,10 +212,10 @@ def _measured_alone(path: Path) -> Step | None:
     return Step.read(found["measured"], origin=f"{path}: measured") if [*found] == ["measured"] else None
 
 
-def _machine(run: Run, layout: str | None) -> Machine:
+def _machine(run: Run) -> Machine:
     """The run's machine; where the layout is ours to find, of as many ranks as torchrun --nnodes 1:2 has started."""
     machine = load_machine(run.machine)
-    if layout is None and run.layout == "auto" and "WORLD_SIZE" in os.environ:
+    if run.layout == "auto" and "WORLD_SIZE" in os.environ:
         return machine.replace(ranks=int(os.environ["WORLD_SIZE"]))
     return machine
 
@@ -252,9 +260,21 @@ def _must_be_there(run: Run, *, model: Model) -> None:
         Folder.open(run.start.weights, model=model)
 
 
-def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
-    """Refuse a step that the planner says does not fit, with its figures."""
+def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:
+    """Refuse, before any process starts, what is planned for another machine than this host or those of torchrun."""
+    from fivefold.train.host import Host, check_host
+
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first of a host speaks for it
+        return
+    host, started = Host.here(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if line := check_host(host, machine=machine, named=run.machine, layout=layout, file=file, started=started):
+        say(f"fivefold: {line}")
+
+
+def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
+    """Refuse a step that the planner says does not fit its chips or, with ``here``, this host; with its figures."""
     from fivefold.plan.predict import predict
+    from fivefold.train.host import Host, check_memory
 
     memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
     if not memory.fits:
@@ -264,6 +284,9 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine) -> No
             f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
             "shard more (zero), cut more (tp, pp), recompute (ac=full), or --force"
         )
+    if here:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
+        check_memory(Host.here(), peak_bytes=memory.peak_bytes, ranks=ranks, named=run.machine)
 
 
 def _prepare(run: Run, model: Model) -> Index:
@@ -277,38 +300,3 @@ def _prepare(run: Run, model: Model) -> Index:
         )  # fmt: skip
     run.shards(model)
     return index
-
-
-def _print_proof(run: Run, proof: Any, *, json: bool) -> None:
-    from fivefold.show.budget import page
-    from fivefold.show.compare import assumed, compare, table
-
-    outcome = proof.outcome
-    if outcome.stopped:
-        say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
-             f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
-        raise SystemExit(1)
-    say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
-    if proof.text:
-        say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
-    pair = (proof.predicted, proof.measured) if proof.measured else _earlier(run.folder / "step.json", proof.predicted)
-    if pair is None:
-        say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
-        return
-    show((run.folder / "step.json").read_text() if json else table(compare(*pair)))
-    if not json:
-        if line := assumed(pair[0]):
-            show(line)
-        show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
-
-
-def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
-    """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
-    from fivefold.show.compare import read_pair
-
-    try:
-        before, measured = read_pair(path)
-    except Mistake:
-        return None
-    same = all(getattr(before, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job"))
-    return (before, measured) if same else None

@@ -43,6 +43,8 @@ def settle(action: Callable[[], object]) -> int:
         if (line := missing(error)) is None:
             raise
         return _said(line, code=2)
+    except MemoryError:
+        return _said("the memory is used up, perhaps by a limit (ulimit -v, a container); allow more of it", code=1)
     except OSError as error:
         if error.errno == ENAMETOOLONG:
             return _said(f"{error.filename}: too long to be the name of a file; check the word", code=2)

@@ -14,9 +14,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.cli.hosts import RESTARTS
 from fivefold.record import Fault, Mistake
 
 if TYPE_CHECKING:
@@ -27,28 +29,32 @@ if TYPE_CHECKING:
 WARNING_SECONDS = 300  # before the end of the time, enough for a step and a save
 
 
-def submit(run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False) -> str:
+def submit(
+    run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
+) -> str:
     """Write the script of the run file at ``path`` into the run's folder and hand it to sbatch; what that says."""
     if shutil.which("sbatch") is None:
         raise Mistake("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
     run.folder.mkdir(parents=True, exist_ok=True)
     file = run.folder / "job.sh"
-    file.write_text(script(run, path=path, layout=layout, machine=machine, force=force))
+    file.write_text(script(run, path=path, layout=layout, machine=machine, force=force, words=words))
     done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Fault(f"sbatch refused {file}: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return done.stdout.strip()
 
 
-def script(run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False) -> str:
-    """The sbatch script. What is particular to a cluster, partition or account, is for SBATCH_… variables."""
+def script(
+    run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
+) -> str:
+    """Return the sbatch script; partition and account are for SBATCH_… variables. ``words``: more of the command."""
     nodes, ranks = _shape(layout, machine)
     options = {
         "job-name": f"fivefold-{run.folder.name}", "nodes": nodes, "ntasks-per-node": ranks,
         **({"gpus-per-node": ranks} if machine.backend == "nccl" else {}),
         "output": run.folder / "slurm-%j.txt", "open-mode": "append", "signal": f"B:USR1@{WARNING_SECONDS}",
     }  # fmt: skip
-    command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout)])
+    command = shlex.join([sys.executable, "-m", "fivefold", "train", str(path), "--layout", str(layout), *words])
     command += " --force" if force else ""
     command += f" --trace {run.trace_steps}" if run.trace_steps else ""
     rank = f"RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={ranks}"
@@ -66,6 +72,7 @@ def script(run: Run, *, path: Path, layout: Layout, machine: Machine, force: boo
         "trap woken=1 TERM",
         "",
         f"for start in $(seq 0 {run.faults.max_restarts}); do",
+        f"    export {RESTARTS}=$start",
         f"    srun --kill-on-bad-exit=1 bash -c {shlex.quote(f'exec env {rank} {command}')} &",
         "    step=$!",
         "    # A signal ends the wait, not the step.",

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from fivefold.formats.keys import Values, nested
 from fivefold.job import Job
-from fivefold.layout.spec import Layout, divisor_below
+from fivefold.layout.spec import Layout
+from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 from fivefold.stack.reading import Reading, Said
@@ -50,8 +51,7 @@ class Plan(NamedTuple):
     @property
     def hosts(self) -> tuple[int, int]:
         """Hosts, and ranks on each."""
-        each = divisor_below(self.layout.world, self.ranks_per_node)
-        return self.layout.world // each, each
+        return divide_over_hosts(self.layout.world, self.ranks_per_node)
 
 
 class Written(NamedTuple):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fivefold.bounded_file import ROWS_BYTES, read_bytes
 from fivefold.layout.spans import Message, RankStep, RankTrace, Span
 from fivefold.record import Fault, Mistake
 
@@ -41,7 +42,7 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
     """Read what ``write_planned`` has written; nothing if there is none."""
     path = folder / FOLDER / PLANNED
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = json.loads(_read_text(path)) if path.exists() else {}
         return {kind: [_spans(row) for row in rows] for kind, rows in found.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
         raise Mistake(f"{path}: is damaged; {AGAIN}") from None
@@ -70,7 +71,7 @@ def read(folder: Path) -> list[RankTrace]:
 
 def _read(path: Path) -> RankTrace:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(_read_text(path))
         steps = tuple(_step(step) for step in values.pop("steps"))
         evaluations = tuple(_spans(values.pop("evaluations")))
         return RankTrace(**values, steps=steps, evaluations=evaluations)
@@ -80,6 +81,11 @@ def _read(path: Path) -> RankTrace:
         raise Mistake(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise Mistake(f"{path}: is no trace of a rank; {AGAIN}") from None
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of one of our trace files, which holds a few steps of a rank."""
+    return read_bytes(path, most_bytes=ROWS_BYTES).decode()
 
 
 def _step(values: dict[str, Any]) -> RankStep:

@@ -16,19 +16,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fivefold.units import show_bytes, show_count, show_seconds
 
-QUIET_SECONDS = 10.0  # between two status lines if stderr is no terminal
+QUIET_SECONDS = 10.0  # before the first and between two status lines if stderr is no terminal
 
 
 @contextmanager
 def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr, if that is a terminal; yields ``report(what, done, total)``."""
+    """Show a progress bar on stderr, or a line every ``QUIET_SECONDS`` where that is no terminal.
+
+    Yields ``report(what, done, total)``.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label)
+        if not console.is_terminal:
+            yield _QuietBar(label).report
+            return
         yield lambda what, done, total: progress.update(
             task, description=f"{label} {what}", completed=done, total=total
         )
+
+
+class _QuietBar:
+    """Progress as lines, so that a log of a long command is not empty; none for what is done within seconds."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self._last = label, time.monotonic()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        """Print how far it is, if the last line is long enough ago."""
+        if time.monotonic() - self._last >= QUIET_SECONDS:
+            self._last = time.monotonic()
+            print(f"{self.label} {what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
 
 
 class TrainingLine:

@@ -90,7 +90,7 @@ class Loop:
         self.guard = LossGuard(run.faults)
         self.watchdog = Watchdog(
             run.folder, rank=built.ranks.rank, world=built.ranks.world, seconds=run.faults.watchdog_seconds,
-            report=lambda text: logs.event(self.step, text),
+            report=lambda step, text: logs.event(step, text),
         )  # fmt: skip
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
@@ -111,6 +111,7 @@ class Loop:
                     meter = self._meter() if step >= start + METERED else None
                     traced = self.measured is not None and self._traced(step)
                     done, took = self._timed_step(step, meter, traced=traced)
+                    self.watchdog.at(step, "the end of a step")
                     stopped = self._signal_name(done.stop)
                     if self.bad_loss:
                         step, due = self._skip_or_roll_back(self.bad_loss, step + 1), False

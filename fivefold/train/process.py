@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from fivefold.record import Fault, Mistake, StopSignal
 from fivefold.train.checkpoint.checkpoint_folder import latest
 from fivefold.train.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
+from fivefold.train.logs.run_log import note
 from fivefold.units import ceil_div
 
 # Timeout of collectives and of the rendezvous; longer than any step.
@@ -123,6 +124,8 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
             if str(again):
                 print(f"fivefold: {again}", file=sys.stderr)
             print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
+            with suppress(Fault):  # of a full disk: the run itself may have room enough
+                note(folder, text=f"{again}; started again" if str(again) else f"started again from {newest}")
 
 
 class RetryableExit(Exception):

@@ -118,6 +118,7 @@ def _others(api: APIRouter, site: Site) -> None:
     @api.get("/show")
     async def show(folder: Annotated[str, Query(max_length=1000)]) -> list[Row]:
         """Predicted beside measured of a run that has ended: ``fivefold show FOLDER --json``."""
+        site.folder.path(f"{folder}/step.json")  # which may be a link, or too large
         return await site.work.soon(lambda: list(run_folder.read(site.folder.path(folder)).compared))
 
 

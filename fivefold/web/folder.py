@@ -21,10 +21,13 @@ class Folder:
             found = (self.root / text).resolve()
             inside = found.is_relative_to(self.root)
             size = found.stat().st_size if inside and found.is_file() else 0
+            strange = inside and found.exists() and not (found.is_file() or found.is_dir())
         except (OSError, ValueError, RuntimeError):
             raise Mistake(f"{text!r} is not a path that can be read") from None
         if not inside:
             raise Mistake(f"{text!r} is outside of the folder that the page was started for; name a file below it")
+        if strange:
+            raise Mistake(f"{text!r} is neither a file nor a folder; a page does not wait for a pipe or a device")
         if size > FILE_BYTES:
             raise Mistake(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
         return found

@@ -21,6 +21,7 @@ from fivefold.cli.job_options import OPTIONS
 from fivefold.job import Job
 from fivefold.record import Fault, Mistake
 from fivefold.stack.spec import FACTS
+from fivefold.train.run_lock import hold
 from tests.check.traces import kineto
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_a_run_that_fails_says_the_commands_line(
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(command))
     with pytest.raises(kind, match=r"^no$"):
-        ff.train({"folder": str(tmp_path / "run")}, layout="dp2", force=True, trace=2)
+        ff.train({"folder": str(tmp_path / "run")}, layout="dp2", machine="h100:2", force=True, trace=2)
     assert capsys.readouterr().err == "step 1\nfivefold: no\n"
     said = (tmp_path / "words").read_text().split()
     assert said == [
@@ -153,8 +154,15 @@ def test_a_run_that_fails_says_the_commands_line(
         "fivefold",
         "train",
         f"{tmp_path}/run/run.json",
-        *["--layout", "dp2", "--force", "--trace", "2"],
+        *["--layout", "dp2", "--force", "--machine", "h100:2", "--trace", "2"],
     ]
+
+
+def test_the_file_of_a_run_that_trains_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with hold(tmp_path), pytest.raises(Mistake, match="has been using this folder since"):
+        ff.train({"folder": str(tmp_path)})
+    assert (tmp_path / "run.json").read_text() == "{}"
 
 
 def test_words_of_a_job_are_those_of_the_command_line_and_of_a_job() -> None:

@@ -75,6 +75,24 @@ def test_nothing_comes_from_the_air(trees: Trees) -> None:
     assert found == []
 
 
+READS_WHOLE = {"read_text", "read_bytes"}
+OUR_OWN = {  # files of the package, of Python's library and of the kernel, whose sizes we know
+    "fivefold/web/book.py", "fivefold/check/trial.py", "fivefold/train/data/corpus.py", "fivefold/train/run_lock.py",
+    "fivefold/check/calibrate/worker.py", "fivefold/check/calibrate/processes.py", "fivefold/train/logs/wandb_log.py",
+}  # fmt: skip
+
+
+def test_files_are_read_within_bounds(trees: Trees) -> None:
+    """A user's path may lead to a device, a pipe or gigabytes: ``bounded_file`` reads it, and no method of a path."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS_WHOLE
+    ]
+    assert {place.partition(":")[0] for place in found} <= OUR_OWN, found
+
+
 def test_tensor_suffixes_keep_to_the_one_legend(trees: Trees) -> None:
     """``x_BTD``: every letter after the underscore is in the table of ``docs/notation.md`` §1."""
     text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")

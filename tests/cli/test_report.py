@@ -17,8 +17,8 @@ import fivefold as ff
 from fivefold.asked.job import load_job
 from fivefold.check.prove import write_steps
 from fivefold.cli import again, app
+from fivefold.cli.closing import write_report
 from fivefold.cli.report import NAME
-from fivefold.cli.run import _report
 from fivefold.layout.spans import Span
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
@@ -167,17 +167,17 @@ def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[s
     path, (predicted, _) = folder(), steps(1.0)
     run_ = Run(folder=path, model="llama3-8b", job=again.job_said(predicted))
     what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
-    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "wrote runs/a/report.html" in capsys.readouterr().err
     text = (path / NAME).read_text()
     stands_alone(text)
     assert "fivefold train run.json --layout" in text
     (path / NAME).unlink()
     (path / NAME).mkdir()
-    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "no report: runs/a/report.html: the report cannot be written" in capsys.readouterr().err
     (path / "step.json").write_text("{")
-    _report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
+    write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "no report: runs/a/step.json: not valid JSON" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.cli.hosts import RESTARTS, count_restarts
 from fivefold.cli.slurm import script, submit
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as find
@@ -103,6 +104,14 @@ def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -
 
 STARTED = ["scontrol show hostnames node[1-4]", "srun"]
 ASKED, REQUEUED = "scontrol show job --oneliner 10007", "scontrol requeue 10007"
+
+
+def test_every_start_knows_which_it_is(slurm: Path) -> None:
+    assert play(f"echo ${RESTARTS} >> starts; [ $(wc -l < starts) = 3 ]") == 0
+    starts = [count_restarts({RESTARTS: line}) for line in Path("starts").read_text().split()]
+    assert starts == [0, 1, 2]
+    assert count_restarts({}) == 0
+    assert count_restarts({"TORCHELASTIC_RESTART_COUNT": "4"}) == 4
 
 
 def test_a_job_that_ends_well(slurm: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fivefold import bounded_file
+from fivefold.check.traces import job_traces, json_stream, read
+from fivefold.check.traces.critical_path import EndOrder
 from fivefold.cli import app
 from fivefold.record import Mistake
+from fivefold.show.progress import bar
 from tests.check.traces import kineto
 
 
@@ -24,6 +29,48 @@ def run(*words: object) -> str:
     found = CliRunner().invoke(app, ["trace", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "160"})
     assert found.exit_code == 0
     return found.stdout
+
+
+def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kineto.write(kineto.draw(1), tmp_path)
+    monkeypatch.setattr(json_stream, "CHUNK", 2000)
+    monkeypatch.setattr(bounded_file, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(job_traces, "MIB", 1000)
+    told: list[tuple[str, int, int]] = []
+    read([tmp_path], progress=lambda *each: told.append(each))
+    total = sum(path.stat().st_size for path in tmp_path.iterdir()) // 1000
+    reading = [each for each in told if "(MiB)" in each[0]]
+    assert [what for what, *_ in reading] == sorted(what for what, *_ in reading)
+    assert [done for _, done, _ in reading] == sorted(done for _, done, _ in reading)
+    assert len({done for _, done, _ in reading}) > 2
+    assert {most for *_, most in reading} == {total} == {reading[-1][1]}
+    assert [each for each in told if each not in reading] == [("critical paths", place, 3) for place in range(3)]
+    with bar("reading") as report:
+        report("x", 1, 9)
+    assert not capsys.readouterr().err, "what is done in seconds says nothing"
+    monkeypatch.setattr("fivefold.show.progress.QUIET_SECONDS", 0.0)
+    with bar("reading") as report:
+        report("rank0.json (MiB)", 1_200, 3_400)
+    assert capsys.readouterr().err == "reading rank0.json (MiB): 1,200 of 3,400\n"
+
+
+def test_a_trace_is_sorted_once_and_not_for_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces of hundreds of steps and millions of events took minutes for it."""
+    made: list[int] = []
+    order = EndOrder.__init__
+    monkeypatch.setattr(EndOrder, "__init__", lambda own, trace: (made.append(trace.rank), order(own, trace))[1])
+    assert len(read([folder]).report.steps) == 3
+    assert made == [0, 1]
+
+
+def test_a_trace_is_read_from_a_pipe(folder: Path) -> None:
+    from_file = json.loads(run(folder / "rank0.json.gz", "--json"))
+    with subprocess.Popen(["cat", str(folder / "rank0.json.gz")], stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        from_pipe = json.loads(run(f"/dev/fd/{cat.stdout.fileno()}", "--json"))
+    assert from_pipe["breakdown"] == from_file["breakdown"]
 
 
 def test_the_page_says_where_the_time_went(folder: Path) -> None:

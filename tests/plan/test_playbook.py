@@ -162,7 +162,7 @@ def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
     found = playbook(named("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
     assert [stage.title for stage in found.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
     assert found.step.layout == next(each.layout for each in found.stages[-1].tried if each.chosen)
-    assert found.typed["fivefold"] == ("fivefold train run.toml",)
+    assert found.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
     assert found.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
     file = tmp_path / "run.toml"
     file.write_text(found.run_file)

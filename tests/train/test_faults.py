@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,7 +220,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
         ({"job": {"global_bach": 3}}, r"run.toml: unknown key 'job.global_bach'; did you mean 'global_batch'\?"),
         ({"job": {"steps": 0}}, r"run.toml: job.steps: must be 1 or more, not 0"),
-        ({"folder": "corpus/0.txt"}, r".*corpus/0.txt/data: cannot be written: (Not a directory|File exists)"),
+        ({"folder": "corpus/0.txt"}, r".*corpus/0.txt: cannot be written: (Not a directory|File exists); make .*"),
+        (
+            {"machine": "h100:64", "layout": "dp64", "job": {"global_batch": 64}},
+            r"machine 'h100:64': layout 'dp64 .*' has 64 ranks, each on a GPU of its own, but this host has no GPU .*; "
+            r"start `torchrun --nnodes 8 --nproc-per-node 8 .* -m fivefold train run.toml` on each of 8 hosts, or .*",
+        ),
     ],
 )  # fmt: skip
 def test_a_run_file_that_cannot_be(refused: Callable[..., str], changes: dict[str, Any], pattern: str) -> None:
@@ -444,12 +450,20 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
 # Full disks: a limit on the size of files is met in mid-file, as the end of a disk is
 
 
-def test_no_room_for_a_checkpoint() -> None:
+def test_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     set_run(job={"steps": 4})
     train_well()
     bits = saved_bits()
     set_run(job={"steps": 8})
-    ended = train(file_bytes=500_000)
+
+    def free_of_quota(folder: Path) -> SimpleNamespace:
+        """A disk of 16 MiB, with what lies in the checkpoints' folder."""
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return SimpleNamespace(free=2**24 - sum(path.stat().st_size for path in files))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", free_of_quota)
+        ended = train(file_bytes=500_000)
     assert ended.code == 1
     assert_line(
         ended.line,
@@ -457,6 +471,9 @@ def test_no_room_for_a_checkpoint() -> None:
         r"\(at least 1\.\d+ MiB to write, .* free\); the last good checkpoint is run/checkpoints/step-00000004",
     )
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000004"]
+    then = float(re.search(r"([\d.]+) MiB free", ended.line)[1])  # type: ignore[index]
+    now = free_of_quota(Path("run/checkpoints")).free / 2**20
+    assert now - then > 0.4, "the half of a file that was written is not free when it fails"
     assert saved_bits() == bits
     train_well()
     assert saved_step() == 8
@@ -656,19 +673,25 @@ def test_two_processes_end_and_go_on() -> None:
     wait_for(lambda: run.workers().get(0, killed) != killed or run.has_ended())
     newest = saved_step()
     wait_for(lambda: saved_step() > newest or run.has_ended())  # the new one is well underway
-    os.kill(run.workers()[1], signal.SIGSTOP)
+    os.kill(run.workers()[0], signal.SIGSTOP)  # who writes the log
     ended = run.wait()
     said = [line for line in ended.error.splitlines() if line.startswith("fivefold: ") or "set aside" in line]
     patterns = (
         rf"step \d+  {cut}: is missing, but \d+ bytes were written; set aside",
         r"fivefold: rank 0 was ended by SIGKILL, perhaps for want of memory; the same command goes on from \S+",
         r"fivefold: started again from run/checkpoints/step-\d+",
-        r"fivefold: rank 1 did not come for 9 s: no answer, stopped or cut off; every rank's stack is in .*",
+        r"fivefold: rank 0 did not come for 9 s: no answer, stopped or cut off; every rank's stack is in .*",
         r"fivefold: started again from run/checkpoints/step-\d+",
     )
     assert len(said) == len(patterns), ended.error
     for line, pattern in zip(said, patterns, strict=True):
         assert_line(line, pattern)
+    logged_events = [event["event"] for event in events()[-4:]]
+    assert len(logged_events) == 4
+    assert_line(logged_events[0], rf"{cut}: is missing, but .*; set aside")
+    assert_line(logged_events[1], r"rank 0 was ended by SIGKILL, .*; started again")
+    assert logged_events[2] == said[3].removeprefix("fivefold: ")
+    assert_line(logged_events[3], r"started again from run/checkpoints/step-\d+")
     assert ended.code == 0
     assert (saved_step(), saved_bits()) == (120, saved_bits("straight"))
     assert len(losses()) == 120

@@ -36,6 +36,29 @@ def write_run(folder: Path, *, steps: int, ended: bool = True, begun: bool = Fal
         (folder / "step.json").write_text(json.dumps(pair))
 
 
+def test_what_is_too_large_a_pipe_or_elsewhere_is_refused_at_once(tmp_path: Path) -> None:
+    for name in ("large", "pipe", "zero"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    with (tmp_path / "root" / "large" / "step.json").open("wb") as file:
+        file.truncate(3 * 2**29)  # of holes
+    os.mkfifo(tmp_path / "root" / "pipe" / "step.json")
+    (tmp_path / "root" / "zero" / "step.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "root" / "model.toml")
+    lines = {
+        "/api/show?folder=large": "'large/step.json' has 1,610,612,736 bytes; the page reads files of up to 67,108,864",
+        "/api/show?folder=pipe": "'pipe/step.json' is neither a file nor a folder; a page does not wait for a pipe",
+        "/api/show?folder=zero": "'zero/step.json' is outside of the folder",
+        "/api/predict?model=model.toml&machine=h100:8&layout=dp8": "'model.toml' is neither a file nor a folder",
+    }
+    app = create(tmp_path / "root", local=tmp_path / "no-local.toml")
+    with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
+        for address, line in lines.items():
+            begin = time.monotonic()
+            answer = client.get(address)
+            assert (answer.status_code // 100, line in answer.text) == (4, True), answer.text
+            assert time.monotonic() - begin < 20
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("runs")

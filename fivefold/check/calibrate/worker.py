@@ -10,7 +10,6 @@ Output, one line each: ``Facts``, ``Progress`` at every point, in the end every 
 from __future__ import annotations
 
 import math
-import os
 import platform
 import statistics
 import sys
@@ -41,6 +40,7 @@ from fivefold.check.calibrate.points import (
 from fivefold.check.calibrate.processes import carry_out
 from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import Mistake
+from fivefold.train.host import memory_bytes
 from fivefold.units import Dtype
 
 Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
@@ -218,14 +218,6 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
     return torch.device("cpu"), Facts(
         device=processor_name(), backend="gloo", memory_bytes=memory_bytes(), torch=torch.__version__
     )
-
-
-def memory_bytes() -> int:
-    """Return the bytes of RAM of this computer, or the limit of its control group (cgroup v2) if that is less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return min(total, int(allowed)) if allowed.isdigit() else total
 
 
 def processor_name() -> str:

@@ -11,12 +11,15 @@ frames · plain_pickle                 lines of code in stacks; pickles that hol
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.bounded_file import open_stream
 from fivefold.check.explain import flight_recorder, losses, out_of_memory, plain_pickle, snapshot, stacks, timeout
 from fivefold.layout.explanation import Explanation
 from fivefold.record import Mistake
@@ -74,15 +77,22 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
-    with path.open("rb") as file:
-        begin = file.read(4096)
+    try:
+        with open_stream(path) as file:
+            return _read_open(path, file, ranks, top=top)
+    except OSError as error:
+        raise Mistake(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
+    begin = file.peek(4096)[:4096]
     if not begin.strip():
         raise Mistake(f"{path}: an empty file")
     if begin.startswith(plain_pickle.MAGIC):
-        return _of_data(plain_pickle.load(path), path, ranks, top=top)
+        return _of_data(plain_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
         raise Mistake(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
-    text = _text(path)
+    text = _text(file)
     data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
     if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):
         return _of_data(data, path, ranks, top=top)
@@ -95,12 +105,12 @@ KNOWN = (
 )
 
 
-def _text(path: Path) -> str:
-    """The text of a file; of a long one its end."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
+def _text(file: BufferedReader) -> str:
+    """The text of a file; of a long one its end, of a long pipe its beginning."""
+    if file.seekable():
+        size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - TAIL))
-        return file.read().decode("utf-8", errors="replace")
+    return file.read(TAIL).decode("utf-8", errors="replace")
 
 
 @contextmanager

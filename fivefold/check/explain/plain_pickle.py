@@ -6,12 +6,16 @@ refuses, so nothing is imported and nothing called. Memory snapshots and flight 
 
 from __future__ import annotations
 
+import os
 import pickle
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fivefold.bounded_file import open_stream
 from fivefold.record import Mistake
 
+MOST_BYTES = 2**32  # objects in memory take several times as much
 MAGIC = b"\x80"  # how a pickle of protocol 2 and later begins
 
 
@@ -29,9 +33,16 @@ class _DataOnly(pickle.Unpickler):
 
 def load(path: Path) -> Any:
     """Return what a pickle holds; a ``Mistake`` if it names code, is cut short or is none."""
+    with open_stream(path) as file:
+        return load_open(file, path=path)
+
+
+def load_open(file: BufferedReader, *, path: Path) -> Any:
+    """Return what the pickle of an open file holds, as ``load`` does."""
+    if os.fstat(file.fileno()).st_size > MOST_BYTES:
+        raise Mistake(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the most that is read of a snapshot")
     try:
-        with path.open("rb") as file:
-            return _DataOnly(file).load()
+        return _DataOnly(file).load()
     except Mistake as mistake:
         raise Mistake(f"{path}: {mistake}") from None
     except OSError:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fivefold.bounded_file import drop_torn_line
 from fivefold.record import Fault, Mistake, read_lines
 
 
@@ -71,20 +72,7 @@ def opened(path: Path) -> Iterator[Journal]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Mistake(f"{path}: another sweep writes to it; wait for it, or name another file with --out") from None
-        _drop_torn_line(file)
+        drop_torn_line(file)
         yield Journal(path, file)
     finally:
         os.close(file)
-
-
-def _drop_torn_line(file: int) -> None:
-    size = os.fstat(file).st_size
-    place = size
-    while place:
-        begin = max(0, place - 65_536)
-        found = os.pread(file, place - begin, begin).rfind(b"\n")
-        if found >= 0:
-            os.ftruncate(file, begin + found + 1)
-            return
-        place = begin
-    os.ftruncate(file, 0)

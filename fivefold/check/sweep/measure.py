@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from fivefold.bounded_file import read_end
 from fivefold.check.sweep.spec import Setting
 from fivefold.check.trial import Trial, outcome, prepare, trial
 from fivefold.layout.spec import Layout
@@ -19,6 +20,7 @@ from fivefold.record import Fault, Mistake
 from fivefold.show.sweep.row import Row
 from fivefold.train.run import Run
 
+SAID_BYTES = 2**16  # of the end of what a Slurm job printed, where its last line stands
 Submit = Callable[[Run, Path, Layout, Machine], str]  # run, its file, layout, machine → what sbatch says
 
 
@@ -86,5 +88,5 @@ def collected(folder: Path, job: str) -> Trial | None:
     if queue.returncode == 0 and queue.stdout.strip():
         return None
     said = folder / "run" / f"slurm-{job}.txt"
-    text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+    text = read_end(said, most_bytes=SAID_BYTES).decode(errors="replace") if said.is_file() else ""
     return outcome(pair, code=1, said=text or f"the Slurm job {job} is gone and left neither a result nor {said}")

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
 
+from fivefold.bounded_file import ROWS_BYTES
 from fivefold.record import Fault, Mistake, read_lines, read_text
 from fivefold.show.sweep.row import Row
 
@@ -82,10 +83,11 @@ def read(path: Path) -> list[Row]:
     """Read the rows that ``write`` wrote; a ``Mistake`` if they are none."""
     values: list[Any]
     if path.suffix == ".jsonl":
-        read_text(path, kind="rows")
+        if not path.exists():
+            raise Mistake(f"{path}: no such file")
         values = read_lines(path)
     elif path.suffix == ".csv":
-        lines = csv.DictReader(StringIO(read_text(path, kind="rows")))
+        lines = csv.DictReader(StringIO(read_text(path, kind="rows", most_bytes=ROWS_BYTES)))
         values = [{name: cell for name, cell in line.items() if cell != ""} for line in lines]
     else:
         values = _parquet_rows(path)
@@ -96,6 +98,8 @@ def read(path: Path) -> list[Row]:
 
 def _parquet_rows(path: Path) -> list[Any]:
     _, parquet = _pyarrow()
+    if path.exists() and not path.is_file():
+        raise Mistake(f"{path}: is no regular file, which Parquet needs")
     try:
         return list(parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:

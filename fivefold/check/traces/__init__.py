@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from fivefold.check.traces import breakdown, messages
 from fivefold.check.traces.breakdown import Timeline
-from fivefold.check.traces.critical_path import Segment, arrivals, critical_path, parts
-from fivefold.check.traces.job_traces import JobTraces, read_traces
+from fivefold.check.traces.critical_path import EndOrder, Segment, arrivals, critical_path, parts
+from fivefold.check.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.check.traces.matching import match, starts_of, waits
 from fivefold.check.traces.rank_trace import Window
 from fivefold.layout.trace_report import MessageLine, TraceReport
@@ -47,7 +47,7 @@ class Traced(NamedTuple):
 
 def read(
     paths: Sequence[Path], *, step: int | None = None, top: int = 10, machine: Machine | None = None,
-    axes: dict[tuple[int, ...], str] | None = None, progress: Callable[[str, int, int], None] | None = None,
+    axes: dict[tuple[int, ...], str] | None = None, progress: Progress | None = None,
 ) -> Traced:  # fmt: skip
     """Read the traces of a job. ``step``: only the ProfilerStep of this number; ``top``: most kernels that are listed.
 
@@ -65,7 +65,8 @@ def read(
     messages_of = partial(messages.lines, found=found, starts=starts, machine=machine, axes=axes)
     lowest = job.ranks[0]
     kinds, kernels = breakdown.lines(pairs)
-    paths_of = _paths(job, chosen, lambda windows: critical_path(job, windows, found=found, starts=starts))
+    orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
+    paths_of = _paths(job, chosen, lambda windows: critical_path(orders, windows, found=found, starts=starts), progress)
     report = TraceReport(
         device="GPU" if job.device == "GPU" else "CPU", world=job.world, ranks=tuple(each.rank for each in job.ranks),
         files=tuple(str(each.recording.path) for each in job.ranks),
@@ -101,11 +102,15 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
 
 
 def _paths(
-    job: JobTraces, chosen: dict[int, list[Window]], path_of: Callable[[dict[int, Window]], list[Segment]]
-) -> list[list[Segment]]:
+    job: JobTraces, chosen: dict[int, list[Window]], path_of: Callable[[dict[int, Window]], list[Segment]],
+    progress: Progress | None,
+) -> list[list[Segment]]:  # fmt: skip
     """The critical path of every step."""
     ranks = [trace.rank for trace in job.ranks]
-    return [
-        path_of(dict(zip(ranks, windows, strict=True)))
-        for windows in zip(*(chosen[rank] for rank in ranks), strict=True)
-    ]
+    steps = list(zip(*(chosen[rank] for rank in ranks), strict=True))
+    paths = []
+    for done, windows in enumerate(steps):
+        if progress:
+            progress("critical paths", done, len(steps))
+        paths.append(path_of(dict(zip(ranks, windows, strict=True))))
+    return paths

@@ -30,8 +30,8 @@ class Segment(NamedTuple):
     end: int
 
 
-class _Rank:
-    """A rank's rows, by when they end."""
+class EndOrder:
+    """A rank's rows in the order in which they end; made once for all steps, as it sorts the whole trace."""
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
@@ -46,10 +46,10 @@ class _Rank:
 
 
 def critical_path(
-    job: JobTraces, windows: dict[int, Window], *, found: Matched, starts: dict[Part, int]
+    orders: dict[int, EndOrder], windows: dict[int, Window], *, found: Matched, starts: dict[Part, int]
 ) -> list[Segment]:
     """Return the path of a step, ``windows`` by rank, in order of time: it covers the step without a gap."""
-    ranks = {trace.rank: _Rank(trace) for trace in job.ranks if trace.rank in windows}
+    ranks = {rank: order for rank, order in orders.items() if rank in windows}
     begin = min(windows[rank].start + each.trace.shift for rank, each in ranks.items())
     last = max(ranks, key=lambda rank: windows[rank].end + ranks[rank].trace.shift)
     moment = windows[last].end + ranks[last].trace.shift
@@ -57,7 +57,7 @@ def critical_path(
 
 
 def _back(
-    ranks: dict[int, _Rank], rank: int, moment: int, begin: int, found: Matched, starts: dict[Part, int]
+    ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, found: Matched, starts: dict[Part, int]
 ) -> Iterator[Segment]:
     """Yield the segments that end at ``moment`` and before, down to ``begin``."""
     next_row = -1
@@ -79,7 +79,7 @@ def _back(
 
 
 def _last_to_arrive(
-    parts: Sequence[Part], starts: dict[Part, int], moment: int, ranks: dict[int, _Rank]
+    parts: Sequence[Part], starts: dict[Part, int], moment: int, ranks: dict[int, EndOrder]
 ) -> Part | None:
     """The last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
     begun = [part for part in parts if part.rank in ranks and starts[part] < moment]

@@ -8,17 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fivefold.check.traces.rank_trace import RankTrace, rank_trace
 from fivefold.check.traces.recording import Recording, ranks_in, record
 from fivefold.record import Mistake
 from fivefold.sizes import RANKS
-from fivefold.units import show_seconds
+from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")
 RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
 SLACK = 60_000_000_000  # ns by which clocks of two hosts may differ
+
+
+Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
 @dataclass
@@ -35,16 +39,16 @@ class JobTraces:
         return "GPU" if self.ranks[0].recording.on_gpu else "CPU"
 
 
-def read_traces(paths: Sequence[Path], *, progress: Callable[[str, int, int], None] | None = None) -> JobTraces:
+def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> JobTraces:
     """Read files and folders of traces of one job; raises ``Mistake`` if they are none, or of two jobs."""
     remarks: list[str] = []
     found: list[Recording] = []
     files = _files(paths)
-    for done, (path, named) in enumerate(files):
-        if progress:
-            progress(path.name, done, len(files))
+    sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
+    for place, (path, named) in enumerate(files):
+        report = partial(_report, progress, path.name, before=sum(sizes[:place]), total=sum(sizes))
         try:
-            found.append(record(path))
+            found.append(record(path, report=report))
         except Mistake as error:
             if named:
                 raise
@@ -57,6 +61,12 @@ def read_traces(paths: Sequence[Path], *, progress: Callable[[str, int, int], No
     remarks += [remark for each in sorted_out for remark in each.recording.remarks]
     _set_origins(sorted_out)
     return JobTraces(sorted_out, world, remarks)
+
+
+def _report(progress: Progress | None, name: str, size: int, *, before: int, total: int) -> None:
+    """Tell ``progress`` how much of all files has been read, in MiB."""
+    if progress:
+        progress(f"{name} (MiB)", (before + size) // MIB, max(1, total // MIB))
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:

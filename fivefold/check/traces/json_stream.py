@@ -12,11 +12,13 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fivefold.bounded_file import open_stream
 from fivefold.record import Mistake
 
 CHUNK = 1 << 20  # bytes that are read at once
@@ -32,30 +34,40 @@ class Broken(ValueError):
 
 
 class JsonStream:
-    """A trace file: ``events`` yields them, ``metadata`` fills with the other keys, the counts say what was lost."""
+    """A trace file: ``events`` yields them, ``metadata`` fills with the other keys, the counts say what was lost.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``report``: is told the bytes read so far, once a chunk.
+    """
+
+    def __init__(self, path: Path, *, report: Callable[[int], object] = lambda _: None) -> None:
+        self.path, self._report = path, report
         self.metadata: dict[str, Any] = {}
         self.broken = 0  # values within the list that are no JSON
         self.cut = ""  # why the end is missing
         self._decoded = json.JSONDecoder(strict=False).raw_decode
         self._text, self._at, self._ended = "", 0, False
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._opened = ExitStack()
         try:
-            with path.open("rb") as file:
-                zipped = file.read(2) == b"\x1f\x8b"
-            self._file: Any = (gzip.open if zipped else open)(path, "rb")
+            self._source = self._opened.enter_context(open_stream(path))
+            zipped = self._source.peek(2)[:2] == b"\x1f\x8b"
         except OSError as error:
+            self._opened.close()
             raise Mistake(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
         except ValueError as error:  # a file name with a null byte
             raise Mistake(f"{str(path)!r}: is not a name of a file: {error}") from None
+        self._file: Any = gzip.GzipFile(fileobj=self._source) if zipped else self._source
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        self._file.close()
+        self._opened.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file that have been read, compressed as they lie there; 0 for a pipe."""
+        return self._source.raw.tell() if self._source.seekable() else 0
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield every event; raises ``Mistake`` if the file is empty or holds no list of events."""
@@ -172,6 +184,7 @@ class JsonStream:
             data = b"".join(self._pieces())
             self._ended = not data
             more = self._decode(data, final=not data)
+            self._report(self.bytes_read)
         if more:
             self._text, self._at = self._text[self._at :] + more, 0
         return bool(more)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -129,11 +130,14 @@ class _Columns:
             self.messages.append(message)
 
 
-def record(path: Path) -> Recording:
-    """Read a trace file; raises ``Mistake`` if it is none, or holds neither a kernel nor an operator."""
+def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> Recording:
+    """Read a trace file; raises ``Mistake`` if it is none, or holds neither a kernel nor an operator.
+
+    ``report``: is told the bytes read so far.
+    """
     columns = _Columns()
     passed: Counter[str] = Counter()
-    with JsonStream(path) as stream:
+    with JsonStream(path, report=report) as stream:
         for event in stream.events():
             try:
                 columns.add(event)

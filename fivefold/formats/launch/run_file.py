@@ -7,6 +7,7 @@ from typing import Any
 from fivefold.formats.format import Asked, Document, Plan, Written
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
+from fivefold.machine.launch import torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Mistake, Record
@@ -70,7 +71,9 @@ def text(plan: Plan, *, model: str) -> str:
         "folder": f"{FOLDER}/{plan.model.name}",
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
     }  # fmt: skip
-    return f"# fivefold train run.toml: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
+    hosts, each = plan.hosts
+    command = "fivefold train run.toml" if hosts == 1 else torchrun_command("run.toml", hosts=hosts, each=each)
+    return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
 
 def machine(plan: Plan) -> str:

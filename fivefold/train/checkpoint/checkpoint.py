@@ -35,6 +35,7 @@ from fivefold.train.data.shards import Index
 from fivefold.train.optimizers import optimizer
 from fivefold.train.parallel.mesh import Ranks
 from fivefold.train.parallel.shard import Shard
+from fivefold.train.run_lock import check_held
 from fivefold.units import show_bytes
 
 __all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
@@ -70,20 +71,20 @@ def write(
     A failure, such as a full disk or kill -9, leaves earlier checkpoints intact; an error on one rank raises the same
     ``Fault`` on all. ``group``: a process group of all ranks for its collectives, beside the training's own.
     """
-    final, room = directory / folder.named(checkpoint.progress.step), ""
+    final, temporary = directory / folder.named(checkpoint.progress.step), None
     try:
-        temporary, free_bytes = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        room = f" (at least {show_bytes(size_bytes)} to write, {show_bytes(free_bytes)} free)"
+        temporary = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
         files = on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
         sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
-        finish = partial(folder.finish, temporary, final, checkpoint=sealed, keep=keep)
-        _on_first_rank(finish, ranks=ranks, group=group)
+        _on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
-        if ranks.rank == 0:
-            folder.remove_leftovers(directory)
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        free = _describe_free_bytes(directory)  # before anything is removed
+        room = f" (at least {show_bytes(size_bytes)} to write{free})"
+        if ranks.rank == 0 and temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
         good = latest(directory)
         rest = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
         raise Fault(f"{final}: cannot be written: {_reason(error)}{room}; {rest}") from None
@@ -129,10 +130,25 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     return checkpoint.progress
 
 
-def _begin(final: Path) -> tuple[Path, int]:
-    """Create the temporary folder; return it and the free bytes on its disk."""
+def _begin(final: Path) -> Path:
+    """Create and return the temporary folder; only for who holds the run, as leftovers of other saves are removed."""
+    check_held(final.parent.parent)
     final.parent.mkdir(parents=True, exist_ok=True)
-    return folder.begin(final), shutil.disk_usage(final.parent).free
+    return folder.begin(final)
+
+
+def _finish(temporary: Path, final: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Complete the checkpoint and remove old ones; only for who holds the run."""
+    check_held(final.parent.parent)
+    folder.finish(temporary, final, checkpoint=checkpoint, keep=keep)
+
+
+def _describe_free_bytes(directory: Path) -> str:
+    """Return what is free on the disk of ``directory``, for an error line; empty where that cannot be asked."""
+    try:
+        return f", {show_bytes(shutil.disk_usage(directory).free)} free"
+    except OSError:
+        return ""
 
 
 def _written_files(temporary: Path, *, rank: int) -> list[File]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -90,6 +91,8 @@ def _file(path: Path, root: Path) -> File:
         status = path.stat()
     except OSError as error:
         raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Mistake(f"{path}: is no regular file; the corpus is read several times, so write a pipe to a file first")
     return File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
 
 

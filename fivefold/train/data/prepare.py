@@ -73,13 +73,18 @@ def prepare(
         with _locked(directory.parent):
             return _reuse(plan, directory) or _publish(plan, directory, workers=workers, progress=progress)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise Mistake(f"{directory}: cannot be written: {error.strerror or error}") from None
-        free = show_bytes(shutil.disk_usage(directory.parent).free)
-        raise Fault(
-            f"{directory}: the disk is full: {free} are free, the corpus has {show_bytes(plan.size_bytes)}; "
-            "free some space or choose another folder (nothing was left behind)"
-        ) from None
+        raise _explain_failure(error, plan, directory) from None
+
+
+def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> Mistake | Fault:
+    """Return what to raise where nothing can be written; asked before anything is removed, it says what was free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Mistake(f"{directory}: cannot be written: {error.strerror or error}")
+    free = show_bytes(shutil.disk_usage(directory.parent).free)
+    return Fault(
+        f"{directory}: the disk is full: {free} are free, the corpus has {show_bytes(plan.size_bytes)}; "
+        "free some space or choose another folder (nothing was left behind)"
+    )
 
 
 @contextmanager
@@ -166,6 +171,8 @@ def _publish(plan: _Plan, directory: Path, *, workers: int | None, progress: Pro
         sync(directory.parent)
         shutil.rmtree(old, ignore_errors=True)
         return index
+    except OSError as error:
+        raise _explain_failure(error, plan, directory) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.record import StopSignal
+from fivefold.record import Fault, StopSignal
 from fivefold.train.faults.signals import EXIT_RETRY
+from fivefold.train.logs.run_log import note
 from fivefold.train.parallel import collectives
 
 STACKS = signal.SIGUSR2  # makes a process write its stacks, at any time
@@ -51,10 +52,10 @@ class RankStatus(NamedTuple):
 
 
 class Watchdog:
-    """The watchdog of one rank; a context manager around its training. ``report``: writes one line to the log."""
+    """The watchdog of one rank; a context manager around its training. ``report``: writes a step's event to the log."""
 
     def __init__(
-        self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[str], None]
+        self, folder: Path, *, rank: int, world: int, seconds: float, report: Callable[[int, str], None]
     ) -> None:  # fmt: skip
         self.folder, self.rank, self.world, self.seconds, self.report = folder, rank, world, seconds, report
         self._main = threading.get_ident()
@@ -90,7 +91,13 @@ class Watchdog:
             self._path.unlink()
 
     def at(self, step: int, doing: str) -> None:
-        """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer."""
+        """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer.
+
+        After an alarm it does not return: a rank that was stopped is woken for its stacks, and none may train on from
+        the step that the verdict names.
+        """
+        while self._alarmed and not self._stopped.is_set():
+            time.sleep(GRACE_SECONDS)  # until the thread ends the process
         self._step, self._doing, self._since = step, doing, time.monotonic()
 
     # In the thread
@@ -138,7 +145,10 @@ class Watchdog:
         return RankStatus(self._step, self._doing, line, waits)
 
     def _alarm(self) -> None:
-        """Write stacks and status, then exit with the verdict of the lowest rank that answered."""
+        """Write stacks and status, then exit with the verdict of the lowest rank that answered.
+
+        A rank that was woken after the verdict has none of its own, as it knows nothing of who waited for it.
+        """
         self._alarmed = True
         self._store.set("alarm", "1")
         faulthandler.dump_traceback(self._file, all_threads=True)
@@ -146,14 +156,15 @@ class Watchdog:
         time.sleep(GRACE_SECONDS)
         places = self._answers("place")
         silent = [rank for rank in range(self.world) if rank not in places]
-        if self.rank == min(places):
+        judges = self.rank == min(places) and not self._store.check(["verdict"])
+        if judges:
             line = _verdict(
                 {rank: RankStatus(*json.loads(place)) for rank, place in places.items()}, silent, self.seconds
             )
             self._store.set("verdict", f"{line}; every rank's stack is in {self.folder}/stacks-rank*.txt")
         self._wake(silent)
         self._store.wait(["verdict"], timedelta(seconds=3 * GRACE_SECONDS))
-        self._end(self._store.get("verdict").decode(), speak=self.rank == min(places))
+        self._end(self._store.get("verdict").decode(), speak=judges)
 
     def _answers(self, kind: str) -> dict[int, Any]:
         """Values that ranks have set under ``kind``, by rank; ranks without a value are left out."""
@@ -172,8 +183,8 @@ class Watchdog:
 
     def _end(self, line: str, *, speak: bool = True) -> None:
         if speak:
-            with suppress(OSError):
-                self.report(line)
+            with suppress(OSError, Fault):
+                note(self.folder, step=self._step, text=line) if self.rank else self.report(self._step, line)
             print(f"fivefold: {line}", file=sys.stderr, flush=True)
         time.sleep(GRACE_SECONDS)  # all write before one exits: its launcher may then end the others
         os._exit(EXIT_RETRY)
@@ -193,7 +204,8 @@ class Watchdog:
             self._lags[rank] = self._lags[rank] + 1 if mine > LAG * usual else 0
             if self._lags[rank] == WINDOWS:
                 self.report(
-                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}"
+                    self._step,
+                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {usual:.3g}",
                 )
 
 

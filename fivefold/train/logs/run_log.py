@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fivefold.record import Fault, read_lines
+from fivefold.bounded_file import drop_torn_line
+from fivefold.record import Fault, iterate_lines
 from fivefold.train.faults.signals import resume_hint
 from fivefold.train.logs.wandb_log import Wandb
 from fivefold.train.run import Run
@@ -64,8 +66,10 @@ class Logs(NoLogs):
         partial = path.with_suffix(".partial")
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in read_lines(path) if line["step"] <= step or "event" in line]
-            partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            with partial.open("w", encoding="utf-8") as file:
+                for line in iterate_lines(path):
+                    if line["step"] <= step or "event" in line:
+                        file.write(json.dumps(line) + "\n")
             os.replace(partial, path)
             self._file = path.open("a", buffering=1)
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
@@ -118,13 +122,19 @@ class Logs(NoLogs):
             ) from None
 
 
-def note(folder: Path, *, step: int, text: str) -> None:
-    """Append an event to the log of a run that has ended, where its last line is not that event already."""
-    path, line = folder / "log.jsonl", {"step": step, "event": text}
-    if read_lines(path)[-1:] == [line]:
+def note(folder: Path, *, text: str, step: int | None = None) -> None:
+    """Append an event to the log of a run that has ended, where its last line is not that event already.
+
+    ``step``: by default that of the last line. What a killed process has left of a line is cut off.
+    """
+    path = folder / "log.jsonl"
+    last = deque(iterate_lines(path), maxlen=1)
+    line = {"step": last[-1]["step"] if last and step is None else step or 0, "event": text}
+    if line in last:
         return
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a+", encoding="utf-8") as file:
+            drop_torn_line(file.fileno())
             file.write(json.dumps(line) + "\n")
     except OSError as error:
         raise Fault(f"{path}: cannot be written: {error.strerror}") from None

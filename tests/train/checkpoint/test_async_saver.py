@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import Fault
 from fivefold.train.build import Built, build
+from fivefold.train.checkpoint import checkpoint_folder
 from fivefold.train.checkpoint.async_saver import Saver
 from fivefold.train.checkpoint.checkpoint import Checkpoint, Progress, read, save
 from fivefold.train.engine import Engine
@@ -56,8 +56,8 @@ def manifest(step: int, *, layout: Layout, model: Model, job: Job) -> Checkpoint
 
 def both_ways(folder: Path, layout: Layout, model: Model, job: Job) -> bool:
     """Whether step 1, of which the first byte was written after step 3, is saved as if training had waited for it."""
-    may, usage = threading.Event(), shutil.disk_usage
-    shutil.disk_usage = lambda path: (may.wait(60), usage(path))[1]  # the first rank asks before all begin to write
+    may, begin = threading.Event(), checkpoint_folder.begin
+    checkpoint_folder.begin = lambda final: (may.wait(60), begin(final))[1]  # the first rank, before all write
     may.set()
     built, step = start(layout, model, job)
     step()

@@ -236,9 +236,19 @@ def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(shards, "append", full)
     monkeypatch.setattr("fivefold.train.data.prepare.append", full)
+    written: list[int] = []
+    usage = shutil.disk_usage
+
+    def note_usage(folder: Path) -> Any:
+        written.append(sum(path.stat().st_size for path in (tmp_path / ".out.partial").rglob("*")))
+        return usage(folder)
+
+    monkeypatch.setattr(shutil, "disk_usage", note_usage)
     with pytest.raises(Fault, match=r"out: the disk is full: .* are free, the corpus has .*; free some space") as error:
         prepare(str(texts), directory=tmp_path / "out")
     assert "\n" not in str(error.value)
+    assert len(written) == 1
+    assert written[0] > 0, "what is free is asked before the half-written files are removed"
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +189,34 @@ def test_a_bad_loss_ends_the_run_unless_it_is_told_to_go_on(monkeypatch: pytest.
     assert saved_step() == 4
 
 
-def test_the_usual_losses_outlive_a_resume(set_steps: Callable[[int], None]) -> None:
-    set_steps(10)
+def test_the_usual_losses_outlive_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the window is from before the resume: a spike in the first step after it is one."""
+    faults = {"on_spike": "skip", "spike_window": 8}
+    set_run(faults=faults, job={"steps": 10})
     assert train().code == 0
-    set_steps(20)
-    assert train().code == 0
+    poison(monkeypatch, 10, loss=40.0)
+    set_run(faults=faults, job={"steps": 13})
+    ended = train()
+    assert ended.code == 0, ended.error
+    assert [(event["step"], event["event"].partition(",")[0]) for event in events()] == [(11, "loss 40")]
     newest = latest(Path("run/checkpoints"))
     assert newest
     assert read(newest).progress.facts["losses"] == losses()[-8:]
 
 
-@pytest.fixture
-def set_steps() -> Callable[[int], None]:
-    faults = {"on_spike": "rollback", "spike_window": 8, "spike_deviations": 1000.0}
-    return lambda steps: set_run(faults=faults, job={"steps": steps})
+def test_a_roll_back_restores_the_losses_and_not_its_own_count() -> None:
+    """Else a run whose loss is bad whatever it reads would go back for ever, and never come to ``max_rollbacks``."""
+    guard = LossGuard(Faults(on_nan="rollback", on_spike="rollback", spike_window=8, max_rollbacks=2))
+    for loss in (3.0, 2.0):
+        assert guard.judge(loss, 1.0) is None
+    facts = guard.facts()
+    assert facts == {"losses": [3.0, 2.0]}
+    for step in (7, 9):
+        assert guard.judge(1.0, 1.0) is None  # of data that is passed over
+        guard.count(BadLoss("rollback", "loss nan"), step=step)
+        guard.restore(facts, going_back=True)
+        assert list(guard.recent) == [3.0, 2.0]
+    with pytest.raises(Fault, match=r"after 2 rollbacks, and max_rollbacks=2"):
+        guard.count(BadLoss("rollback", "loss nan"), step=11)
+    guard.restore(facts, going_back=False)
+    assert guard.rollbacks == 0

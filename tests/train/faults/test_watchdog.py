@@ -44,7 +44,10 @@ def test_a_stopped_rank_is_found_and_the_run_goes_on(monkeypatch: pytest.MonkeyP
     said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
     who = f"rank 1 did not come for {SECONDS} s: no answer, stopped or cut off"
     assert said == [f"fivefold: {who}; every rank's stack is in run/stacks-rank*.txt"]
-    assert [event["event"] for event in events()] == [said[0].removeprefix("fivefold: ")]
+    (event,) = events()
+    assert event["event"] == said[0].removeprefix("fivefold: ")
+    assert event["step"] == max(line["step"] for line in lines() if "loss" in line), "no step follows the verdict"
+    assert lines()[-1] == event
     for rank in range(2):
         stacks = Path(f"run/stacks-rank{rank}.txt").read_text()
         assert "loop.py" in stacks, f"rank {rank}: {stacks}"

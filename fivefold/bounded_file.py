@@ -1,0 +1,110 @@
+"""Reads files within limits: only regular files and pipes, at most so many bytes, a pipe for at most so many seconds.
+
+A path may lead to anything: a link to /dev/zero never ends, a named pipe without a writer never begins, and a file of
+gigabytes fills the memory before a parser has seen that it is no configuration.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader, FileIO
+from pathlib import Path
+
+MIB = 2**20
+SETTINGS_BYTES = 4 * MIB  # TOML, Python, scripts; tomllib takes 0.4 s for a MiB
+RECORD_BYTES = 64 * MIB  # JSON: steps, searches, indexes of weights, tokenizers
+ROWS_BYTES = 512 * MIB  # a line per step of a run or per row of a sweep
+LIMITS = {  # by suffix; of all others SETTINGS_BYTES. PyYAML takes six seconds for a MiB
+    ".json": RECORD_BYTES, ".jsonl": ROWS_BYTES, ".csv": RECORD_BYTES, ".yaml": MIB, ".yml": MIB,
+}  # fmt: skip
+PIPE_SECONDS = 30.0  # until all of a pipe has come: process substitution, or a named pipe with a writer
+_CHUNK_BYTES = MIB
+
+
+def limit_of(path: Path) -> int:
+    """Return the most bytes that are read of a file of this name."""
+    return LIMITS.get(path.suffix.lower(), SETTINGS_BYTES)
+
+
+def read_bytes(path: Path, *, most_bytes: int | None = None) -> bytes:
+    """Read a whole regular file or pipe. ``most_bytes``: instead of the limit that its suffix has.
+
+    Raises an ``OSError`` whose text says what is wrong, also for a device, a file that is too large and a pipe that
+    does not end in ``PIPE_SECONDS``.
+    """
+    limit = limit_of(path) if most_bytes is None else most_bytes
+    with open_input(path) as file:
+        status = os.fstat(file.fileno())
+        chunks, size, waits = list[bytes](), status.st_size, not stat.S_ISREG(status.st_mode)
+        end = time.monotonic() + PIPE_SECONDS
+        if size <= limit:
+            size = 0
+            while size <= limit and (not waits or _is_ready(file, end)) and (chunk := file.read(_CHUNK_BYTES)):
+                chunks.append(chunk)
+                size += len(chunk)
+        if size > limit:
+            line = f"holds more than {limit / MIB:g} MiB, the most that is read of such a file"
+            raise OSError(errno.EFBIG, line, str(path))
+    return b"".join(chunks)
+
+
+def read_end(path: Path, *, most_bytes: int) -> bytes:
+    """Read the last ``most_bytes`` of a regular file, or all of a pipe that has no more."""
+    with open_input(path) as file:
+        if not file.seekable():
+            return read_bytes(path, most_bytes=most_bytes)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+        return file.read(most_bytes)
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[FileIO]:
+    """Open a regular file or a pipe, unbuffered, without waiting for a writer; ``OSError`` for what is neither."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with FileIO(descriptor) as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "is a device or a socket; name a file or a pipe", str(path))
+        yield file
+
+
+@contextmanager
+def open_stream(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file of any size, or a pipe that begins within ``PIPE_SECONDS``, to be read in pieces."""
+    with open_input(path) as file:
+        if not file.seekable():
+            _is_ready(file, time.monotonic() + PIPE_SECONDS)
+            os.set_blocking(file.fileno(), True)
+        buffered: BufferedReader = BufferedReader(file, _CHUNK_BYTES)
+        with buffered:
+            yield buffered
+
+
+def drop_torn_line(descriptor: int) -> None:
+    """Cut what follows the last line feed of an open file: a line that a killed process or a full disk left."""
+    place = os.fstat(descriptor).st_size
+    while place:
+        begin = max(0, place - 65_536)
+        found = os.pread(descriptor, place - begin, begin).rfind(b"\n")
+        if found >= 0:
+            os.ftruncate(descriptor, begin + found + 1)
+            return
+        place = begin
+    os.ftruncate(descriptor, 0)
+
+
+def _is_ready(file: FileIO, end: float) -> bool:
+    """Wait until a pipe has bytes or has ended; ``OSError`` where neither comes before ``end``."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN | select.POLLHUP)
+    if time.monotonic() > end or not poll.poll(1000 * max(0.0, end - time.monotonic())):
+        raise TimeoutError(errno.ETIMEDOUT, f"the pipe did not end in {PIPE_SECONDS:g} s; write it to a file first")
+    return True

@@ -1,0 +1,70 @@
+"""How a run closes: what it printed last, predicted beside measured, and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fivefold.cli import lanes
+from fivefold.cli.options import say, show
+from fivefold.record import Mistake, read_text
+
+if TYPE_CHECKING:
+    from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
+    from fivefold.step import Step
+    from fivefold.train.run import Run
+
+
+def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) -> None:
+    """Write the run's report into its folder; whatever goes wrong is said and changes nothing."""
+    try:
+        from fivefold.cli import report
+        from fivefold.plan.predict import planner
+        from fivefold.show.run_folder import read
+
+        if not (run.folder / "step.json").exists():
+            return
+        found = read(run.folder)
+        known = run.schedule is None  # the planner has the layout's own schedules
+        drawing = report.drawing(planner(model, machine, run.job), layout, found.predicted) if known else None
+        say(f"wrote {report.of_run(found, drawing, run)}")
+    except Exception as error:
+        say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+
+
+def print_proof(run: Run, proof: Any, *, json: bool) -> None:
+    """Print how the run ended, its sample, and predicted beside measured; ``SystemExit`` where a signal ended it."""
+    from fivefold.show.budget import page
+    from fivefold.show.compare import assumed, compare, table
+
+    outcome = proof.outcome
+    if outcome.stopped:
+        say(f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
+             f"saved {outcome.checkpoint}; the same command goes on from there")  # fmt: skip
+        raise SystemExit(1)
+    say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
+    if proof.text:
+        say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
+    pair = (proof.predicted, proof.measured) if proof.measured else _earlier(run.folder / "step.json", proof.predicted)
+    if pair is None:
+        say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
+        return
+    show(read_text(run.folder / "step.json", kind="JSON") if json else table(compare(*pair)))
+    if not json:
+        if line := assumed(pair[0]):
+            show(line)
+        show(page((pair[0], *lanes.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
+
+
+def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
+    """The pair that an earlier start of the same run has written: this one may have had nothing left to do."""
+    from fivefold.show.compare import read_pair
+
+    try:
+        before, measured = read_pair(path)
+    except Mistake:
+        return None
+    same = all(getattr(before, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job"))
+    return (before, measured) if same else None
