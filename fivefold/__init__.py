@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _VERBS = ("across", "ask", "compare", "dryrun", "playbook", "predict", "search", "sweep", "trace", "walk")
-__all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "search", "sweep"]
+__all__ = ["Fault", "Mistake", "Step", "ask", "compare", "dryrun", "load", "predict", "read_config", "search", "sweep"]
 __all__ += ["across", "plan", "playbook", "trace", "train", "walk", "watch"]
 _HOMES = dict.fromkeys((*_VERBS, "plan"), "fivefold.api.verbs")
 _HOMES |= {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
+_HOMES |= {"read_config": "fivefold.api.configs"}
 _HOMES |= {"Step": "fivefold.step", "Fault": "fivefold.record", "Mistake": "fivefold.record"}
 
 

@@ -12,7 +12,7 @@ from fivefold.sizes import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences,
 from fivefold.stack.catalog import STACKS, named
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two
-from fivefold.update import LearningRate, Optimizer, Ramp
+from fivefold.update import NOT_SUPPORTED, LearningRate, Optimizer, Ramp
 
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel widens to fp32 at once
 KERNEL_ELEMENTS = 4096  # of a program of one of Triton's kernels: of a tile of rows at most so many, or one row
@@ -264,6 +264,7 @@ class Job(Record):
     """One training run, whatever it runs on. Fields of its ``stack`` may be given as if they were its own."""
 
     inlined: ClassVar[tuple[str, ...]] = ("stack",)
+    not_supported: ClassVar[dict[str, str]] = NOT_SUPPORTED
 
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step

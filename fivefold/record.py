@@ -135,14 +135,22 @@ def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
     """One error of pydantic in our words, with its field."""
     place = _field_path(error, record)
     if error["type"] == "extra_forbidden":
-        close = get_close_matches(str(error["loc"][-1]), _known_keys(record, error["loc"]), n=1)
-        return f"unknown key {place!r}{f'; did you mean {close[0]!r}?' if close else ''}"
+        return f"unknown key {place!r}{_describe_unknown(str(error['loc'][-1]), error['loc'], record)}"
     words = WORDS.get(error["type"])
     bounds = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
     message = words.format(**bounds) if words else error["msg"].removeprefix("Value error, ")
     if error["type"] not in ("value_error", "missing"):
         message += f", not {reprlib.repr(error['input'])}"
     return f"{place}: {message}" if place else message
+
+
+def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseModel]) -> str:
+    """Return what follows the name of an unknown key: why it is none, the nearest that is one, or all that are."""
+    reasons: dict[str, str] = getattr(record, "not_supported", {})
+    if why := next((why for word, why in reasons.items() if word in key.lower()), ""):
+        return f": {why}; the keys are {', '.join(record.model_fields)}, and those of its stack, such as attention"
+    close = get_close_matches(key, _known_keys(record, place), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @lru_cache
@@ -284,6 +292,12 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(values, dict):
                 raise Mistake(f"{path}: line {count} holds {describe_json(values)}, not a table of keys")
             yield values
+
+
+def locate(name: str, *, beside: Path) -> str:
+    """Return a path that the file ``beside`` names, seen from here: next to that file, or else as it is written."""
+    path = beside.parent / name
+    return str(path) if name and path.exists() else name
 
 
 def nearest(word: str, known: list[str], *, kind: str) -> Mistake:

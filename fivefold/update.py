@@ -21,6 +21,13 @@ def quantised(numel: int, *, vector: bool) -> bool:
     return not vector and numel >= QUANTISED_LEAST
 
 
+FULL_FINE_TUNING = (
+    "Fivefold plans full fine-tuning only, for now: all weights are trained, and adapters (LoRA) over frozen or "
+    "quantized weights are not modelled"
+)
+NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), FULL_FINE_TUNING)
+
+
 class Group(Record):
     """Overrides for one part of the weights; ``rate``: a factor on the learning rate."""
 

@@ -3,5 +3,6 @@
 verbs · job_fields     predict, search, compare, ask, sweep, dryrun, train, trace; the job's words as keyword arguments
 watch                  a loop of one's own, measured as a step
 training               train, in processes of its own
+configs                configs of other software: read_config
 load                   what an earlier command has written: a run's folder, a step, a search, a sweep
 """

@@ -65,6 +65,7 @@ def _of_json(path: Path) -> Answer:
     if isinstance(found, list) and all(isinstance(each, dict) and "status" in each for each in found):
         return Rows(Row.read(each, origin=str(path)) for each in found)
     if isinstance(found, dict):
+        found.pop("config", None)  # of --from: which keys of a config were not counted
         for field, kind in (("run_file", Playbook), ("offers", Offers), ("path", Walk)):
             if field in found:
                 return kind.read(found, origin=str(path))

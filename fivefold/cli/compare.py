@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fivefold.asked.cases import cases, jobs_of
+from fivefold.asked.configs import LoadedConfig, build_request, load_config
 from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
+from fivefold.cli.nouns import IGNORE, shows_notes
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 
@@ -35,6 +37,7 @@ def compare(
     ] = None,
     gpus: Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")] = None,
     stacks: Annotated[str, typer.Option(help="Several softwares: fivefold,megatron-core.")] = "",
+    ignore: IGNORE = None,
     precisions: Annotated[str, typer.Option(help="Several precisions: bf16,fp8.")] = "",
     charts: Annotated[Path | None, typer.Option("--charts", help="Write time.svg and memory.svg there.")] = None,
     json: AsJson = False,
@@ -44,13 +47,13 @@ def compare(
     from fivefold.show import charts as pictures
     from fivefold.show import comparison as page
 
-    if from_files:
-        found = run(_of_configs(from_files, gpus, words or [], job, stacks=stacks, precisions=precisions))
-    elif gpus:
-        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+    configs = _load_configs(from_files, gpus, ignore)
+    if configs:
+        found = run(_of_configs(configs, gpus or "", words or [], job, stacks=stacks, precisions=precisions))
     else:
         found = run(cases(words or [], job, stacks=stacks, precisions=precisions, machine=load_machine))
-    show(found.model_dump_json(indent=2) if json else page.page(found))
+    with shows_notes([config.notes for config in configs], json=json):
+        show(found.model_dump_json(indent=2) if json else page.page(found))
     if charts:
         if charts.exists() and not charts.is_dir():
             raise Mistake(f"--charts {charts}: is a file; name a folder")
@@ -60,13 +63,22 @@ def compare(
         say(f"wrote time.svg and memory.svg to {charts}")
 
 
+def _load_configs(files: list[Path] | None, gpus: str | None, ignore: list[str] | None) -> list[LoadedConfig]:
+    """The configs of ``--from``; ``Mistake`` if options are given that go with one, or the machine is not."""
+    if files and gpus is None:
+        raise Mistake(f"--from {files[0]}: on what machine? say --gpus h100:64")
+    if not files and gpus:
+        raise Mistake(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+    if not files and ignore:
+        raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+    return [load_config([str(file)], build_request(gpus), ignore=ignore or ()) for file in files or []]
+
+
 def _of_configs(
-    files: list[Path], gpus: str | None, words: list[str], job: Job, *, stacks: str, precisions: str
+    configs: list[LoadedConfig], gpus: str, words: list[str], job: Job, *, stacks: str, precisions: str
 ) -> list[Case]:
     """Each config as it is, and with the layouts that are named instead of its own, on every machine."""
-    from fivefold.cli.formats import asked, complete
     from fivefold.cli.nouns import machine_of
-    from fivefold.formats.read import read
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
@@ -74,14 +86,11 @@ def _of_configs(
 
     if job != Job():
         raise Mistake("--from takes the job of the configs; drop the options, or compare a model, machines and layouts")
-    if gpus is None:
-        raise Mistake(f"--from {files[0]}: on what machine? say --gpus h100:64")
     others = [word for word in words if is_named(word)]
     layouts = [Layout.parse(word) for word in words if not is_named(word)]
     found = []
-    for file in files:
-        model, layout, own = complete(read([str(file)], asked(gpus)), str(file))
-        machines = [machine_of(gpus, layout.world), *map(load_machine, others)]
-        jobs = jobs_of(own, stacks, precisions)
-        found += [Case(model, *each) for each in product(machines, [layout, *layouts], jobs)]
+    for config in configs:
+        machines = [machine_of(gpus, config.layout.world), *map(load_machine, others)]
+        jobs = jobs_of(config.job, stacks, precisions)
+        found += [Case(config.model, *each) for each in product(machines, [config.layout, *layouts], jobs)]
     return found

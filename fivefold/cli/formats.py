@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fivefold.asked.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.asked.machines import load_machine
 from fivefold.cli.job_options import takes_job
+from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import AsJson, say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
-    from fivefold.formats.format import Asked, Plan, Written
+    from fivefold.formats.format import Plan, Written
     from fivefold.job import Job
-    from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.stack.reading import Reading
 
 Gpus = Annotated[str | None, typer.Option("--gpus", help="What it runs on, such as h100:64.")]
 Named = Annotated[str | None, typer.Option("--model", help="The model, where a config names none.")]
@@ -37,23 +37,8 @@ def read(
     from fivefold.formats.read import read as run
     from fivefold.show import reading
 
-    found = run(words, asked(gpus, model, vocab))
+    found = run(words, build_request(gpus, model, vocab))
     show(found.model_dump_json(indent=2) if json else reading.page(found))
-
-
-def asked(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Asked:
-    """What the user says beside a config; of ``h100`` without a number, the config must say how many."""
-    from fivefold.formats.format import Asked
-    from fivefold.model.catalog import resolve
-
-    machine = load_machine(gpus) if gpus else None
-    counted = machine is not None and gpus is not None and (":" in gpus or gpus.endswith(".toml"))
-    return Asked(
-        ranks=machine.ranks if machine and counted else None,
-        ranks_per_node=machine.ranks_per_node if machine else 8,
-        model=resolve(model) if model else None,
-        vocab=vocab,
-    )
 
 
 @takes_job
@@ -68,11 +53,20 @@ def write(
     model: Named = None,
     gpus: Gpus = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File or folder to write to.")] = None,
+    ignore: IGNORE = None,
 ) -> None:
     """The config with which another software runs a layout; refused by name where it cannot."""
     from fivefold.formats.write import write as run
 
-    put(run(_plan(what, job, model=model, gpus=gpus), to=to), output)
+    plan = _plan(what, job, model=model, gpus=gpus, ignore=ignore)
+    put(run(plan, to=to), output)
+    say_defaults(what, plan)
+
+
+def say_defaults(what: str, plan: Plan) -> None:
+    """Say which values of a written config are defaults: of Fivefold for a layout, of the software for a config."""
+    if not Path(what).exists() and (line := describe_defaults(plan.job)):
+        say(f"fivefold: {line}")
 
 
 def put(written: Written, output: Path | None) -> None:
@@ -94,7 +88,7 @@ def put(written: Written, output: Path | None) -> None:
         say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
 
 
-def _plan(what: str, job: Job, *, model: str | None, gpus: str | None) -> Plan:
+def _plan(what: str, job: Job, *, model: str | None, gpus: str | None, ignore: list[str] | None) -> Plan:
     """Model, layout and job of a layout's text with --model, of our run file, or of another software's config."""
     from fivefold.formats.format import Plan
     from fivefold.layout.spec import Layout
@@ -105,21 +99,10 @@ def _plan(what: str, job: Job, *, model: str | None, gpus: str | None) -> Plan:
         if model is None:
             raise Mistake(f"layout {what!r} is of what model? say --model NAME")
         return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
-    found = complete(_reading(what, gpus, model), what)
-    return Plan(found[0], found[1], found[2], nodes, gpus or _machine_of(Path(what)))
-
-
-def _reading(what: str, gpus: str | None, model: str | None) -> Reading:
-    from fivefold.formats.read import read as run
-
-    return run([what], asked(gpus, model))
-
-
-def complete(found: Reading, origin: str) -> tuple[Model, Layout, Job]:
-    """The nouns of a reading; ``Mistake`` that says what is missing."""
-    if found.model is None or found.layout is None or found.job is None:
-        raise Mistake(f"{origin}: does not say {'; '.join(found.missing)}")
-    return found.model, found.layout, found.job
+    config = load_config([what], build_request(gpus, model), ignore=ignore or ())
+    for line in describe_notes(config.notes):
+        say(f"fivefold: {line}")
+    return Plan(config.model, config.layout, config.job, nodes, gpus or _machine_of(Path(what)))
 
 
 def _machine_of(path: Path) -> str:
@@ -159,5 +142,7 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
             continue
         say(f"fivefold: {text} as {to}" + (f"; not the first of the ranking: {why}" if why else ""))
         put(written, path)
+        if line := describe_defaults(job):
+            say(f"fivefold: {line}")
         return
     raise Mistake(f"--write {path}: {why or 'no layout was found'}; narrow the search by --where 'ac=none,full zero=3'")

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fivefold.asked.configs import add_notes, build_request, describe_notes, load_config
 from fivefold.asked.job import load_job
 from fivefold.asked.machines import load_machine
 from fivefold.cli import completion
 from fivefold.cli.job_options import OPTIONS
+from fivefold.cli.options import say, show
 from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
+    from fivefold.stack.reading import ConfigNotes
 
 MODEL = "Catalog name, or path to a config.json, .toml or .json."
 MACHINE = "NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."
@@ -31,11 +36,20 @@ ARGUMENTS: dict[str, Any] = {
     "machine": Annotated[str | None, typer.Argument(help=MACHINE, autocompletion=completion.machines)],
     "layout": Annotated[str | None, typer.Argument(help=LAYOUT, autocompletion=completion.layouts)],
 }
+IGNORE = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        metavar="KEY[,KEY]",
+        help="With --from: leave these keys out, though they may change memory, FLOPs, messages or time.",
+    ),
+]
 FROM: dict[str, Any] = {
     "from_file": Annotated[
         Path | None, typer.Option("--from", help="Model, layout and job of a config of any software, instead of words.")
     ],
     "gpus": Annotated[str | None, typer.Option("--gpus", help="With --from: the machine, such as h100:64.")],
+    "ignore": IGNORE,
 }
 
 
@@ -54,9 +68,12 @@ def takes_nouns(command: Callable[..., None]) -> Callable[..., None]:
     def with_nouns(**values: Any) -> None:
         words = {name: values.pop(name) for name in nouns}
         options = {name: values.pop(name) for name in OPTIONS}
-        file, gpus = values.pop("from_file"), values.pop("gpus")
-        found = _of_file(file, gpus, words, options) if file else _of_words(words, gpus, options)
-        command(**{name: found[name] for name in (*nouns, "job")}, **values)
+        file, gpus, ignore = values.pop("from_file"), values.pop("gpus"), values.pop("ignore")
+        if ignore and not file:
+            raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+        found = _of_file(file, gpus, words, options, ignore) if file else _of_words(words, gpus, options)
+        with shows_notes(found.pop("notes", None), json=bool(values.get("json"))):
+            command(**{name: found[name] for name in (*nouns, "job")}, **values)
 
     face: Any = with_nouns  # what typer reads of a function
     del face.__wrapped__
@@ -81,22 +98,39 @@ def _of_words(words: dict[str, str | None], gpus: str | None, options: dict[str,
     return found | {"model": resolve(words["model"] or ""), "machine": load_machine(words["machine"] or "")}
 
 
-def _of_file(file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any]) -> dict[str, Any]:
+def _of_file(
+    file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: list[str] | None
+) -> dict[str, Any]:
     """The records that a config says, on the machine of ``--gpus``, with job options over its job."""
-    from fivefold.cli.formats import asked, complete
-    from fivefold.formats.read import read
-
     if said := [word for word in words.values() if word is not None]:
         raise Mistake(
             f"--from {file} says model and layout: leave out {' '.join(map(repr, said))}; the machine is --gpus"
         )
     if gpus is None:
         raise Mistake(f"--from {file}: on what machine? say --gpus h100:64")
-    model, layout, job = complete(read([str(file)], asked(gpus)), str(file))
+    config = load_config([str(file)], build_request(gpus), ignore=ignore or ())
     return {
-        "model": model, "layout": layout, "machine": machine_of(gpus, layout.world),
-        "job": load_job(**options, base=job.model_dump()),
+        "model": config.model, "layout": config.layout, "machine": machine_of(gpus, config.layout.world),
+        "job": load_job(**options, base=config.job.model_dump()), "notes": config.notes,
     }  # fmt: skip
+
+
+@contextmanager
+def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) -> Iterator[None]:
+    """Say on stderr which keys of a config are not counted, and add them to the JSON that a command prints."""
+    for config in notes if isinstance(notes, list) else [notes] if notes else []:
+        for line in describe_notes(config):
+            say(f"fivefold: {line}")
+    if not notes or not json:
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        if text := printed.getvalue().strip():
+            show(add_notes(text, notes))
 
 
 def machine_of(gpus: str, world: int) -> Machine:

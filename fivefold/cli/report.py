@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fivefold.asked.configs import build_request, describe_notes, load_config
 from fivefold.asked.machines import load_machine
 from fivefold.cli.again import command, job_said
 from fivefold.cli.job_options import takes_job
+from fivefold.cli.nouns import IGNORE
 from fivefold.cli.options import say
 from fivefold.record import Fault, Mistake
 
@@ -48,6 +50,7 @@ def report(
     job: Job,
     from_file: FromFile = None,
     gpus: Gpus = None,
+    ignore: IGNORE = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The .html file. Without it report.html, of a run in its folder.")
     ] = None,
@@ -60,8 +63,10 @@ def report(
     if from_file is not None:
         if what or job != Default() or gpus is None:
             raise Mistake(f"--from {from_file} says model, layout and job: give the machine alone, as --gpus h100:64")
-        title, parts, commands = _of_config(from_file, gpus)
+        title, parts, commands = _of_config(from_file, gpus, ignore or [])
         folder = Path()
+    elif ignore:
+        raise Mistake(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
     elif not what:
         raise Mistake(
             "of what? fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], or --from FILE --gpus h100:64"
@@ -127,19 +132,25 @@ def _asked(commands: list[str]) -> Asked:
     return Asked(commands, versions)
 
 
-def _of_config(file: Path, gpus: str) -> tuple[str, list[str], list[str]]:
+def _of_config(file: Path, gpus: str, ignore: list[str]) -> tuple[str, list[str], list[str]]:
     """A config of any software, on the machine of ``--gpus``."""
-    from fivefold.cli.formats import asked, complete
     from fivefold.cli.nouns import machine_of
-    from fivefold.formats.read import read
     from fivefold.plan.predict import planner, predict
     from fivefold.show import report as page
+    from fivefold.show.elements import heading, paragraph
 
-    model, layout, job = complete(read([str(file)], asked(gpus)), str(file))
+    config = load_config([str(file)], build_request(gpus), ignore=ignore)
+    model, layout, job = config.model, config.layout, config.job
     machine = machine_of(gpus, layout.world)
     step = predict(model=model, machine=machine, layout=layout, job=job)
     parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
-    again = [shlex.join(["fivefold", verb, "--from", str(file), "--gpus", gpus]) for verb in ("predict", "report")]
+    said = list(describe_notes(config.notes))
+    for line in said:
+        say(f"fivefold: {line}")
+    parts += [heading("Keys of the config"), *map(paragraph, said)] if said else []
+    more = [word for keys in ignore for word in ("--ignore", keys)]
+    options = ["--from", str(file), "--gpus", gpus, *more]
+    again = [shlex.join(["fivefold", verb, *options]) for verb in ("predict", "report")]
     return _title(model.name, machine.name, machine.ranks), parts, again
 
 

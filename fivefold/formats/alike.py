@@ -1,9 +1,10 @@
-"""Models that cost the same, however their positions are scaled and their experts balanced."""
+"""Models that cost the same, however their positions are scaled; learning rates that are the same, however written."""
 
 from __future__ import annotations
 
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.update import LearningRate
 
 
 def fitted(model: Model, found: Model) -> Model:
@@ -15,6 +16,20 @@ def fitted(model: Model, found: Model) -> Model:
     if _shared(moe) == _shared(found.moe):  # several shared experts are one that is as wide
         moe = moe.replace(shared_experts=found.moe.shared_experts, shared_ffn=found.moe.shared_ffn)
     return model.replace(moe=moe)
+
+
+def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:
+    """Return the schedule with what follows of it spelled out: a decay's steps, and that a constant has no floor."""
+    if rate.kind == "constant":
+        return rate.replace(floor=1.0, decay_steps=None)
+    if rate.kind == "wsd":
+        return rate.replace(decay_steps=rate.decay_steps or max(1, steps // 5))
+    return rate.replace(decay_steps=None)
+
+
+def divide_rates(least: float, peak: float) -> float:
+    """Return the floor of a schedule as a share of its peak, without the error of the division."""
+    return min(1.0, float(f"{least / peak:.12g}"))
 
 
 def _shared(moe: MoE) -> int:

@@ -26,6 +26,7 @@ class Document(NamedTuple):
     folder: Path = Path()
     ranks: int | None = None  # that a launcher or a Slurm script says
     remarks: tuple[Said, ...] = ()
+    assumed: tuple[Said, ...] = ()  # what is read as most configs of the software have it
     options: Mapping[str, str] = {}  # of the launcher
     given: Mapping[str, str] = {}  # keys that the user adds
 
@@ -118,5 +119,6 @@ def reading(
     return Reading(
         software=software, version=version, origin=document.origin, model=model, layout=layout, job=job, ranks=ranks,
         understood=values.understood(), defaulted=values.defaulted(),
-        not_understood=(*document.remarks, *values.not_understood()), missing=lacks,
+        not_understood=(*document.remarks, *values.not_understood()), harmless=values.harmless(),
+        approximated=(*document.assumed, *values.approximated()), missing=lacks,
     )  # fmt: skip

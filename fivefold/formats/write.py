@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fivefold.formats.alike import fitted
+from fivefold.formats.alike import fitted, resolve_rate
 from fivefold.formats.format import Asked, Format, Plan, Written
 from fivefold.formats.read import named, read
 from fivefold.layout.legal import refuse
@@ -76,6 +76,11 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
         remarks.append("rotary positions are scaled otherwise than the model's")
     if plan.model.moe and back.model.moe and plan.model.moe.balance != back.model.moe.balance:
         remarks.append(f"experts are balanced by {back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
+    rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
+    if why := difference(rates[0], rates[1]):
+        remarks.append(f"the learning rate is written with {why}")
+    if why := difference(back.job, plan.job, skip=("stack", "learning_rate", "documents", "emulate", "imbalance")):
+        remarks.append(f"the job is written with {why}")
     if why := difference(back.job.stack, plan.job.stack, skip=("runs",)):
         remarks.append(f"{form.name} {form.version} runs with {why}")
     return tuple(remarks)

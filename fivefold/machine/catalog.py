@@ -16,7 +16,7 @@ from fivefold.machine import toml
 from fivefold.machine.reached import shares
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.varied import varied
-from fivefold.record import Mistake, nearest, read_file
+from fivefold.record import Mistake, locate, nearest, read_file
 from fivefold.sizes import RANKS
 from fivefold.units import MIB, Dtype
 
@@ -187,6 +187,12 @@ def resolve(
     named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
     found = _named(named, local=local, ranks=ranks, find=find)
     return varied(found, words, text=text) if words else found
+
+
+def locate_machine(text: str, *, beside: Path) -> str:
+    """Return how a machine that the file ``beside`` names is written here; a path in it leads next to that file."""
+    path = re.match(r"[^\s:]+\.(?:toml|json)", text)
+    return locate(path[0], beside=beside) + text[path.end() :] if path else text
 
 
 def _named(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.families import from_config, remark
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Remark, nearest, read_file
+from fivefold.record import Mistake, Remark, locate, nearest, read_file
 
 
 class Entry(NamedTuple):
@@ -59,6 +59,11 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
         raise nearest(text, names(), kind="model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return from_values(read_file(path), name=name, source=text)
+
+
+def locate_model(text: str, *, beside: Path) -> str:
+    """Return how a model that the file ``beside`` names is written here: a path next to that file, or any name."""
+    return text if text in CATALOG else locate(text, beside=beside)
 
 
 def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:

@@ -22,12 +22,17 @@ def page(found: Reading) -> RenderableType:
     parts += [Text(f"· not said: {why}", "red", overflow="fold") for why in found.missing]
     parts += [Text(f"· refused: {why}", "red", overflow="fold") for why in found.refused]
     if found.not_understood:
-        parts += [heading("Not understood", "may change what a step costs"), _keys(found.not_understood)]
+        note = "may change what a step costs: an answer is an error, unless --ignore KEY names them"
+        parts += [heading("Not modelled", note), _keys(found.not_understood)]
+    if found.approximated:
+        parts += [heading("Approximated", "counted as the nearest setting"), _keys(found.approximated)]
     if found.understood:
         parts += [heading("Understood"), _keys(found.understood)]
     if found.defaulted:
         note = f"as {found.software} {found.version} has them"
         parts += [heading("Left to defaults", note), _keys(found.defaulted)]
+    if found.harmless:
+        parts += [heading("Without effect", "on a training step"), _keys(found.harmless)]
     return Group(*parts)
 
 

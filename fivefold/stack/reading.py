@@ -1,7 +1,8 @@
 """What the config of another software says, in our nouns: the model, the layout and the job, as far as it says them.
 
-Each key that changes memory, work, traffic or time is in one of three lists: understood, left to the default of that
-version, or not understood. What is in none of them changes none of these.
+Each key of the config is in one list: understood, approximated (read as the nearest setting that is counted), not
+understood (it may change memory, FLOPs, messages or time, and nothing counts it), or harmless (it changes none of
+these).
 """
 
 from __future__ import annotations
@@ -33,5 +34,19 @@ class Reading(Record):
     understood: tuple[Said, ...] = ()
     defaulted: tuple[Said, ...] = ()
     not_understood: tuple[Said, ...] = ()
+    approximated: tuple[Said, ...] = ()
+    harmless: tuple[Said, ...] = ()
     missing: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()  # why the layout does not fit the model or the job
+
+
+class ConfigNotes(Record):
+    """What an answer about a third-party config must say of it: which of its keys were ignored or approximated."""
+
+    origin: str
+    software: str
+    version: str
+    ignored: tuple[Said, ...] = ()  # keys that may have an effect, ignored because the user says so
+    approximated: tuple[Said, ...] = ()
+    harmless: tuple[Said, ...] = ()
+    defaulted: tuple[Said, ...] = ()  # sequence and batch that the software has by default

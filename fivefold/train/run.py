@@ -11,11 +11,15 @@ from fivefold.job import Job
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import locate_machine
+from fivefold.model.catalog import locate_model
 from fivefold.model.spec import Model
-from fivefold.record import Mistake, Record, read_file
+from fivefold.record import Mistake, Record, locate, read_file
 from fivefold.train.data.loader import Loader
 from fivefold.train.data.shards import Shards
 from fivefold.train.faults.spikes import Faults
+
+KEYWORDS = ("stdlib", "bytes")  # of data: a corpus and a tokenizer that are no files
 
 
 class Data(Record):
@@ -78,8 +82,18 @@ class Run(Record):
 
     @classmethod
     def load(cls, path: Path) -> Run:
-        """Read a run file; paths in it are relative to the working directory."""
-        return cls.read(read_file(path), origin=str(path))
+        """Read a run file; files that it names are next to it or where the command runs, as ``folder`` is."""
+        run = cls.read(read_file(path), origin=str(path))
+        data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
+        for name, word in data.items():  # here first: a run's own folder has a ``data`` too
+            data[name] = word if word in KEYWORDS or Path(word).exists() else locate(word, beside=path)
+        weights, schedule = (
+            Path(locate(str(file), beside=path)) if file else None for file in (run.start.weights, run.schedule)
+        )
+        return run.replace(
+            model=locate_model(run.model, beside=path), machine=locate_machine(run.machine, beside=path),
+            schedule=schedule, start=run.start.replace(weights=weights), data=run.data.replace(**data),
+        )  # fmt: skip
 
     def check(self, layout: Layout) -> None:
         """A ``Mistake`` if the custom schedule does not fit ``layout``, or what it is to measure cannot be."""

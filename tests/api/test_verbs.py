@@ -173,7 +173,7 @@ ELSEWHERE = {  # options of search that are functions of their own in Python
     "search": {"keep", "others", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
 }
 SKIPPED = {"job", *OPTIONS, "json", "charts", "chart", "operations", "over_time", "trace", "snapshot", "slurm", "dry"}
-SKIPPED |= {"from_file", "from_files", "gpus", "write"}  # files that a command reads or writes besides
+SKIPPED |= {"from_file", "from_files", "gpus", "ignore", "write"}  # files that a command reads (read_config) or writes
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])

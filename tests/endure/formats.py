@@ -1,10 +1,11 @@
 """Configs of other software: plans that must come back from each, and written files with broken lines.
 
-    python -m tests.endure.formats --count 1700 --broken 500 --searched 8
+    python -m tests.endure.formats --count 1700 --broken 500 --searched 8 --keys 100
 
 A plan that a format writes is read back as it was; a file with lines cut, doubled or changed is read, or refused in
-one line; whatever a search for a stack proposes is written, and comes back. Prints what does not hold, and exits 1 if
-anything does not.
+one line; whatever a search for a stack proposes is written, and comes back; of a config with keys added at random from
+its software's own list, each key is in one list of the reading, and one with an effect makes an error. Prints what does
+not hold, and exits 1 if anything does not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fivefold.formats.read import FORMATS, read
 from fivefold.formats.write import write
 from fivefold.record import Mistake
 from fivefold.show.progress import bar
+from tests.formats.drawn_keys import SOFTWARE, draw_keys, find_fault
 from tests.formats.draws import Range, plans, returns
 from tests.formats.test_searched import DENSE, EXPERTS, STACKS, check
 
@@ -76,6 +78,20 @@ def searched(stack: str, count: int, seed: int) -> Iterator[str]:
         except Exception as error:
             yield f"{stack}, seed {seed}, question {number}, {model} on {ranks}: {said(error)}"
     print(f"{stack}: {proposed} layouts were proposed by {count} searches")
+
+
+def unsaid(name: str, count: int, seed: int) -> Iterator[str]:
+    """Return what of ``count`` configs with 1 to 12 more keys is silently ignored, or fails in several lines."""
+    some = random.Random(f"{name} {seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            keys = draw_keys(name, some, count=some.randint(1, 12))
+            try:
+                fault = find_fault(name, keys, Path(folder))
+            except Exception as error:
+                fault = said(error)
+            if fault:
+                yield f"{name}, seed {seed}, config {number}, {keys}: {fault}"
 
 
 def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
@@ -140,6 +156,7 @@ def main() -> int:
     options.add_argument("--count", type=int, default=500)
     options.add_argument("--broken", type=int, default=500)
     options.add_argument("--searched", type=int, default=8)
+    options.add_argument("--keys", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
     asked = options.parse_args()
     forms = [form for form in FORMATS if form.write and form.read]
@@ -149,6 +166,8 @@ def main() -> int:
             wrong += returned(form.name, form.stack, asked.count, asked.seed)
             wrong += broken(form.name, form.stack, asked.broken, asked.seed)
             progress("formats", number + 1, len(forms))
+    for name in SOFTWARE:
+        wrong += unsaid(name, asked.keys, asked.seed)
     for stack in STACKS:
         wrong += searched(stack, asked.searched, asked.seed)
     print(*wrong, sep="\n")

@@ -55,6 +55,7 @@ def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPa
     said = [job.sequence, job.global_batch, job.precision.name, job.optimizer.kind, job.stack.name] if job else None
     assert (str(found.layout) if found.layout else None, said) == (config.get("layout"), config.get("job"))
     assert [each.key for each in found.not_understood] == config.get("strange", [])
+    assert [each.key for each in found.approximated] == config.get("approximated", [])
     assert (list(found.missing), list(found.refused)) == (config.get("missing", []), config.get("refused", []))
     assert found.job or found.missing
 
@@ -87,8 +88,8 @@ def rows() -> str:
         lines += [
             f"## {title}",
             "",
-            "| config | says | read | not understood, or missing |",
-            "| --- | --- | --- | --- |",
+            "| config | says | read | an error unless ignored, or missing | approximated |",
+            "| --- | --- | --- | --- | --- |",
         ]
         for config in (each for each in CONFIGS if each["format"] == form):
             more = [
@@ -107,11 +108,13 @@ def rows() -> str:
                 + config.get("refused", [])
             )
             lacks += [config["mistake"]] if "mistake" in config else []
+            near = [f"`{key}`" for key in config.get("approximated", [])]
             cells = (
                 f"{source(config)}{beside}",
                 ": ".join(says),
                 "<br>".join(known),
                 "<br>".join(lacks),
+                "<br>".join(near),
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")

@@ -17,8 +17,10 @@ from pydantic import Field, model_validator
 
 from fivefold.job import Job, recipe
 from fivefold.layout.pattern import alternatives, on
+from fivefold.machine.catalog import locate_machine
 from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.spec import Machine
+from fivefold.model.catalog import locate_model
 from fivefold.model.catalog import resolve as resolve_model
 from fivefold.model.spec import Model
 from fivefold.record import Mistake, Record, read_file
@@ -60,8 +62,15 @@ class Sweep(Record):
 
     @classmethod
     def load(cls, path: Path) -> Sweep:
-        """Read a sweep file; a ``Mistake`` for any name, layout word or job field in it that is not known."""
-        return cls.of(read_file(path), origin=str(path))
+        """Read a sweep file; a ``Mistake`` for any name, layout word or job field in it that is not known.
+
+        Files that it names are next to it, or else where the command runs.
+        """
+        sweep = cls.of(read_file(path), origin=str(path))
+        return sweep.replace(
+            models=tuple(locate_model(name, beside=path) for name in sweep.models),
+            machines=tuple(locate_machine(name, beside=path) for name in sweep.machines),
+        )
 
     @classmethod
     def of(cls, values: dict[str, Any], *, origin: str) -> Sweep:

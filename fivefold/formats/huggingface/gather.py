@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from fivefold.formats.files import document as load
 from fivefold.formats.format import Document
 from fivefold.formats.huggingface.deepspeed import OF_WIDTH
-from fivefold.formats.huggingface.keys import ARGUMENTS, IDLE_STARTS, TABLE
 from fivefold.formats.huggingface.names import DIALECTS, SEQUENCE, Dialect
 from fivefold.formats.keys import flat
 from fivefold.formats.shell.launch import keys
@@ -101,11 +100,13 @@ def _of_file(document: Document) -> Gathered:
 
 
 def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
-    """A dialect's keys in the names of TrainingArguments and accelerate, over its own defaults."""
-    found: dict[str, Any] = dict(dialect.defaults)
+    """A dialect's keys in the names of TrainingArguments and accelerate, with what they leave unsaid."""
+    found: dict[str, Any] = dict(dialect.unsaid)
     fsdp = values.pop("fsdp_config", None)
     version = values.pop("fsdp_version", None)
     for key, value in flat(values, origin=origin).items():
+        if value is None:  # an empty key is one that is left out
+            continue
         name, value = dialect.words.get((key, value) if _hashable(value) else ("", None), (key, value))
         name = dialect.names.get(name, name)
         name, value = dialect.words.get((name, value) if _hashable(value) else ("", None), (name, value))
@@ -154,12 +155,3 @@ def _load(name: str, document: Document) -> Document:
     if (path := beside(name, document)) is None:
         raise Mistake(f"{document.origin}: names {name}, which is not there; put it beside")
     return load(path)
-
-
-def is_idle(key: str, dialect: Dialect | None) -> bool:
-    """Whether a key changes nothing that a step costs."""
-    table = {**TABLE, **(dialect.table if dialect else {})}
-    if key in table or key.startswith(("accelerate.", "deepspeed.")):
-        return False
-    starts = IDLE_STARTS + (dialect.idle if dialect else ())
-    return key.startswith(starts) and key not in ARGUMENTS

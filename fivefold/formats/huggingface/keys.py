@@ -6,6 +6,7 @@ and accelerate/utils/dataclasses.py; deepspeed/runtime/constants.py, config.py a
 
 from __future__ import annotations
 
+from fivefold.formats.huggingface import effects, harmless
 from fivefold.formats.keys import Table, field, foreign, idle, part
 
 PRECISION = "job.precision"
@@ -20,6 +21,10 @@ ARGUMENTS: Table = {
     "optim": part("job.optimizer.kind", "adamw_torch_fused"),
     "learning_rate": field("job.learning_rate.peak", 5e-5),
     "lr_scheduler_type": part("job.learning_rate.kind", "linear"),
+    **{
+        f"lr_scheduler_kwargs.{name}": part("job.learning_rate: its floor, or the steps of its decay", None)
+        for name in ("min_lr_rate", "min_lr", "min_lr_ratio", "num_decay_steps", "decay_type")
+    },
     "warmup_steps": part("job.learning_rate.warmup_steps", 0),
     "weight_decay": field("job.optimizer.weight_decay", 0.0),
     "adam_beta1": part("job.optimizer.betas", 0.9),
@@ -53,7 +58,11 @@ ARGUMENTS: Table = {
     "neftune_noise_alpha": foreign("noise on the embeddings", None),
     "ddp_bucket_cap_mb": foreign("buckets of another size", None),
     "torch_empty_cache_steps": foreign("the allocator is emptied between steps", None),
-    "eval_strategy": foreign("steps of evaluation between those of training", "no"),
+    "fsdp_config.activation_checkpointing": part("layout.ac", False),
+    "torch_dtype": part("the type in which weights are loaded, and under DDP trained", None),
+    "dtype": part("the type in which weights are loaded, and under DDP trained", None),
+    **effects.TRAINER,
+    **idle(*harmless.TRAINER.split()),
 }
 
 FSDP = "accelerate.fsdp_config."
@@ -83,14 +92,8 @@ ACCELERATE: Table = {
     "accelerate.deepspeed_config.offload_optimizer_device": part("job.offload", "none"),
     "accelerate.deepspeed_config.offload_param_device": foreign("weights in host memory", "none"),
     "accelerate.deepspeed_config.deepspeed_config_file": part("a DeepSpeed config", None),
-    "accelerate.fp8_config": foreign("fp8 by another library", None),
-    **idle(
-        "accelerate.parallelism_config.*",
-        "accelerate.*",
-        "accelerate.fsdp_config.*",
-        "accelerate.deepspeed_config.*",
-        "accelerate.fp8_config.*",
-    ),
+    **effects.ACCELERATE,
+    **idle(*(f"accelerate.{name}" for name in harmless.ACCELERATE.split())),
 }
 
 DS = "deepspeed."
@@ -104,7 +107,6 @@ DEEPSPEED: Table = {
     f"{DS}bf16.bf16_optimizer_states": foreign("moments in bf16", False),
     f"{DS}fp16.enabled": part(PRECISION, False),
     f"{DS}fp16.fp16_master_weights_and_grads": foreign("masters and gradients in fp16", False),
-    f"{DS}fp16.auto_cast": idle("x")["x"],
     f"{DS}data_types.grad_accum_dtype": part(
         f"{PRECISION}: of sums of gradients; without it that of the weights", None
     ),
@@ -132,43 +134,8 @@ DEEPSPEED: Table = {
     f"{DS}tensor_parallel.autotp_size": part("layout.tp", 1),
     f"{DS}sequence_parallel_size": part("layout.cp, Ulysses", 1),
     f"{DS}fp8.enabled": foreign("fp8 by DeepSpeed", False),
-    f"{DS}compression_training": foreign("compression", None),
-    f"{DS}sparse_attention": foreign("sparse attention", None),
-    f"{DS}moe": foreign("experts by DeepSpeed", None),
-    **idle(f"{DS}zero_optimization.*", f"{DS}fp16.*", f"{DS}bf16.*", f"{DS}scheduler.*", f"{DS}optimizer.*"),
-    **idle(
-        f"{DS}steps_per_print",
-        f"{DS}_comment",
-        f"{DS}fp8.*",
-        f"{DS}wall_clock_breakdown",
-        f"{DS}zero_allow_untested_optimizer",
-        f"{DS}flops_profiler.*",
-    ),
-    **idle(f"{DS}activation_checkpointing.*", f"{DS}tensorboard.*", f"{DS}wandb.*", f"{DS}csv_monitor.*", f"{DS}amp.*"),
-    **idle(f"{DS}comms_logger.*", f"{DS}prescale_gradients", f"{DS}gradient_predivide_factor", f"{DS}monitor_config.*"),
-    **idle(f"{DS}checkpoint.*", f"{DS}elasticity.*", f"{DS}dump_state", f"{DS}memory_breakdown", f"{DS}data_types.*"),
-    **idle(
-        f"{DS}zero_force_ds_cpu_optimizer",
-        f"{DS}comms_config.*",
-        f"{DS}tensor_parallel.*",
-        f"{DS}zero_optimization.log_trace_cache_warnings",
-    ),
+    **effects.DEEPSPEED,
+    **idle(*(f"{DS}{name}" for name in harmless.DEEPSPEED.split())),
 }
-
-# Of TrainingArguments and the scripts around it, by the start of the name.
-IDLE_STARTS = (
-    "output_dir", "logging", "save_", "log", "report", "run_name", "eval", "do_", "push", "hub", "dataloader",
-    "dataset", "ddp_", "data", "preproc", "overwrite", "include", "load_best", "metric", "greater", "remove_un",
-    "label", "group_by", "resume", "disable_tqdm", "full_det", "skip_", "num_train_epochs", "warmup_ratio",
-    "per_device_eval", "prediction", "average_tokens", "optim_", "gradient_checkpointing_kwargs",
-    "lr_scheduler_kwargs", "trust_remote", "torch_dtype", "torch_compile_", "fsdp_config", "use_cache", "project",
-    "trackio", "wandb", "stream", "chat_template", "jit", "debug", "tokenizer", "use_fast", "config_name",
-    "cache_dir", "token", "low_cpu", "validation", "train_file", "max_eval", "max_train", "text_field", "completion",
-    "assistant", "local_rank", "accelerator_config", "ignore_data", "restore", "early_stop", "no_cuda", "use_cpu",
-    "dtype", "model_revision", "num_proc", "shuffle", "val_", "test_", "plot", "seed_", "ddp", "liger",
-    "parallelism_config", "train_sampling", "length_col", "batch_eval", "enable_jit", "bf16_full", "fp16_full",
-    "activation_checkpointing_kwargs", "special_tokens", "adapter", "lora_", "hf_", "mlflow", "comet", "swanlab",
-    "env", "fsdp_transformer_layer_cls_to_wrap", "lazy_preprocess",
-)  # fmt: skip
 
 TABLE: Table = {**ARGUMENTS, **ACCELERATE, **DEEPSPEED}

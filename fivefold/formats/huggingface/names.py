@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fivefold.formats.keys import Table, foreign, part
+from fivefold.formats.huggingface import effects, harmless
+from fivefold.formats.keys import Table, foreign, idle, part
 
 SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
 
@@ -24,7 +25,7 @@ class Dialect(NamedTuple):
     words: Mapping[tuple[str, Any], tuple[str, Any]]  # a key with a value, to another
     defaults: Mapping[str, Any]
     table: Table
-    idle: tuple[str, ...]
+    unsaid: Mapping[str, Any] = {}  # defaults that nothing here counts
 
 
 AXOLOTL = Dialect(
@@ -44,6 +45,7 @@ AXOLOTL = Dialect(
         ("bf16", "auto"): ("bf16", True), ("bf16", "true"): ("bf16", True), ("bf16", "full"): ("bf16", True),
         ("flash_attention", True): ("attn_implementation", "flash_attention_2"),
         ("sdp_attention", True): ("attn_implementation", "sdpa"),
+        ("flex_attention", True): ("attn_implementation", "flex_attention"),
         ("eager_attention", True): ("attn_implementation", "eager"),
         ("liger_fused_linear_cross_entropy", True): ("use_liger_kernel", True),
     },
@@ -64,19 +66,9 @@ AXOLOTL = Dialect(
         "gradient_checkpointing": part("layout.ac", False),
         "sparse_attention": foreign("another attention", None),
         "pad_to_sequence_len": part("job.documents: sequences are filled", None),
+        **effects.AXOLOTL,
+        **idle(*harmless.AXOLOTL.split()),
     },
-    idle=(
-        "datasets", "base_model_config", "model_type", "tokenizer", "special_tokens", "strict", "val_set", "lora_",
-        "xformers", "num_epochs", "micro", "wandb", "mlflow", "warmup", "evals", "saves", "eval", "save", "chat",
-        "train_on", "liger_", "min_sample_len", "eot_tokens", "flash_attention", "sdp_attention", "eager_attention",
-        "early_stopping",
-        "auto_resume", "local_rank", "is_", "logging", "hub", "shuffle", "group_by", "cosine_", "debug",
-        "trust_remote", "revision", "push", "resume", "peft", "sample_packing_", "eval_sample", "multipack",
-        "dataset", "output", "tokens", "processor", "image", "skip", "dataloader", "fsdp_final", "loss_watchdog",
-        "bfloat16", "qlora", "overrides", "relora", "s2_", "flash_attn", "val_", "default_system", "curriculum",
-        "unsloth", "comet", "load_best", "neftune", "torch_", "use_", "remove_unused", "ddp", "field", "gptq", "seed",
-        "gc_steps", "rope_scaling", "pretraining_dataset", "streaming", "activation_offloading_",
-    ),
 )  # fmt: skip
 
 LLAMAFACTORY = Dialect(
@@ -96,7 +88,9 @@ LLAMAFACTORY = Dialect(
         ("disable_gradient_checkpointing", True): ("gradient_checkpointing", False),
     },
     # llamafactory/model/model_utils/checkpointing.py: on unless disable_gradient_checkpointing
+    # hparams/finetuning_args.py: adapters, unless finetuning_type says full
     defaults={"max_length": 2048, "gradient_checkpointing": True},
+    unsaid={"finetuning_type": "lora"},
     table={
         "finetuning_type": foreign("adapters or some layers, not all weights, are trained", "full"),
         "stage": part("the objective: sft and pt train the next token", "sft"),
@@ -111,13 +105,8 @@ LLAMAFACTORY = Dialect(
         "freeze_vision_tower": foreign("images", True),
         "fp8": foreign("fp8 matmuls", False),
         "cp_size": foreign("a sequence over several ranks", 1),
+        **effects.LLAMAFACTORY,
+        **idle(*harmless.LLAMAFACTORY.split()),
     },
-    idle=(
-        "template", "dataset", "cutoff", "max_samples", "overwrite", "preprocessing", "dataloader", "plot",
-        "ddp_timeout", "val_size", "lora_", "trust", "neat_packing", "mask_history", "train_on", "streaming",
-        "mix_strategy", "buffer", "image_", "video_", "ref_model", "reward", "pref_", "export", "infer", "adapter",
-        "cache", "rope_scaling", "tokenized", "disable_gradient_checkpointing", "include_", "compute_accuracy",
-        "freeze_", "enable_thinking", "use_swanlab", "ray", "galore_", "apollo_", "badam_", "fp8_backend",
-    ),
 )  # fmt: skip
 DIALECTS = (AXOLOTL, LLAMAFACTORY)

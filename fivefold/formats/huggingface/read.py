@@ -9,9 +9,10 @@ from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, reading, replicas, world
 from fivefold.formats.huggingface.deepspeed import OF_WIDTH, sizes
-from fivefold.formats.huggingface.gather import beside, gather, is_idle
+from fivefold.formats.huggingface.gather import beside, gather
 from fivefold.formats.huggingface.keys import TABLE
-from fivefold.formats.keys import Values
+from fivefold.formats.huggingface.optimizer import read_optimizer
+from fivefold.formats.keys import Values, listed
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
@@ -19,13 +20,6 @@ from fivefold.record import Mistake
 from fivefold.stack.reading import Reading
 
 VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
-OPTIMIZERS = {
-    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",
-    "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
-    "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
-    "adafactor": "adafactor", "sgd": "sgd",
-    "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit",
-}  # fmt: skip
 ATTENTION = {
     "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash", "eager": "unfused",
     "flex_attention": "flash2",
@@ -38,14 +32,18 @@ PARALLEL = "accelerate.parallelism_config.parallelism_config_"
 def read(document: Document, asked: Asked) -> Reading:
     """A job of a trainer on transformers."""
     found = gather(document)
-    given = {key: value for key, value in found.given.items() if not is_idle(key, found.dialect)}
-    table = {**TABLE, **(found.dialect.table if found.dialect else {})}
+    given = found.given
+    table = dict(TABLE)
+    if found.dialect:
+        table |= found.dialect.table
+        table |= {name: table[name]._replace(default=value) for name, value in found.dialect.defaults.items()}
     kind = strategy(found.given)
     name = found.dialect.name if found.dialect else "deepspeed" if kind == "deepspeed" else "accelerate"
     version = found.dialect.version if found.dialect else VERSIONS[name]
     widths = [key for key, value in given.items() if key in OF_WIDTH and value == "auto"]
     given = {key: value for key, value in given.items() if key not in widths}
     values = Values(table, given, origin=document.origin, software=f"{name} {version}")
+    check_strategy(values)
     ranks = world(document._replace(ranks=document.ranks or found.ranks), asked)
     if "stage" in table and values["stage"] not in ("sft", "pt"):
         values.doubt("stage", "another objective than the next token; counted as it")
@@ -58,17 +56,22 @@ def read(document: Document, asked: Asked) -> Reading:
     values.given |= {key: OF_WIDTH[key](model.width) for key in widths}
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
-    fields |= _batch(values, fields, kind) | _optimizer(values, kind) | _stack(values, kind)
+    fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
     fields |= _units(values, model) if kind == "fsdp" else {}
     fields |= sizes(values) if kind == "deepspeed" else {}
+    if kind == "ddp":
+        check_loaded_type(values)
     fields["job.sequence"] = values.whole("max_length")
     fields["job.precision"] = _precision(values, kind)
     fields["job.documents"] = "apart" if values["padding_free"] else "joined"
     on = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
+        values["fsdp_config.activation_checkpointing"],
         values[f"{FSDP}activation_checkpointing"],
     ]
+    if "offload" in str(values["gradient_checkpointing"]):
+        values.doubt("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
     fields["layout.ac"] = "full" if any(each not in (None, False, "none") for each in on) else "none"
     return reading((name, version), values, fields, document=document, model=model, ranks=ranks, missing=missing)
 
@@ -79,6 +82,35 @@ def strategy(given: dict[str, Any]) -> str:
     if kind == "DEEPSPEED" or given.get("deepspeed") or any(key.startswith("deepspeed.") for key in given):
         return "deepspeed"
     return "fsdp" if kind == "FSDP" or given.get("fsdp") else "ddp"
+
+
+KNOWN_STRATEGIES = ("", "NO", "FSDP", "DEEPSPEED", "MULTI_GPU")
+LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "cross_entropy", "rms_norm_gated")
+
+
+def check_strategy(values: Values) -> None:
+    """Mark a strategy that is read as another, and kernels of Liger that are counted all together."""
+    if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
+        values.doubt("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
+    for key in ("optimizer", "param"):
+        name = f"deepspeed.zero_optimization.offload_{key}.device"
+        if values[name] == "nvme":
+            values.doubt(name, "states on disk: counted in host memory")
+    if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
+        values.doubt("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
+    for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
+        if values["use_liger_kernel"] and values.says(name):
+            if values[name]:
+                values.approximate(name, "is one of Liger's kernels, which are counted all together")
+            else:
+                values.doubt(name, "is off among Liger's kernels, which are counted all together")
+
+
+def check_loaded_type(values: Values) -> None:
+    """Mark weights that are loaded in 16 bits where nothing makes them fp32 again: DDP trains them so."""
+    for name in ("torch_dtype", "dtype"):
+        if str(values[name]).removeprefix("torch.") in ("bfloat16", "float16"):
+            values.doubt(name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32")
 
 
 def _model(values: Values, document: Document, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
@@ -107,7 +139,7 @@ def _names(source: str) -> set[str]:
 
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """dp, and how weights and states are sharded."""
-    tp, cp = values[f"{PARALLEL}tp_size"], values["sequence_parallel_degree"] or values[f"{PARALLEL}cp_size"]
+    tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
     ulysses = values.whole(f"{PARALLEL}sp_size")
     if cp > 1 and ulysses > 1:
         raise Mistake(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
@@ -116,14 +148,14 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
         tp = max(tp, values["deepspeed.tensor_parallel.autotp_size"] or 1)
         cp = max(cp, values["deepspeed.sequence_parallel_size"] or 1)
         if cp > 1 and values["sequence_parallel_degree"]:
-            values.doubt("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
+            values.approximate("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
     dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
     found: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
     if tp > 1:  # rows are all-reduced: transformers' tp_plan of a model, DeepSpeed's AutoTP
         found["layout.sp"] = False
         if kind != "deepspeed":
-            values.doubt(
+            values.approximate(
                 f"{PARALLEL}tp_size", "cuts neither the embedding nor, in the loss, the logits; counted as cut"
             )
     if ulysses > 1 or (cp > 1 and kind == "deepspeed"):
@@ -131,7 +163,9 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
     if kind == "deepspeed":
         shard = values["deepspeed.zero_optimization.mics_shard_size"]
         if values.says("deepspeed.zero_optimization.mics_shard_size"):
-            values.doubt("deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group")
+            values.approximate(
+                "deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group"
+            )
         stage = _zero_stage(values)
         group = {"layout.shard_group": shard} if stage and isinstance(shard, int) and 0 < shard < dp * cp else {}
         return found | {"layout.zero": stage if dp * cp > 1 or stage == 0 else 0} | group
@@ -155,7 +189,10 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     policy = values[f"{FSDP}reshard_after_forward"] if not said else values["fsdp_config.reshard_after_forward"]
     strategy = str(values[f"{FSDP}sharding_strategy"]).upper()
     if said:
-        strategy = str(said).upper().split()[0]
+        words = [str(word) for word in said] if isinstance(said, list) else str(said).split()
+        strategy = words[0].upper()
+        if "offload" in words:
+            values.doubt("fsdp", "weights, gradients and optimizer in host memory: not counted")
     elif version == 1 and isinstance(policy, str) and values.says(f"{FSDP}reshard_after_forward"):
         strategy = policy.upper()
     names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
@@ -164,7 +201,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
         if strategy == "NO_SHARD":
             return {"layout.zero": 0}
         keys = [f"{FSDP}version"] if not said else ["fsdp"]
-        values.doubt(keys[0], "FSDP1 flattens the weights of a unit; counted as FSDP2")
+        values.approximate(keys[0], "FSDP1 flattens the weights of a unit; counted as FSDP2")
         keeps = strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
     else:
         keeps = policy is False or str(policy).lower() == "false"
@@ -223,45 +260,6 @@ def _one(values: Values, ours: str, theirs: str) -> int:
     return values.whole(theirs)
 
 
-def _optimizer(values: Values, kind: str) -> dict[str, Any]:
-    ds = "deepspeed.optimizer."
-    own = kind == "deepspeed" and values[f"{ds}type"] is not None
-    said = str(values[f"{ds}type"] if own else values["optim"]).lower().rpartition(".")[2]
-    if said not in OPTIMIZERS:
-        values.doubt(f"{ds}type" if own else "optim", "is not among the optimizers here; read as adamw")
-    betas = (values["adam_beta1"], values["adam_beta2"])
-    found: dict[str, Any] = {"job.optimizer.kind": OPTIMIZERS.get(said, "adamw")}
-    if own:
-        betas = tuple(values[f"{ds}params.betas"] or betas)
-        named = {
-            "lr": "job.learning_rate.peak",
-            "eps": "job.optimizer.epsilon",
-            "weight_decay": "job.optimizer.weight_decay",
-        }
-        found |= {
-            path: values[f"{ds}params.{name}"]
-            for name, path in named.items()
-            if values[f"{ds}params.{name}"] is not None
-        }
-    clip = values["deepspeed.gradient_clipping"] if kind == "deepspeed" else None
-    if clip is None and kind == "deepspeed":
-        clip = values["accelerate.deepspeed_config.gradient_clipping"]
-    found |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
-    offload = (values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
-               or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
-               or bool(values["deepspeed.zero_optimization.cpu_offload"]))  # fmt: skip
-    schedule = {"cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-    rate = schedule.get(str(values["lr_scheduler_type"]), "wsd")
-    warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
-    steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
-    return found | {
-        "job.optimizer.betas": betas, "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),
-        "job.learning_rate.kind": rate, "job.learning_rate.warmup_steps": min(warmup, steps),
-        "job.learning_rate.floor": 0.0,
-        **({"job.learning_rate.decay_steps": max(1, steps - warmup)} if rate == "wsd" else {}),
-    }  # fmt: skip
-
-
 def _stack(values: Values, kind: str) -> dict[str, Any]:
     """Kernels, and what the strategy does."""
     said = str(values["attn_implementation"]).rpartition("/")[2]
@@ -272,7 +270,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
         "NONE",
     )
     liger = bool(values["use_liger_kernel"])
-    plugins = [str(each) for each in values["plugins"] or ()]
+    plugins = [str(each) for each in listed(values["plugins"])]
     never = (
         liger or bool(values["cut_cross_entropy"]) or any(each.endswith("CutCrossEntropyPlugin") for each in plugins)
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fivefold.formats.alike import resolve_rate
 from fivefold.formats.format import Plan, Written
 from fivefold.formats.huggingface.deepspeed import written_sizes
 from fivefold.formats.huggingface.keys import ACCELERATE, ARGUMENTS
 from fivefold.formats.huggingface.read import FSDP
 from fivefold.formats.keys import Table, written
 from fivefold.formats.render import yaml_file
-from fivefold.job import recipe
+from fivefold.job import Job, recipe
 from fivefold.model.huggingface.export import to_config
 from fivefold.record import Mistake
 
@@ -49,7 +50,6 @@ model = AutoModelForCausalLM.from_config(config, attn_implementation=ours.attn_i
 Trainer(model=model, args=arguments, train_dataset=RandomTokens(config.vocab_size, ours.max_length)).train()
 '''
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
-SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup", "wsd": "linear"}
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
 
 
@@ -66,13 +66,28 @@ def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
         "gradient_accumulation_steps": layout.micro_batches(job), "max_steps": job.steps,
         "optim": OPTIMIZERS[job.optimizer.kind],
         "adam_beta1": job.optimizer.betas[0], "adam_beta2": job.optimizer.betas[1],
-        "lr_scheduler_type": SCHEDULES[job.learning_rate.kind], "warmup_steps": job.learning_rate.warmup_steps,
+        "warmup_steps": job.learning_rate.warmup_steps, **schedule(job),
         "bf16": compute == "bf16", "fp16": compute == "fp16", "tf32": True if compute == "tf32" else None,
         "gradient_checkpointing": layout.ac == "full",
         "torch_compile": job.stack.compile, "use_liger_kernel": job.stack.loss == "chunked",
         "attn_implementation": ATTENTION[job.stack.attention],
         "deepspeed": "deepspeed.json" if deepspeed else None,
     }  # fmt: skip
+
+
+def schedule(job: Job) -> dict[str, Any]:
+    """Return the learning rate's schedule by transformers' names (transformers/optimization.py)."""
+    rate, name = resolve_rate(job.learning_rate, steps=job.steps), "lr_scheduler_kwargs"
+    if rate.kind == "constant":
+        return {"lr_scheduler_type": "constant_with_warmup"}
+    if rate.kind == "wsd":
+        return {
+            "lr_scheduler_type": "warmup_stable_decay", f"{name}.num_decay_steps": rate.decay_steps,
+            f"{name}.min_lr_ratio": rate.floor, f"{name}.decay_type": "linear",
+        }  # fmt: skip
+    if rate.floor == 0:
+        return {"lr_scheduler_type": "cosine"}
+    return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
 
 
 def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:

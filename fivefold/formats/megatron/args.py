@@ -6,9 +6,9 @@ import shlex
 from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, replicas, world
-from fivefold.formats.keys import Table, Values, written
+from fivefold.formats.keys import Table, Values, part, written
 from fivefold.formats.megatron import back
-from fivefold.formats.megatron.bridge_keys import MORE, STARTS
+from fivefold.formats.megatron.bridge_keys import MORE
 from fivefold.formats.megatron.flags import named
 from fivefold.formats.megatron.keys import JOB, LAYOUT, MODEL, STACK, TABLE
 from fivefold.formats.megatron.model import model as model_of
@@ -19,6 +19,10 @@ from fivefold.record import Mistake
 from fivefold.stack.reading import Reading
 
 VERSION = "core_v0.16.1"
+SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # variables of the environment that are read
+YAML_ACTIVATIONS: dict[str, dict[str, Any]] = {  # megatron/training/yaml_arguments.py
+    "swiglu": {"swiglu": True}, "squaredrelu": {"squared_relu": True}, "gelu": {},
+}  # fmt: skip
 SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-attention-heads", "hidden-size")
 
 
@@ -50,14 +54,18 @@ def read(document: Document, asked: Asked) -> Reading:
     """Arguments in our nouns."""
     given = keys(document.words) if document.kind == "words" else _flat(document.values)
     environment = document.values if document.kind == "words" else given
-    segments = "expandable_segments:True" in str(environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    segments = "expandable_segments:True" in str(environment.get(SEGMENTS[0], ""))
     arguments = {name: value for name, value in given.items() if not name.isupper()}
-    table = TABLE if document.kind == "words" else {**MORE, **TABLE}  # a YAML may have Megatron-Core's names
     if document.kind != "words":
-        arguments = {name: value for name, value in arguments.items() if not name.startswith(STARTS)}
-    origin, found = document.origin, named(arguments, dict(table))
+        arguments |= {f"env.{name}": value for name, value in given.items() if name.isupper() and name not in SEGMENTS}
+    table = TABLE if document.kind == "words" else {**MORE, **TABLE}  # a YAML may have Megatron-Core's names
+    origin, found = document.origin, named(arguments)
+    if document.kind != "words" and found.get("activation_func") in YAML_ACTIVATIONS:
+        table = {**table, "activation_func": part("model.mlp and model.activation", None)}
+        found |= YAML_ACTIVATIONS[str(found["activation_func"])]
     for name, value in found.items():
-        if name in TABLE and name != "tokenizer_model" and str(value).startswith("$"):
+        costs = name in TABLE and TABLE[name].kind != "idle"
+        if costs and name != "tokenizer_model" and str(value).startswith("$"):
             flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
             if str(value).startswith("$("):
                 raise Mistake(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
@@ -73,6 +81,7 @@ def read_named(
     software, version, stack_name = form
     origin, segments = document.origin, bool(given.pop("expandable_segments", False))
     values = Values(table, given, origin=origin, software=f"{software} {version}")
+    check_same(values)
     model, missing = model_of(values, asked)
     ranks = world(document, asked)
     if model is None:
@@ -95,6 +104,16 @@ def read_named(
         fields["layout.ac"] = recomputed(values, model, fields)
     missing += () if ranks else (RANKS_MISSING,)
     return reading((software, version), values, fields, document=document, model=model, ranks=ranks, missing=missing)
+
+
+def check_same(values: Values) -> None:
+    """Mark arguments that say again what another says, where they say it otherwise."""
+    for again, name in {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}.items():
+        if values[again] not in (None, values[name]):
+            values.doubt(again, f"is not {name}={values[name]}, which is counted")
+    learned = values["position_embedding_type"] == "learned_absolute"
+    if values["no_position_embedding"] and learned and not values["use_rotary_position_embeddings"]:
+        values.doubt("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
 def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:

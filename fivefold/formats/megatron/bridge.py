@@ -21,7 +21,6 @@ from fivefold.formats.megatron.bridge_keys import (
     PLACES,
     RECIPE,
     SECTIONS,
-    STARTS,
 )
 from fivefold.formats.megatron.flags import named
 from fivefold.formats.megatron.keys import TABLE
@@ -73,7 +72,7 @@ def read(document: Document, asked: Asked) -> Reading:
         found |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
         _gather(sections.get(section), found, targets, section)
-    given = _arguments(found)
+    given = _arguments(found) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
     model = asked.model or (_published(given, found) if "num_layers" in given else _sized(targets))
     if model and not asked.model:
         given = {key: value for key, value in given.items() if key not in OF_MODEL}
@@ -88,7 +87,7 @@ def read(document: Document, asked: Asked) -> Reading:
     if whole or nemo:
         return read_named(given, document, asked._replace(model=model), table=BOTH, form=form)
     why = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
-    document = document._replace(remarks=(*document.remarks, Said(key="(recipe)", value="", means=why)))
+    document = document._replace(assumed=(*document.assumed, Said(key="(recipe)", value="", means=why)))
     return read_named(given, document, asked._replace(model=model), table=_over(BOTH, RECIPE), form=form)
 
 
@@ -100,8 +99,8 @@ def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) ->
         return
     target = str(value.get("_target_", ""))
     targets.append(target)
-    if name == "peft" and target:
-        found["peft"] = target.rpartition(".")[2]
+    if name == "peft":
+        found["peft"] = target.rpartition(".")[2] or "set"
         return
     for key, each in value.items():
         if isinstance(each, dict) and ("_partial_" in each or set(each) <= {"_target_", "_call_", "_args_", "_name_"}):
@@ -116,18 +115,22 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
     """Fields as Megatron's arguments."""
     given: dict[str, Any] = {}
     for key, value in found.items():
-        if value is None or key.startswith(STARTS):
+        if value is None:
             continue
         if key in NOT and isinstance(value, bool):
             given[NOT[key]] = not value
         elif key == "activation_func":
             given["squared_relu"] = "squared_relu" in str(value)
+            if not str(value).endswith(ACTIVATIONS):
+                given[key] = value
+        elif key == "transformer_layer_spec" and str(value).startswith("megatron."):
+            given[key] = False
         elif key == "overlap_p2p_comm":
             given["no_overlap_p2p_communication"] = not value
         else:
             given[NAMES.get(key, key)] = value
-    if not given.get("optimizer_cpu_offload"):
-        given.pop("optimizer_offload_fraction", None)
+    if not given.get("optimizer_cpu_offload") and "optimizer_offload_fraction" in given:
+        given["optimizer_offload_fraction"] = 1.0
     if "num_query_groups" in given:
         given["group_query_attention"] = True
     if "num_experts" in given and "moe_ffn_hidden_size" not in given:
@@ -137,7 +140,10 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if name in given:
             given[name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(given[name]), "fp32")
-    return {key: value for key, value in named(given, dict(BOTH)).items() if value is not None}
+    return {key: value for key, value in named(given).items() if value is not None}
+
+
+ACTIVATIONS = ("silu", "swish", "gelu", "fast_gelu", "squared_relu", "openai_gelu")
 
 
 def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:

@@ -7,7 +7,8 @@ distributed/distributed_data_parallel_config.py.
 
 from __future__ import annotations
 
-from fivefold.formats.keys import Table, field, foreign, part
+from fivefold.formats.keys import Table, field, foreign, idle, part
+from fivefold.formats.megatron import effects, harmless
 
 FFN = "model.ffn; without it 4·hidden, or with swiglu ⅔ of that"
 NORM = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
@@ -17,6 +18,8 @@ PRECISION = "job.precision"
 
 MODEL: Table = {
     "num_layers": field("model.layers", None),
+    "encoder_num_layers": part("model.layers, where it says the same", None),
+    "no_position_embedding": part("model.position: that it is not learned", False),
     "hidden_size": field("model.width", None),
     "ffn_hidden_size": part(FFN, None),
     "num_attention_heads": field("model.heads", None),
@@ -71,6 +74,7 @@ MODEL: Table = {
     "moe_router_load_balancing_type": part("model.moe.balance", "aux_loss"),
     "moe_aux_loss_coeff": part("model.moe.aux_coefficient", 0.0),
     "moe_expert_capacity_factor": part("model.moe.capacity", None),
+    "moe_router_force_load_balancing": part("job.imbalance: every expert gets as many tokens, as is counted", False),
     "mtp_num_layers": part("model.mtp.depth", None),
     "mtp_loss_scaling_factor": part("model.mtp.coefficient", 0.1),
     "window_size": foreign("attention within a window", None),
@@ -127,6 +131,7 @@ LAYOUT: Table = {
 
 JOB: Table = {
     "seq_length": field("job.sequence", None),
+    "encoder_seq_length": part("job.sequence, where it says the same", None),
     "global_batch_size": part("job.global_batch; without it micro_batch_size of every replica", None),
     "rampup_batch_size": part("job.ramp", None),
     "train_iters": part("job.steps", None),
@@ -198,4 +203,4 @@ STACK: Table = {
     "nccl_ub": foreign("NCCL's user buffers", False),
 }
 
-TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK}
+TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK, **effects.TABLE, **idle(*harmless.ARGUMENTS.split())}

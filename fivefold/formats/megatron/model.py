@@ -73,7 +73,7 @@ def _compared(values: Values, model: Model) -> None:
     }  # fmt: skip
     for name, size in sizes.items():
         if values.says(name) and values[name] != size:
-            values.doubt(
+            values.approximate(
                 name, f"is {size} in {model.name}, which was taken; a config.json of your own says other sizes"
             )
 
@@ -92,7 +92,7 @@ def _latent(values: Values) -> MLA | None:
 
 
 def _further(values: Values) -> MTP | None:
-    depth = values["mtp_num_layers"]
+    depth = values.optional("mtp_num_layers")
     return MTP(depth=depth, coefficient=values["mtp_loss_scaling_factor"]) if depth else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fivefold.formats.alike import divide_rates
 from fivefold.formats.keys import Values
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
@@ -59,7 +60,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
 def batch(values: Values, *, dp: int) -> dict[str, Any]:
     """Micro-batch, global batch, its ramp, and the steps."""
     mbs = values.whole("micro_batch_size")
-    whole = values["global_batch_size"] or mbs * dp
+    whole = values.optional("global_batch_size") or mbs * dp
     found: dict[str, Any] = {"job.global_batch": whole}
     if ramp := values["rampup_batch_size"]:
         words = [
@@ -70,7 +71,7 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
         if len(numbers) != 3 or len(words) != 3:
             raise Mistake(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
         found["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
-    steps = values["train_iters"] or (values["train_samples"] or 0) // max(1, int(whole))
+    steps = values.optional("train_iters") or (values.optional("train_samples") or 0) // max(1, whole)
     return found | ({"job.steps": steps} if steps else {})
 
 
@@ -243,12 +244,15 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
 
 def rate(values: Values) -> dict[str, Any]:
     """The learning rate's schedule."""
-    kind = {"WSD": "wsd", "cosine": "cosine"}.get(str(values["lr_decay_style"]), "constant")
+    style = str(values["lr_decay_style"])
+    kind = {"WSD": "wsd", "cosine": "cosine", "linear": "wsd"}.get(style, "constant")
     found: dict[str, Any] = {"job.learning_rate.kind": kind}
-    peak, least = values["lr"], values["min_lr"] or 0.0
+    peak, least = values["lr"], values.number("min_lr") or 0.0
     if isinstance(peak, float) and peak > 0:
-        found["job.learning_rate.floor"] = min(1.0, least / peak)
-    if values["lr_wsd_decay_iters"]:
-        found["job.learning_rate.decay_steps"] = values["lr_wsd_decay_iters"]
-    warmup, steps = values["lr_warmup_iters"] or 0, values["train_iters"]
+        found["job.learning_rate.floor"] = divide_rates(least, peak)
+    if decay := values.optional("lr_wsd_decay_iters"):
+        found["job.learning_rate.decay_steps"] = decay
+    warmup, steps = values.optional("lr_warmup_iters") or 0, values.optional("train_iters")
+    if style == "linear" and steps:  # from the end of the warm-up to that of the run
+        found["job.learning_rate.decay_steps"] = max(1, steps - warmup)
     return found | {"job.learning_rate.warmup_steps": min(warmup, steps) if steps else warmup}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fivefold.formats.alike import divide_rates
 from fivefold.formats.format import Asked, Document, Plan, Written, reading, world
 from fivefold.formats.keys import Values, flat, written
 from fivefold.formats.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, F, R
@@ -111,10 +112,10 @@ def _precision(values: Values) -> Recipe:
 def _rate(values: Values) -> dict[str, Any]:
     peak, least = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
     style, decay = values[f"{R}lr_decay_style"], values[f"{R}lr_decay_steps"]
-    floor = least / peak if isinstance(least, float) and isinstance(peak, float) and peak > 0 else 0.0
-    kind = "cosine" if style == "cosine" else "wsd" if style == "linear" and decay else "constant"
+    floor = divide_rates(least, peak) if isinstance(least, float) and isinstance(peak, float) and peak > 0 else 0.0
+    kind = "cosine" if style == "cosine" else "wsd" if style == "linear" and decay and floor < 1 else "constant"
     more = {"job.learning_rate.decay_steps": decay} if kind == "wsd" else {}
-    return {"job.learning_rate.floor": min(1.0, floor), "job.learning_rate.kind": kind, **more}
+    return {"job.learning_rate.floor": floor, "job.learning_rate.kind": kind, **more}
 
 
 def write(plan: Plan) -> Written:
@@ -145,6 +146,7 @@ def write(plan: Plan) -> Written:
         f"{F}name": "adamW", f"{F}adam_beta1": job.optimizer.betas[0], f"{F}adam_beta2": job.optimizer.betas[1],
         f"{F}torch_adam_is_fused": True, f"{R}lr_decay_style": "cosine" if rate.kind == "cosine" else "linear",
         f"{R}lr_decay_steps": max(1, decay),
+        f"{R}lr_decay_starting_step": job.steps - decay if rate.kind == "wsd" else None,
         f"{R}min_decay_lr": float(f"{rate.peak * (1.0 if rate.kind == 'constant' else rate.floor):.12g}"),
     }  # fmt: skip
     return _file(plan, values, family=str(config["model_type"]))

@@ -6,7 +6,7 @@ src/nanotron/config/parallelism_config.py, config.py (context_parallel_size, rec
 
 from __future__ import annotations
 
-from fivefold.formats.keys import Table, field, foreign, idle, part
+from fivefold.formats.keys import Table, field, foreign, idle, near, part
 
 OPTIMIZER, F = "optimizer.", "optimizer.optimizer_factory."
 R = "optimizer.learning_rate_scheduler."
@@ -24,13 +24,20 @@ MAIN = (
 )
 FACTORY = ("adam_eps", "adam_beta1", "adam_beta2", "torch_adam_is_fused")  # under optimizer in 0.4
 
+TOKENS = ("tokens.val_check_interval", "tokens.limit_val_batches", "tokens.limit_test_batches")
 WITHOUT_EFFECT = (
     "bos_token_id", "eos_token_id", "pad_token_id", "pretraining_tp", "use_cache", "is_llama_config", "is_qwen2_config",
-    "initializer_range", "rope_interleaved",
+    "initializer_range", "rope_interleaved", "interleaved_rotary", "z_loss_coefficient",
 )  # fmt: skip
 
 TABLE: Table = {
     **{f"{MODEL}{name}": part(f"model: {name} of a Hugging Face config", None) for name in OF_MODEL},
+    f"{MODEL}rope_scaling.*": part("model: rope_scaling of a Hugging Face config", None),
+    f"{MODEL}z_loss_enabled": foreign("another loss", False),
+    f"{MODEL}_use_doc_masking": foreign("attention within documents", False),
+    f"{MODEL}flex_attention_mask": foreign("another mask", None),
+    **near("another kernel", f"{MODEL}_fused_rms_norm", f"{MODEL}_fused_rotary_emb", f"{MODEL}_use_qkv_packed"),
+    **near("experts, of which those of --model are counted", f"{MODEL}moe_config.*"),
     "model.dtype": part("job.precision", "bfloat16"),
     "model.make_vocab_size_divisible_by": field("job.stack.vocab_multiple", 1),
     "parallelism.dp": field("layout.dp", None),
@@ -61,6 +68,7 @@ TABLE: Table = {
     f"{R}lr_warmup_steps": field("job.learning_rate.warmup_steps", 0),
     f"{R}lr_decay_style": part("job.learning_rate.kind", None),
     f"{R}lr_decay_steps": part("job.learning_rate.decay_steps", None),
+    f"{R}lr_decay_starting_step": part("job.learning_rate: when a decay begins; without it after warm-up", None),
     f"{R}min_decay_lr": part("job.learning_rate.floor", None),
     "general.seed": part("job.seed", None),
     "optimizer.weight_decay_exclude_named_params": idle("x")["x"],
@@ -71,8 +79,9 @@ TABLE: Table = {
     f"{MODEL}sliding_window_size": foreign("attention within a window", None),
     f"{MODEL}no_rope_layer": foreign("layers without rotary positions", None),
     "model.ddp_bucket_cap_mb": foreign("buckets of another size, whose memory is not counted", 25),
+    **near("checks of every step", "general.ignore_sanity_checks", default=True),
     **idle("general.*", "checkpoints.*", "data.*", "data_stages", "logging.*", "lighteval.*", "profiler.*"),
-    **idle("model.init_method.*", f"{MODEL}*", f"{R}*", "tokens.*", "s3_upload.*", "metrics_logging.*", "profiler"),
+    **idle("model.init_method.*", f"{R}*", *TOKENS, "s3_upload.*", "metrics_logging.*", "profiler"),
     "metrics_logging": idle("x")["x"],
     **idle("tokenizer.*", "lighteval", "s3_upload", "data_stages.*", "logging", "data", "tokenizer", "checkpoints"),
     **idle(*(f"{MODEL}{name}" for name in WITHOUT_EFFECT)),

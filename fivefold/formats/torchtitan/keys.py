@@ -6,7 +6,7 @@ Sources: torchtitan 0.2.2 torchtitan/config/job_config.py, distributed/pipeline_
 
 from __future__ import annotations
 
-from fivefold.formats.keys import Table, field, foreign, idle, part
+from fivefold.formats.keys import Table, field, foreign, idle, near, part, unsupported
 
 # PyTorch's names: torch/distributed/pipelining/schedules.py, get_schedule_class, which ignores case.
 SCHEDULES = {
@@ -24,6 +24,14 @@ BATCH = "layout.mbs and job.global_batch"
 RATE = "job.learning_rate"
 PRECISION = "job.precision"
 AC = "layout.ac"
+
+COMM = tuple(
+    f"comm.{name}"
+    for name in (
+        "init_timeout_seconds", "train_timeout_seconds", "trace_buf_size", "save_traces_folder",
+        "save_traces_file_prefix",
+    )
+)  # fmt: skip
 
 SHARED: Table = {
     "training.seq_len": field("job.sequence", 2048),
@@ -59,12 +67,14 @@ SHARED: Table = {
         "job.stack.compile_loss, and whether blocks are compiled beside the loss", ["model", "loss"]
     ),
     "debug.seed": part("job.seed; None: any", None),
-    "debug.moe_force_load_balance": foreign("every expert gets as many tokens: counted with imbalance=1", False),
+    "debug.moe_force_load_balance": part("job.imbalance: every expert gets as many tokens, as is counted", False),
     "debug.batch_invariant": foreign("kernels of a fixed order of summation", False),
+    "comm.mode": foreign("messages that are not sent", "default"),
+    **near("another backend of the compiler", "compile.backend", default="inductor"),
     "debug.detect_anomaly": foreign("autograd's anomaly detection, which slows every operation", False),
     "debug.deterministic": foreign("deterministic kernels, which may be slower", False),
     **idle("training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"),
-    **idle("compile.backend", "metrics.*", "checkpoint.*", "comm.*", "debug.*", "activation_checkpoint.debug"),
+    **idle("metrics.*", "checkpoint.*", *COMM, "activation_checkpoint.debug"),
     **idle("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
 }
 
@@ -100,19 +110,29 @@ TOML: Table = {
     "fault_tolerance.enable": foreign("TorchFT replicas beside those of the layout", False),
     **idle(
         "job.*",
-        "float8.*",
         "profiling.*",
-        "experimental.*",
         "memory_estimation.*",
         "fault_tolerance.*",
         "training.dataset",
     ),
     **idle("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset_path"),
-    **idle("training.dataloader.*", "quantize.*", "activation_checkpoint.visualize_memory_budget_pareto"),
+    **idle("training.dataloader.*", "activation_checkpoint.visualize_memory_budget_pareto"),
     **idle("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"),
-    "validation.enable": foreign("steps of validation between those of training", False),
     **idle("validation.*", "training.data.*"),
+    **unsupported("code of one's own", "experimental.custom_import", "experimental.custom_args_module"),
+    **unsupported("code of one's own", "job.custom_config_module"),
+    **unsupported("fp8 on a device without it", "quantize.linear.float8.emulate", default=False),
+    **unsupported("another library of the dispatcher", "parallelism.expert_parallel_comm_backend", default="standard"),
+    **near("another recipe of experts", "quantize.grouped_mm.mx.recipe_name", default="mxfp8"),
+    **near("another kernel of casts", "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", default="triton"),
+    **near("scales that are computed at once", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"),
 }
+
+PYTHON_ONLY = (
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns", "activation_checkpoint.visualize_memory_budget_pareto",
+    "debug.enable_structured_logging", "debug.print_config", "debug.save_config_file", "debug.spmd_typechecking",
+    "comm",
+)  # fmt: skip
 
 PYTHON: Table = {
     "model_spec": part("model: its family, as the module of model_registry", "llama3"),
@@ -130,7 +150,7 @@ PYTHON: Table = {
     "parallelism.enable_sequence_parallel": field("layout.sp", True),
     "parallelism.enable_fsdp_symm_mem": foreign("gathers through symmetric memory", False),
     "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp beside compute", False),
-    "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or none", None),
+    "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or None", "SelectiveAC"),
     "activation_checkpoint.memory_budget": part("what the compiler may keep, under MemoryBudgetAC", 0.5),
     "loss": field(
         "job.stack.loss",
@@ -143,9 +163,19 @@ PYTHON: Table = {
     "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
     "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
     "override": foreign("replaces parts of the model by others", None),
-    **idle("parallelism.spmd_backend", "activation_checkpoint.force_recompute_mm_shapes_by_fqns", "loss.*"),
+    **idle(*PYTHON_ONLY, "loss.*"),
+    **near("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
     **idle("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
     **idle("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
-    "validator": foreign("steps of validation between those of training", None),
-    **idle("validator.*", "optimizer", "lr_scheduler", "training", "parallelism", "compile", "debug", "profiler"),
+    **idle(
+        "validator",
+        "validator.*",
+        "optimizer",
+        "lr_scheduler",
+        "training",
+        "parallelism",
+        "compile",
+        "debug",
+        "profiler",
+    ),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.formats.files import document as load
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, world
-from fivefold.formats.keys import Table, Values, idle, part, written
+from fivefold.formats.keys import Table, Values, idle, listed, part, written
 from fivefold.formats.shell.launch import keys
 from fivefold.formats.torchtitan.back import recomputed, shared
 from fivefold.formats.torchtitan.call import Call, config, configs, modules
@@ -146,7 +146,7 @@ def _recomputed(values: Values) -> str:
     if mode == "FullAC":
         return "full"
     if mode == "SelectiveAC":
-        values.doubt(
+        values.approximate(
             "activation_checkpoint", "keeps every second matmul; read as ac=norm+rope+act, which keeps all of them"
         )
         return "norm+rope+act"
@@ -156,7 +156,7 @@ def _recomputed(values: Values) -> str:
 
 def _precision(values: Values) -> Recipe:
     plain = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
-    calls = [each for each in values["model_spec.converters"] or [] if isinstance(each, Call)]
+    calls = [each for each in listed(values["model_spec.converters"]) if isinstance(each, Call)]
     named = {each.name: each.named for each in calls}
     key = "model_spec.converters"
     for name in named:

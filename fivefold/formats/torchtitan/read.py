@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.formats.format import replicas
-from fivefold.formats.keys import Values
+from fivefold.formats.keys import Values, listed
 from fivefold.formats.torchtitan.keys import LOOPED, SCHEDULES
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
@@ -142,13 +142,15 @@ def rate(values: Values) -> dict[str, Any]:
         return found | {"job.learning_rate.kind": "constant"}
     if values["lr_scheduler.decay_type"] == "cosine" and ratio is None:
         return found | {"job.learning_rate.kind": "cosine"}
+    ratio = values.number("lr_scheduler.decay_ratio")
     decay = steps - warmup if ratio is None else round(steps * ratio)
     return found | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay)}
 
 
 def compiled(values: Values) -> dict[str, Any]:
     """Whether blocks are compiled, and with them norms, activations and rotary embedding fused; and the loss beside."""
-    loss = {"job.stack.compile_loss": "loss" in values["compile.components"]}
-    if values["compile.enable"] and "model" in values["compile.components"]:
+    components = listed(values["compile.components"])
+    loss = {"job.stack.compile_loss": "loss" in components}
+    if values["compile.enable"] and "model" in components:
         return {"job.stack.compile": True, "job.stack.kernels": "fused"} | loss
     return {"job.stack.compile": False, "job.stack.kernels": "plain"} | loss

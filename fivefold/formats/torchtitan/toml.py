@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.formats.format import RANKS_MISSING, Asked, Document, Plan, Written, reading, world
-from fivefold.formats.keys import Table, Values, flat, written
+from fivefold.formats.keys import Table, Values, flat, listed, written
 from fivefold.formats.render import toml_file
 from fivefold.formats.torchtitan.back import recomputed, shared
 from fivefold.formats.torchtitan.flavors import flavor_of, flavored, unknown
@@ -25,6 +25,11 @@ OLD = {  # names of before 0.1, and what they became
     "float8.recipe_name": "quantize.linear.float8.recipe_name",
     "float8.enable_fsdp_float8_all_gather": "quantize.linear.float8.enable_fsdp_float8_all_gather",
     "float8.filter_fqns": "quantize.linear.float8.filter_fqns",
+    "float8.moe_fqns": "quantize.grouped_mm.float8.fqns",
+    "float8.emulate": "quantize.linear.float8.emulate",
+    "float8.precompute_float8_dynamic_scale_for_fsdp": (
+        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
+    ),
 }
 BY_OPERATION = "norm+rope+act"
 
@@ -86,7 +91,7 @@ def _recomputed(values: Values) -> str:
     if mode == "selective" and option.isdecimal():
         return "full" if int(option) < 2 else f"full/{option}"
     if mode == "selective":
-        values.doubt(
+        values.approximate(
             "activation_checkpoint.selective_ac_option",
             f"keeps every second matmul; read as ac={BY_OPERATION}, which keeps all of them",
         )
@@ -107,7 +112,7 @@ def _optimizer(values: Values) -> dict[str, Any]:
 
 def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
     plain = sixteen_bits(values, sharded=sharded)
-    converters = [str(name).rpartition(".")[2] for name in values["model.converters"]]
+    converters = [str(name).rpartition(".")[2] for name in listed(values["model.converters"])]
     linear = "quantize.linear."
     if "float8" in converters:
         said = values[f"{linear}float8.recipe_name"]

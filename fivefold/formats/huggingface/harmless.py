@@ -1,0 +1,117 @@
+"""Keys of trainers on transformers without effect on a training step: on its memory, FLOPs, messages and time.
+
+Evaluation, checkpoints, logs and data loading are outside of the step; numerics that cost nothing are here too, and
+keys that act only where another is on, which has an effect. ``wandb_*``: all that begin so.
+"""
+
+from __future__ import annotations
+
+TRAINER = """
+accelerator_config accelerator_config.* activation_checkpointing_kwargs activation_checkpointing_kwargs.*
+assistant_only_loss average_tokens_across_devices batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_* cache_dir
+callbacks chat_template chat_template.* chat_template_path comet_* completion_only_loss config_name data_path
+data_seed dataloader_* dataset_config dataset_config_name dataset_configs dataset_kwargs dataset_kwargs.*
+dataset_mixer dataset_mixer.* dataset_mixture dataset_mixture.* dataset_name dataset_num_proc dataset_splits
+dataset_streaming dataset_test_split dataset_text_field dataset_train_split ddp_broadcast_buffers ddp_timeout
+disable_tqdm do_eval do_predict do_train enable_jit_checkpoint eval_* evaluation_strategy fp16_full_eval
+fsdp_config.cpu_ram_efficient_loading fsdp_config.state_dict_type fsdp_config.sync_module_states
+fsdp_config.transformer_layer_cls_to_wrap fsdp_config.use_orig_params fsdp_transformer_layer_cls_to_wrap
+gradient_checkpointing_kwargs gradient_checkpointing_kwargs.* greater_is_better group_by_length hub_*
+ignore_bias_buffers ignore_data_skip include_for_metrics include_inputs_for_metrics include_mfu
+include_tokens_per_second jit_mode_eval label_names lazy_preprocess length_column_name load_best_model_at_end
+local_rank log_level log_level_replica log_on_each_node logging_* lora_* lr_scheduler_kwargs lr_scheduler_kwargs.*
+max_eval_samples max_train_samples metric_for_best_model mlflow_* model_code_revision model_revision num_proc
+num_train_epochs output_dir overwrite_cache overwrite_hub_revision overwrite_output_dir packing_strategy
+pad_to_multiple_of past_index per_device_eval_batch_size prediction_loss_only preprocessing_num_workers project
+push_to_hub push_to_hub_model_id push_to_hub_token ray_scope remove_unused_columns report_to
+restore_callback_states_from_checkpoint resume_from_checkpoint router_aux_loss_coef run_name save_* shuffle
+shuffle_dataset skip_memory_metrics streaming swanlab_* system_prompt tags text_column token tokenizer_name
+tokenizer_name_or_path trackio_* train_file train_sampling_strategy truncation_mode trust_remote_code use_auth_token
+use_bnb_nested_quant use_cache use_dora use_fast use_fast_tokenizer use_rslora validation_file
+validation_split_percentage wandb_* warmup_ratio
+"""
+
+ACCELERATE = """
+command_file commands compute_environment debug deepspeed_config deepspeed_config.deepspeed_exclusion_filter
+deepspeed_config.deepspeed_hostfile deepspeed_config.deepspeed_inclusion_filter
+deepspeed_config.deepspeed_moe_layer_cls_names deepspeed_config.deepspeed_multinode_launcher
+deepspeed_config.offload_optimizer_nvme_path deepspeed_config.offload_param_nvme_path deepspeed_config.zero3_init_flag
+deepspeed_config.zero3_save_16bit_model downcast_bf16 dynamo_config enable_cpu_affinity fp8_config fp8_config.*
+fsdp_config.fsdp_cpu_offload_pin_memory fsdp_config.fsdp_cpu_ram_efficient_loading
+fsdp_config.fsdp_final_state_dict_type fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states
+fsdp_config.fsdp_transformer_cls_names_to_wrap fsdp_config.fsdp_transformer_layer_cls_to_wrap
+fsdp_config.fsdp_use_orig_params gpu_ids ipex_config ipex_config.* machine_rank main_process_ip main_process_port
+main_training_function mpirun_config mpirun_config.* num_machines rdzv_backend same_network tpu_env tpu_name
+tpu_use_sudo tpu_vm tpu_zone
+"""
+
+DEEPSPEED = """
+_comment activation_checkpointing.number_checkpoints activation_checkpointing.profile aio aio.* amp.opt_level
+autotuning autotuning.* bf16.check_grad_overflow checkpoint.load_universal checkpoint.parallel_write
+checkpoint.tag_validation checkpoint.use_node_local_storage comet.* comment comms_config.* comms_logger.* compile.*
+csv_monitor.* curriculum_learning curriculum_learning.* data_efficiency data_efficiency.* dataloader_drop_last
+disable_python_gc dump_state eigenvalue eigenvalue.* elasticity elasticity.* flops_profiler.* fp16.auto_cast
+fp16.consecutive_hysteresis fp16.hysteresis fp16.initial_scale_power fp16.loss_scale fp16.loss_scale_window
+fp16.min_loss_scale fp8.* gradient_allreduce_op gradient_predivide_factor hybrid_engine.* legacy_fusion log_level
+managed_gradient_accumulation max_grad_norm memory_breakdown monitor_config.* nebula nebula.* optimizer.legacy_fusion
+prescale_gradients progressive_layer_drop progressive_layer_drop.* scheduler scheduler.* steps_per_print
+tensor_parallel.dtype tensor_parallel.preset_model tensor_parallel.tensor_parallel
+tensor_parallel.vocab_parallel_ce_backend tensorboard.* timers timers.* torch_autocast.dtype
+torch_autocast.lower_precision_safe_modules use_data_before_expert_parallelism vocabulary_size wandb.*
+zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization.compute_grad_norm
+zero_optimization.cpu_offload_use_pin_memory zero_optimization.elastic_checkpoint
+zero_optimization.gather_16bit_weights_on_model_save zero_optimization.ignore_unused_parameters
+zero_optimization.load_from_fp32_weights zero_optimization.log_trace_cache_warnings
+zero_optimization.offload_optimizer zero_optimization.offload_optimizer.buffer_count
+zero_optimization.offload_optimizer.cpuadam_cores_perc zero_optimization.offload_optimizer.fast_init
+zero_optimization.offload_optimizer.nvme_path zero_optimization.offload_optimizer.pin_memory
+zero_optimization.offload_param zero_optimization.offload_param.buffer_count
+zero_optimization.offload_param.buffer_size zero_optimization.offload_param.max_in_cpu
+zero_optimization.offload_param.nvme_path zero_optimization.offload_param.pin_memory
+zero_optimization.override_module_apply zero_optimization.parameter_alignment
+zero_optimization.pipeline_loading_checkpoint zero_optimization.stage3_gather_16bit_weights_on_model_save
+zero_optimization.stage3_gather_fp16_weights_on_model_save
+"""
+
+AXOLOTL = """
+adam_beta3 adam_epsilon2 added_tokens_overrides added_tokens_overrides.* auto_resume_from_checkpoints
+axolotl_config_path base_model_config bench_* bnb_config_kwargs bnb_config_kwargs.* center_rewards_coefficient
+chat_template_jinja chat_template_kwargs chat_template_kwargs.* chunked_cross_entropy_num_chunks
+cosine_constant_lr_ratio cosine_min_lr_ratio cpo_alpha curriculum_sampling dataset dataset_* datasets datasets.* ddp
+default_system_message device dion_* do_bench_eval do_causal_lm_eval dpo_* dynamic_checkpoint dynamic_checkpoint.*
+eaft_alpha eaft_k early_stopping_patience embedding_lr embedding_lr_scale eot_tokens evals_per_epoch
+excess_length_strategy experimental_skip_move_to_device expert_parallel_* fix_untrained_tokens
+flex_attn_compile_kwargs flex_attn_compile_kwargs.* fp8_config fp8_config.* fp8_enable_fsdp_float8_all_gather
+fsdp_final_state_dict_type generate_samples generation_* gradio_* hf_mlflow_* hf_use_auth_token image_resize_algorithm
+image_size include_tkps is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_preprocess
+is_qwen_derived_model jagged_* kd_* kto_* learning_rate_scheduler liger_use_token_scaling lisa_* lm_eval_* lora_*
+loraplus_lr_embedding loraplus_lr_ratio loss_watchdog_* low_cpu_mem_usage lr_div_factor lr_groups lr_groups.*
+lr_quadratic_warmup max_prompt_len mean_resizing_embeddings merge_lora merge_method min_sample_len
+model_quantization_config_kwargs model_type multipack_real_batches nemo_gym_* num_dataset_shards_to_save num_epochs
+num_generation_samples nvfp4_merge_aware_start_step orpo_alpha otel_* peft peft.* peft_* pose_*
+precompute_ref_log_probs preprocess_iterable pretrain_multipack_attn pretrain_multipack_buffer_size
+pretraining_dataset pretraining_sample_concatenation processor_kwargs processor_kwargs.* processor_type profiler_steps
+profiler_steps_start push_dataset_to_hub qgalore_* qlora_sharded_model_loading quantization quantization.* ray_*
+reinit_weights relora_* resources_per_worker resources_per_worker.* revision_of_model rl_beta role_boundaries
+rope_scaling rope_scaling.* rpo_alpha sample_packing_* save_* saves_per_epoch scaling_softmax_bias
+scaling_softmax_factor shuffle_before_merging_datasets shuffle_merged_datasets simpo_gamma skip_prepare_dataset
+special_tokens spectrum_* streaming_* strict test_datasets tiled_mlp_num_shards tiled_mlp_use_original_mlp tokenizer_*
+torchdistx_path total_num_tokens total_supervised_tokens train_on_inputs trl trl.* type_of_model use_comet use_mlflow
+use_otel_metrics use_pose use_ray use_tensorboard use_trackio use_wandb val_set_size vllm vllm.* world_size
+"""
+
+LLAMAFACTORY = """
+adapter_folder additional_target apollo_* asft_alpha audio_* badam_* batch_size block_diag_attn buffer_size cache_path
+compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system dataset dataset_dir
+default_system disable_shuffling do_sample download_mode dpo_label_smoothing eaft_alpha early_stopping_steps
+enable_thinking enable_torch_profiler export_* fp8_* freeze_* galore_* generating_args.* hf_hub_token
+hyper_parallel_args ignore_pad_token_for_loss image_* include_effective_tokens_per_second infer_backend infer_dtype
+init_special_tokens interleave_probs kt_* kto_* lang ld_alpha length_penalty loraplus_* low_cpu_mem_usage mask_history
+master_addr master_port max_new_tokens max_samples media_dir mix_strategy module_dropout moe_aux_loss_coef
+ms_hub_token n_shot num_beams offload_folder oft_* om_hub_token pissa_* plot_loss ppo_* pref_*
+preprocessing_batch_size preserve_thinking print_param_status profile_modules profiler_* quantization_dataset ray_*
+ref_model ref_model_* repetition_penalty reward_model reward_model_* rope_scaling sglang_* simpo_gamma
+skip_special_tokens split_special_tokens task task_dir temperature template tokenized_path tool_format top_k top_p
+train_from_scratch train_on_prompt use_audio_in_video use_kv_cache use_reentrant_gc use_swanlab val_size video_*
+vllm_*
+"""

@@ -1,0 +1,160 @@
+"""``--from``: keys with an effect that are not modelled are an error in every command, and never silent."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import fivefold as ff
+from fivefold import cli
+
+CONFIG = """
+base_model: meta-llama/Llama-3.2-1B
+datasets: [{path: mine}]
+sequence_len: 512
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+optimizer: adamw_torch_fused
+bf16: true
+output_dir: out
+fsdp_version: 2
+fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
+"""
+LORA = CONFIG + "adapter: lora\ns2_attention: true\ngptq: true\nrelora: true\nunsloth_lora_mlp: true\n"
+KEYS = ("adapter", "s2_attention", "gptq", "relora", "unsloth_lora_mlp")
+COMMANDS = ("predict", "search", "compare", "report", "dryrun", "plan")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
+    monkeypatch.setattr("sys.argv", ["fivefold", *map(str, words)])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    return done.value.code
+
+
+@pytest.fixture
+def lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "lora.yml"
+    path.write_text(LORA)
+    return path
+
+
+def test_every_command_that_takes_a_config_is_tested() -> None:
+    taking = {
+        command.callback.__name__
+        for command in cli.app.registered_commands
+        if command.callback and {"from_file", "from_files"} & inspect.signature(command.callback).parameters.keys()
+    }
+    assert taking == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "write"])
+def test_a_key_that_is_not_modelled_is_an_error_of_one_line(
+    command: str, lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [lora, "--to", "megatron"] if command == "write" else ["--from", lora]
+    assert run(monkeypatch, command, *words, "--gpus", "h100:2") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert all(key in said.err for key in KEYS)
+    assert f"--ignore {','.join(KEYS)}" in said.err
+    assert run(monkeypatch, command, *words, "--gpus", "h100:2", "--ignore", ",".join(KEYS[1:])) == 2
+    assert "a key may change" in capsys.readouterr().err
+    assert list(lora.parent.iterdir()) == [lora]  # nothing was written
+
+
+@pytest.mark.parametrize("command", ["predict", "compare", "search"])
+def test_an_answer_says_what_was_ignored(
+    command: str, lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ignored = [word for key in KEYS for word in ("--ignore", key)]
+    own = ["dp2 zero3 mbs2"] if command == "compare" else []
+    assert run(monkeypatch, command, "--from", lora, "--gpus", "h100:2", *ignored, *own, "--json") == 0
+    said = capsys.readouterr()
+    config = json.loads(said.out)["config"]
+    config = config[0] if command == "compare" else config
+    assert [key["key"] for key in config["ignored"]] == list(KEYS)
+    assert [key["key"] for key in config["harmless"]] == ["datasets", "output_dir"]
+    lines = [line for line in said.err.splitlines() if line.startswith("fivefold: ")]
+    assert "adapter=lora" in lines[0]
+    assert "datasets, output_dir" in lines[1]
+
+
+def test_a_report_and_a_file_written_say_what_was_ignored(
+    lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ",".join(KEYS)
+    assert run(monkeypatch, "report", "--from", lora, "--gpus", "h100:2", "--ignore", keys) == 0
+    text = (lora.parent / "report.html").read_text()
+    assert "adapter=lora" in text
+    assert f"--ignore {keys}" in text
+    assert run(monkeypatch, "write", lora, "--gpus", "h100:2", "--to", "accelerate", "--ignore", keys) == 0
+    assert "adapter=lora" in capsys.readouterr().err
+
+
+def test_what_json_prints_of_a_config_is_loaded(
+    lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", "--from", lora, "--gpus", "h100:2", "--ignore", ",".join(KEYS), "--json") == 0
+    (lora.parent / "step.txt.json").write_text(capsys.readouterr().out)
+    assert isinstance(ff.load(lora.parent / "step.txt.json"), ff.Step)
+
+
+def test_python_names_the_keys_too(lora: Path) -> None:
+    with pytest.raises(ff.Mistake, match=r"adapter=lora .* --ignore adapter,s2_attention"):
+        ff.read_config(lora, gpus="h100:2")
+    config = ff.read_config(lora, gpus="h100:2", ignore=KEYS)
+    assert [said.key for said in config.notes.ignored] == list(KEYS)
+    step = ff.predict(config.model, "h100:2", config.layout, job=config.job)
+    assert (step.world, step.layout) == (2, "dp2 zero3 mbs1")
+
+
+def test_ignore_goes_with_a_config(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    for words in (
+        ["predict", "tiny", "h100:2", "dp2"],
+        ["compare", "tiny", "h100:2", "dp2"],
+        ["report", "tiny", "h100:2"],
+    ):
+        assert run(monkeypatch, *words, "--ignore", "adapter") == 2
+        assert "goes with --from FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["lora=16", "lora_rank=8", "quantization=nf4", "optimizer.adapter=1"])
+def test_adapters_are_said_not_to_be_planned(
+    setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", "tiny", "h100:2", "dp2", "--set", setting) == 2
+    said = capsys.readouterr().err
+    assert "full fine-tuning only, for now" in said
+    assert "the keys are sequence, global_batch, precision" in said
+
+
+def test_write_says_what_is_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["write", "dp8 zero3 mbs1", "--model", "llama3-8b", "--to", "torchtitan", "-o", tmp_path / "config.py"]
+    assert run(monkeypatch, *words) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "defaults" in line]
+    assert "sequence 4096 (--seq), global batch 8 (--gbs), precision bf16 (--precision), 1000 steps" in line
+    assert run(monkeypatch, *words, "--seq", "2048", "--gbs", "16") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "defaults" in line]
+    assert line.startswith("fivefold: left at Fivefold's defaults: precision bf16")
+
+
+def test_write_says_what_a_config_leaves_to_its_software(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\n[parallelism]\n[activation_checkpoint]\nmode = "none"\n'
+    )
+    assert run(monkeypatch, "write", path, "--gpus", "h100:8", "--to", "torchtitan", "-o", tmp_path / "config.py") == 0
+    said = capsys.readouterr().err
+    assert "left to the defaults of torchtitan 0.2.2: training.seq_len=2048, training.local_batch_size=8" in said
