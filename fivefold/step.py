@@ -151,6 +151,7 @@ class Step(Shown):
     mfu: Mfu
     operations: tuple[Operation, ...] = ()  # only of a predicted step
     findings: tuple[str, ...] = ()  # only of a measured step: what was wrong with it, one line each
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
     def line(self) -> str:
         """Whose step it is, its time and its peak."""

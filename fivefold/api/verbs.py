@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_fields import JobWords, job_of
 from fivefold.asked.extras import told
-from fivefold.record import Mistake
+from fivefold.record import Mistake, Remark
 
 if TYPE_CHECKING:
     from fivefold.asked.answers import Question
@@ -45,7 +45,9 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     """
     from fivefold.plan.predict import predict as run
 
-    return run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
+    step = run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
+    _warn(step.remarks)
+    return step
 
 
 @told
@@ -132,6 +134,7 @@ def ask(
     """
     from fivefold.asked.across import priced
     from fivefold.asked.answers import answers, noise_of
+    from fivefold.machine.catalog import is_counted
     from fivefold.machine.site import assumed
     from fivefold.shown import Rows
 
@@ -139,8 +142,9 @@ def ask(
     (ranks,) = priced([_machine(machine)], price)
     found = answers(
         question, _model(model), ranks, chosen, job=job_of(job), tokens=tokens, site=assumed(assume),
-        noise=noise_of(noise),
+        noise=noise_of(noise), counted=not isinstance(machine, str) or is_counted(machine),
     )  # fmt: skip
+    _warn(found[0].remarks if found else ())
     return Rows(found)
 
 
@@ -152,7 +156,9 @@ def compare(*what: str, stacks: str = "", precisions: str = "", **job: Unpack[Jo
     from fivefold.asked.cases import cases
     from fivefold.plan.compare import compare as run
 
-    return run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions, machine=_machine))
+    found = run(cases(list(what), job_of(job), stacks=stacks, precisions=precisions, machine=_machine))
+    _warn([line for each in found.variants if each.step is not None for line in each.step.remarks])
+    return found
 
 
 @told
@@ -164,7 +170,7 @@ def dryrun(
 
     Its ``step`` is None where the job would raise or hang, and its ``findings`` say all that would go wrong.
     """
-    from fivefold.layout.legal import refuse
+    from fivefold.layout.legal import describe_idle, refuse
     from fivefold.train.run import Run
 
     spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), job_of(job)
@@ -172,10 +178,12 @@ def dryrun(
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
     from fivefold.check.dryrun import dryrun as run
 
-    return run(
+    found = run(
         model=spec, machine=chips, layout=chosen, job=wanted, table=table, every_rank=every_rank,
         replay=not every_layer, ranks=tuple(ranks),
     )  # fmt: skip
+    _warn(describe_idle(chosen, chips))
+    return found
 
 
 @told
@@ -250,6 +258,14 @@ def trace(
     found = read([Path(each) for each in names], step=step, top=top, machine=links, axes=axes)
     rows = beside(predicted, found.report, messages=found.lowest) if predicted else []
     return Traced(**dict(found.report), against=tuple(rows), predicted=predicted)
+
+
+def _warn(remarks: Sequence[str]) -> None:
+    """Warn of what is legal, but perhaps not intended, a warning a line; the caller is the line of the user's code."""
+    import warnings
+
+    for line in dict.fromkeys(remarks):
+        warnings.warn(line, Remark, stacklevel=3)
 
 
 def _model(what: str | Model) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,14 +19,21 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
+MOST_GPUS = 16_384
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes"]
 
 
 def answers(
     question: Question, model: Model, machine: Machine, layout: Layout | None, *, job: Job, tokens: float, site: Site,
-    noise: float | None = None,
+    noise: float | None = None, counted: bool = True,
 ) -> list[Any]:  # fmt: skip
-    """The answers to one question; without a layout, of the fastest that fits. ``noise``: measured, in tokens."""
+    """The answers to one question; without a layout, of the fastest that fits.
+
+    ``noise``: measured, in tokens; ``counted``: whether the user said how many ranks the machine has, without which
+    the fewest GPUs are sought up to ``MOST_GPUS``.
+    """
+    from fivefold.layout.legal import describe_idle
+    from fivefold.machine.catalog import with_ranks
     from fivefold.plan import questions
     from fivefold.plan.lengths import lengths
     from fivefold.plan.predict import predict as predicted
@@ -33,10 +41,12 @@ def answers(
     from fivefold.plan.whole_run import whole_run
 
     if question == "gpus":
-        return [questions.fewest_gpus(model=model, machine=machine, job=job)]
+        most = machine if counted else with_ranks(machine, MOST_GPUS)
+        return [questions.fewest_gpus(model=model, machine=most, job=job)]
     if question == "model":
         return [questions.largest_model(model=model, machine=machine, job=job)[0]]
     chosen = layout or fastest(model, machine, job)
+    run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     asked: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen)],
         "sequence": lambda: [
@@ -51,21 +61,13 @@ def answers(
         "batch": lambda: questions.sound_batches(
             job=job, layout=chosen, tokens=tokens, model=model, noise=noise, machine=machine
         ),
-        "run": lambda: [
-            whole_run(
-                step=predicted(model=model, machine=machine, layout=chosen, job=job),
-                model=model,
-                machine=machine,
-                job=job,
-                tokens=tokens,
-                site=site,
-            )
-        ],
+        "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen, job=job))],
         "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen),
     }
     if question not in asked:
         raise Mistake(f"no question {question!r}; ask {', '.join(['gpus', 'model', *asked])}")
-    return asked[question]()
+    remarks = describe_idle(chosen, machine)
+    return [each.replace(remarks=remarks) for each in asked[question]()] if remarks else asked[question]()
 
 
 def fastest(model: Model, machine: Machine, job: Job) -> Layout:

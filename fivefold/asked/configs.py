@@ -52,8 +52,10 @@ def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = (
 def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Asked:
     """Return what the user says beside a config; for ``h100`` without a number, the config must say how many."""
     from fivefold.formats.format import Asked
+    from fivefold.machine.catalog import spell_machine
     from fivefold.model.catalog import resolve
 
+    gpus = gpus and spell_machine(gpus)
     machine = load_machine(gpus) if gpus else None
     counted = machine is not None and gpus is not None and (":" in gpus or gpus.endswith(".toml"))
     return Asked(

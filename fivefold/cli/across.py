@@ -49,6 +49,10 @@ def show_offers(
             model, machines, job, by=by, where=where, within=within, tokens=tokens, prices=prices, deadline=deadline,
             ranks=ranks, assume=assume, done=lambda name: progress(name, next(done), 0),
         )  # fmt: skip
+    if not json:
+        from fivefold.show.question import describe_job
+
+        show(describe_job(job))
     show(found.model_dump_json(indent=2) if json else page.offers(found))
     if found.stopped:
         say("stopped: machines that were not searched yet are missing; others may be better")

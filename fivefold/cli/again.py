@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from fivefold.asked.job import FIELDS, load_job
-from fivefold.record import Mistake, Record
+from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -38,11 +38,9 @@ def _options(job: Job) -> list[tuple[str, str]]:
     """The options that make ``job`` of the default one."""
     from fivefold.job import RECIPES
     from fivefold.job import Job as Default
-    from fivefold.stack.catalog import STACKS
-    from fivefold.stack.spec import FACTS
+    from fivefold.show.question import changed_settings
 
     default, stack = Default(), job.stack
-    named = STACKS.get(stack.name, stack)
     found: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
     if stack.name != default.stack.name:
         found.append(("--stack", stack.name))
@@ -50,22 +48,6 @@ def _options(job: Job) -> list[tuple[str, str]]:
         wide = stack.reduce_in_fp32
         names = [name for name, each in RECIPES.items() if each.reduced(in_fp32=wide) == job.precision]
         found.append(("--precision", names[0] if names else job.precision.name))
-    for name in sorted(FACTS):
-        if (value := getattr(stack, name)) != getattr(named, name):
-            found += [("--attention", value) if name == "attention" else ("--set", f"{name}={_text(value)}")]
-    for name in Default.model_fields:
-        value, usual = getattr(job, name), getattr(default, name)
-        if name in ("sequence", "global_batch", "precision", "stack") or value == usual:
-            continue
-        if isinstance(value, Record) and isinstance(usual, Record):
-            found += [("--set", f"{name}.{field}={_text(getattr(value, field))}") for field in type(value).model_fields
-                      if getattr(value, field) != getattr(usual, field)]  # fmt: skip
-        else:
-            found.append(("--set", f"{name}={_text(value)}"))
+    for name, text in changed_settings(job):
+        found.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))
     return found
-
-
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

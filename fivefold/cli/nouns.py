@@ -135,4 +135,7 @@ def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) ->
 
 def machine_of(gpus: str, world: int) -> Machine:
     """The machine that ``--gpus`` names; of as many ranks as the config is for unless it says them."""
+    from fivefold.machine.catalog import spell_machine
+
+    gpus = spell_machine(gpus)
     return load_machine(gpus if ":" in gpus or gpus.endswith(".toml") else f"{gpus}:{world}")

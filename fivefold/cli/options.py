@@ -6,6 +6,7 @@ Data goes to stdout, everything else to stderr.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,10 @@ from fivefold.record import Mistake
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from fivefold.job import Job
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
 
 
 ModelName = Annotated[
@@ -48,6 +53,20 @@ def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, .
 def say(line: str) -> None:
     """To stderr."""
     print(line, file=sys.stderr)
+
+
+def show_question(
+    model: Model, machine: Machine, job: Job, *, remarks: Sequence[str] = (), open_fields: Sequence[str] = ()
+) -> None:
+    """Print what was asked, and remarks on it, above an answer that does not say it."""
+    from rich.text import Text
+
+    from fivefold.show import table
+    from fivefold.show.question import describe_question
+
+    show(Text(describe_question(model, machine, job, open_fields=open_fields), style="dim", overflow="fold"))
+    if remarks:
+        show(table.remarks(remarks))
 
 
 def show(what: str | RenderableType) -> None:

@@ -34,7 +34,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
 
     rank, limit = _fullest(step), ON_TERMINAL // layout.v
     lives, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
-    show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time)))
+    show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
     show(pipeline.Picture(rows, drawn=_drawn(planner, layout, limit)))
     show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
     show(memory.Picture(lives, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))

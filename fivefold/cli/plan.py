@@ -16,7 +16,7 @@ from fivefold.asked.words import tokens_of
 from fivefold.cli.across import Assume, Prices
 from fivefold.cli.job_options import takes_job
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import AsJson, MachineName, ModelName, say, show
+from fivefold.cli.options import AsJson, MachineName, ModelName, say, show, show_question
 from fivefold.cli.pictures import ChartFolder, OverTime, TraceFile, draw, save_charts, save_trace
 from fivefold.record import Mistake
 
@@ -79,6 +79,7 @@ def ask(
     batch sizes, time and cost of a run, what one more change would give. Without a layout, of the fastest that fits.
     """
     from fivefold.layout.spec import Layout
+    from fivefold.machine.catalog import is_counted
     from fivefold.machine.site import assumed
     from fivefold.model.catalog import resolve
     from fivefold.show import lengths, whole_run
@@ -90,7 +91,7 @@ def ask(
         raise Mistake(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
     found = answers(
         question, resolve(model), ranks, chosen, job=job, tokens=tokens, site=assumed(assume or []),
-        noise=noise_of(noise),
+        noise=noise_of(noise), counted=is_counted(machine),
     )  # fmt: skip
     if json:
         show(json_module.dumps([each.model_dump(mode="json") for each in found], indent=2))
@@ -99,6 +100,9 @@ def ask(
             "batch": page.batches, "changes": page.changes, "run": lambda runs: whole_run.page(runs[0]),
             "sequence": lambda found: lengths.page(found[0]),
         }  # fmt: skip
+        open_fields = () if question != "gpus" or is_counted(machine) else ("ranks",)
+        remarks = found[0].remarks if found else ()
+        show_question(resolve(model), ranks, job, remarks=remarks, open_fields=open_fields)
         show(pages.get(question, page.answers)(found))
     if chart:
         save_chart((whole_run if question == "run" else lengths).chart(found[0]), chart)
@@ -135,6 +139,8 @@ def ratios(
         resolve(model), machine=load_machine(machine), layout=Layout.parse(layout),
         job=job,
     )  # fmt: skip
+    if not json:
+        show_question(resolve(model), load_machine(machine), job)
     show(found.model_dump_json(indent=2) if json else page.page(found))
     if degrees and not json:
         show(page.degrees(found))

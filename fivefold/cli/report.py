@@ -173,7 +173,9 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
     from fivefold.asked.search import ALIKE, others
     from fivefold.plan.search import search
+    from fivefold.show.elements import paragraph
     from fivefold.show.progress import bar
+    from fivefold.show.question import describe_question
 
     with bar("searching") as progress:
         found = search(
@@ -187,7 +189,8 @@ def _of_question(what: list[str], job: Job) -> tuple[str, list[str], list[str]]:
         drawn = drawing(planner(model, machine, asked), Layout.parse(choice.step.layout), choice.step)
     again = [command("search", what, job)]
     again += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
-    return _title(model.name, machine.name, machine.ranks), page.of_search(found, drawn), again
+    parts = [] if found.best else [paragraph(describe_question(model, machine, job))]
+    return _title(model.name, machine.name, machine.ranks), [*parts, *page.of_search(found, drawn)], again
 
 
 def _title(model: str, machine: str, ranks: int) -> str:

@@ -14,7 +14,7 @@ from fivefold.asked.search import ALIKE, MOST_SHOWN, admitted, found_layouts, li
 from fivefold.cli.across import Assume, Deadline, Others, Prices, Ranks, Tokens, show_offers
 from fivefold.cli.formats import refuse_untold, write_best
 from fivefold.cli.nouns import takes_nouns
-from fivefold.cli.options import AsJson, say, show
+from fivefold.cli.options import AsJson, say, show, show_question
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -93,7 +93,7 @@ def search(
     asked = {"by": by, "levels": front, "within": near, "where": only, "two_dimensional": two}
     most = _to_write(top, model, machine, job) if write else top
     found = found_layouts(model, machine, job, also=also or [], measure=measure, top=most, **asked)
-    show_found(found.replace(best=found.best[:top]), json=json)
+    show_found(found.replace(best=found.best[:top]), model, machine, job, json=json)
     if write:
         write_best(ranking(found), model=model, machine=machine, job=job, path=write)
     if chart:
@@ -123,10 +123,12 @@ def say_if_stopped(found: SearchResult) -> None:
         raise typer.Exit(130)
 
 
-def show_found(found: SearchResult, *, json: bool) -> None:
+def show_found(found: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
     """The page of a search, or its data."""
     from fivefold.show import search as page
 
+    if not json:
+        show_question(model, machine, job)
     show(found.model_dump_json(indent=2) if json else page.page(found))
 
 
@@ -143,6 +145,8 @@ def show_walk(
     from fivefold.show import search as page
 
     found = walk(model, machine, job, start=start, by=by, where=where)
+    if not json:
+        show_question(model, machine, job)
     show(found.model_dump_json(indent=2) if json else page.walk(found, top=top))
 
 

@@ -29,6 +29,19 @@ def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = 
         raise Mistake(f"layout {str(layout)!r}: {reason}")
 
 
+def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
+    """Return the remark on a layout that uses fewer ranks than the machine has, or nothing."""
+    used, have = layout.world, machine.ranks
+    if used >= have:
+        return ()
+    chip, *words = machine.name.split()
+    smaller = " ".join([f"{chip}:{used}", *words])
+    return (
+        f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, and "
+        f"all figures are of the {used:,}. Take {smaller!r}, or degrees that multiply to {have:,}.",
+    )
+
+
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
     """Every reason why the layout does not fit, one line each."""
     if machine is not None and layout.world > machine.ranks:

@@ -9,7 +9,7 @@ import re
 from itertools import product
 from math import prod
 
-from fivefold.layout.spec import read_token
+from fivefold.layout.spec import read_token, spell_token
 from fivefold.record import Mistake
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -22,8 +22,8 @@ def alternatives(pattern: str) -> list[str]:
     parts = _BRACES.split(pattern)  # what stands between braces is at odd places
     if any(mark in part for part in parts for mark in "{}"):
         raise Mistake(f"layouts: {pattern!r} has a brace without its partner, or braces in braces")
-    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
-    found = list(dict.fromkeys(" ".join("".join(chosen).split()) for chosen in product(*choices)))
+    choices = [part.split(",") if place % 2 else [part.replace(",", " ")] for place, part in enumerate(parts)]
+    found = list(dict.fromkeys(" ".join(map(spell_token, "".join(chosen).split())) for chosen in product(*choices)))
     for text in found:
         words = text.split()
         if sum("*" in word for word in words) > 1:

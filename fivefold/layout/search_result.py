@@ -177,6 +177,7 @@ class Answer(Record):
     layout: str | None = None
     memory_bytes: NonNegativeInt | None = None
     step_seconds: NonNegativeFloat | None = None
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
 
 class Change(Record):
@@ -189,6 +190,7 @@ class Change(Record):
     step_seconds: NonNegativeFloat
     faster: float  # speedup: old over new step time
     saved_bytes: int
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
 
 class Walk(Shown):
@@ -242,6 +244,7 @@ class Lengths(Record):
     curves: tuple[LengthCurve, ...]
     target: PositiveInt
     changes: tuple[str, ...]  # what must change for it, a line each
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
 
 class Batch(Record):
@@ -252,3 +255,4 @@ class Batch(Record):
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the whole token budget
     who: tuple[str, ...] = ()  # laws, teams and measurements whose batch is nearest to this one
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each

@@ -2,7 +2,8 @@
 
     dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective
 
-Tokens parse in any order and print in one; an illegal layout raises a one-line ``Mistake`` (rule, numbers, fix).
+Tokens parse in any order, also as ``dp=16,tp=8``, and print in one; an illegal layout raises a one-line ``Mistake``
+(rule, numbers, fix).
 World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 """
 
@@ -156,7 +157,7 @@ class Layout(Record):
         if not text.strip():
             raise Mistake(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
         fields: dict[str, object] = {}
-        for token in text.split():
+        for token in split_tokens(text):
             for key, value in read_token(token).items():
                 if key in fields:
                     raise Mistake(f"layout {text!r}: {token!r} sets {key} a second time; keep one")
@@ -230,18 +231,41 @@ _AC = re.compile(rf"none|(selective|full(/[1-9]\d{{0,3}})?|{_GROUP}(\+{_GROUP})*
 _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
-_WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nosp", *SCHEDULES,
+_ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
+_DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
+_ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
+_WORDS = ["dp2", "tp2", "cp2", "pp2", "ep2", "etp2", "v2", "mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES,
           "ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"]  # fmt: skip
+
+
+def split_tokens(text: str) -> list[str]:
+    """Split the text of a layout into its words, which spaces or commas separate."""
+    return text.replace(",", " ").split()
+
+
+def spell_token(token: str) -> str:
+    """Return a word of a layout as it is printed: ``dp=8`` is ``dp8``, ``fsdp/8`` ``zero3/8``, ``ddp`` ``zero0``."""
+    if match := _ASSIGNED.fullmatch(token):
+        return f"{match[1]}{match[2]}"
+    if match := _DATA_PARALLEL.fullmatch(token):
+        if token == "hsdp":
+            raise Mistake(
+                "layout token 'hsdp' lacks the number of ranks that share one copy of the states; "
+                "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
+            )
+        return _ZERO_STAGES[match[1]] + (match[2] or "")
+    return token
 
 
 def read_token(token: str) -> Mapping[str, object]:
     """The fields of ``Layout`` that one word of its text sets; a ``Mistake`` for a word that is none."""
-    if match := _DEGREE.fullmatch(token):
+    spelled = spell_token(token)
+    if match := _DEGREE.fullmatch(spelled):
         return {match[1]: _degree(token, match[2])}
-    if match := _TP_2D.fullmatch(token):
+    if match := _TP_2D.fullmatch(spelled):
         outer, inner = _degree(token, match[1]), _degree(token, match[2])
         return {"tp": outer * inner, "tp_inner": inner}
-    if match := _ZERO.fullmatch(token):
+    if match := _ZERO.fullmatch(spelled):
         if match[1] not in ("0", "1", "2", "3"):
             raise Mistake(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})

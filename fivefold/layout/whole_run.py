@@ -56,6 +56,7 @@ class WholeRun(Record):
     kwh: NonNegativeFloat | None = None  # with nodes and building
     co2_kg: NonNegativeFloat | None = None
     site: Site
+    remarks: tuple[str, ...] = ()  # what is legal, but perhaps not intended, one line each
 
     @property
     def fits(self) -> bool:

@@ -170,9 +170,27 @@ def names() -> list[str]:
 
 def is_named(text: str) -> bool:
     """Whether ``text`` is meant as a machine: it has ranks after a colon, or names what ``resolve`` knows."""
-    name = text.strip().partition(" ")[0]
+    name = spell_machine(text).partition(" ")[0]
     chip = name.partition(":")[0].lower()
     return ":" in name or chip in (*ROWS, "local") or Path(name).suffix in (".toml", ".json")
+
+
+_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>[A-Za-z][\w.-]*?)")
+_COUNT_LAST = re.compile(r"(?P<name>[A-Za-z][\w.-]*?)\s*[x*×]\s*(?P<count>\d+)")
+
+
+def spell_machine(text: str) -> str:
+    """Return a machine as ``NAME:GPUS``, which people also write ``h100x8``, ``8xh100`` or ``8*h100``."""
+    named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
+    match = _COUNT_FIRST.fullmatch(named) or _COUNT_LAST.fullmatch(named)
+    if match is None or match["name"].lower() not in (*ROWS, "local"):
+        return text.strip()
+    return " ".join([f"{match['name']}:{match['count']}", *words])
+
+
+def is_counted(text: str) -> bool:
+    """Whether the text of a machine says how many ranks it has, as all do but the name of a chip alone."""
+    return spell_machine(text).partition(" ")[0].lower() not in ROWS
 
 
 def resolve(
@@ -184,7 +202,7 @@ def resolve(
     calibrate`` wrote for this computer. ``ranks``: instead of those that the text names; ``find``: the file that a path
     in it means. Raises a one-line ``Mistake`` for an unknown name.
     """
-    named, *words = re.split(r"\s+(?=[a-z]+=)", text.strip())
+    named, *words = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
     found = _named(named, local=local, ranks=ranks, find=find)
     return varied(found, words, text=text) if words else found
 
@@ -233,7 +251,8 @@ def with_ranks(machine: Machine, ranks: int) -> Machine:
         *near, far = machine.links
         return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
     if machine.calibration is None or machine.backend != "gloo":
-        return machine.replace(ranks=ranks)
+        *near, far = machine.links
+        return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
     share = machine.ranks / ranks
     chip = machine.chip.replace(
         peak_flops={dtype: flops * share for dtype, flops in machine.chip.peak_flops.items()},

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
+from fivefold.layout.legal import describe_idle, refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine.otherwise import with_kernels
 from fivefold.machine.spec import Machine
@@ -132,6 +132,7 @@ class Planner:
                 peak_flops=machine.chip.peak(job.precision.compute),
             ),
             operations=tuple(self._operations(layout)),
+            remarks=describe_idle(layout, machine),
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:

@@ -59,17 +59,40 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
 
 
 def fewest_gpus(*, model: Model, machine: Machine, job: Job) -> Answer:
-    """The fewest ranks (powers of two, and all) on which some layout fits, with the fastest layout there."""
-    sizes = sorted({*(2**power for power in range(machine.ranks.bit_length())), machine.ranks})
-    for ranks in (size for size in sizes if size <= machine.ranks):
-        small = with_ranks(machine, ranks)
-        if fits_any(model=model, machine=small, job=job):
-            step = search(model=model, machine=small, job=job, top=1).best[0].step
-            return Answer(
-                question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
-                memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
-            )  # fmt: skip
-    raise Mistake(f"{model.name} fits on no number of {machine.name} up to {machine.ranks}; take more, or offload")
+    """The fewest ranks of the machine on which some layout fits, with the fastest layout there.
+
+    Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
+    """
+    most, precision = machine.ranks, job.precision
+    held = precision.weights_bytes  # of a parameter, over all ranks at least
+    if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
+        held += precision.master_bytes + sum(precision.moments_bytes)
+    least = model.parameters * held / room_bytes(machine)
+
+    def fits(ranks: int) -> bool:
+        return ranks >= least and fits_any(model=model, machine=with_ranks(machine, ranks), job=job)
+
+    sizes = sorted({*(2**power for power in range(most.bit_length())), most})
+    enough = next((size for size in sizes if fits(size)), None)
+    if enough is None:
+        raise Mistake(
+            f"{model.name} fits on no number of {machine.name} up to {most:,} with seq {job.sequence} and "
+            f"{job.global_batch} sequences per step; raise --gbs, so that more ranks can share the step, or take "
+            "--set offload=optimizer"
+        )
+    too_few = max((size for size in sizes if size < enough), default=0)
+    ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
+    step = search(model=model, machine=with_ranks(machine, ranks), job=job, top=1).best[0].step
+    return Answer(
+        question="fewest GPUs", line=f"{ranks} of {machine.name}", value=ranks, layout=step.layout,
+        memory_bytes=step.memory.peak_bytes, step_seconds=step.time.step_seconds,
+    )  # fmt: skip
+
+
+def _node_multiples(low: int, high: int, node: int) -> list[int]:
+    """Return multiples of a node between two numbers of ranks, at most seven of them, evenly apart."""
+    step = node * ceil(max(1, high - low) / (8 * node))
+    return list(range((low // step + 1) * step, high, step))
 
 
 def largest_model(*, model: Model, machine: Machine, job: Job) -> tuple[Answer, Model]:

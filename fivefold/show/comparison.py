@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fivefold.job import Job
 from fivefold.layout.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.layout.difference import taken_apart
 from fivefold.show.charts import COLOURS, Chart, _altair, _colour, _finish, _labels
 from fivefold.show.grid import Grid
 from fivefold.show.palette import BLUE, GREY, IDLE, RED
+from fivefold.show.question import describe_job
 from fivefold.show.table import PARTS, heading
 from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
@@ -26,9 +28,13 @@ TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 def page(found: Comparison) -> RenderableType:
     """Return the page: what is compared, the table of what differs, what is equal, and what could not be predicted."""
-    parts: list[RenderableType] = [Text(f"all: {' '.join(found.common)}", style="dim", overflow="fold")]
+    parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(found)]
     for variant in found.variants:
         parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
+        if variant.step is not None and variant.step.remarks:
+            parts.append(
+                Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
+            )
         if variant.refused:
             parts.append(Text(f"   refused: {variant.refused}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
@@ -37,6 +43,15 @@ def page(found: Comparison) -> RenderableType:
     if same := [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]:
         parts += [heading("Equal"), Text(" · ".join(same), overflow="fold")]
     return Group(*parts)
+
+
+def describe_shared(found: Comparison) -> list[str]:
+    """Return what all variants share: the words of their models, machines and layouts, and their jobs."""
+    jobs = [Job.read(dict(variant.step.job), origin="job") for variant in found.predicted if variant.step is not None]
+    said = {word for job in jobs for word in (job.stack.name, job.precision.name)}
+    said |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
+    words = " ".join(word for word in found.common if word not in said)
+    return [f"all: {words}", describe_job(*jobs)] if words else [describe_job(*jobs)]
 
 
 def charts(found: Comparison) -> dict[str, Chart]:

@@ -5,16 +5,15 @@ Jupyter and marimo ask a record for it (``_repr_html_``), which names its functi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fivefold.show.budget import budget, causes
 from fivefold.show.charts import COLOURS
 from fivefold.show.compare import Row, assumed, compare, shown
 from fivefold.show.comparison import _table as differing
-from fivefold.show.comparison import finding, why
-from fivefold.show.drawn import cloud, front
+from fivefold.show.comparison import describe_shared, finding, why
+from fivefold.show.drawn import front
 from fivefold.show.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -32,9 +31,8 @@ from fivefold.show.elements import (
     words,
 )
 from fivefold.show.interval import expectation
+from fivefold.show.question import count_ranks, describe_step
 from fivefold.show.robust import in_html as robust
-from fivefold.show.sweep.row import TOLD
-from fivefold.show.sweep.row import Row as SweepRow
 from fivefold.show.table import PARTS
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from fivefold.layout.whole_run import Offers
     from fivefold.show.run_folder import RunFolder
     from fivefold.show.traced import Traced
-    from fivefold.shown import Rows
     from fivefold.step import Step
 
 SHOWN = 60  # rows of a table
@@ -73,8 +70,14 @@ def expected(what: Step) -> list[str]:
 
 def headline(what: Step) -> str:
     """Whose step it is."""
-    about = f"{what.kind} · {what.model} on {what.machine}, {what.world:,} rank{'s' if what.world > 1 else ''}"
-    return paragraph(about, kind="soft") + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>"))
+    about = f"{what.kind} · {what.model} on {what.machine}, {count_ranks(what.world)}"
+    said = paragraph(about, kind="soft") + paragraph(describe_step(what), kind="soft")
+    return said + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")) + remarks(what)
+
+
+def remarks(what: Step) -> str:
+    """What is legal, but perhaps not intended."""
+    return "".join(paragraph(line, kind="bad") for line in what.remarks)
 
 
 def key_figures(what: Step) -> str:
@@ -168,7 +171,8 @@ def search(what: SearchResult) -> str:
 def search_parts(what: SearchResult) -> list[str]:
     """The proposal and why; the best; why the others lost."""
     fits = "" if what.best else "; none fits"
-    parts = [paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    asked = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
+    parts = [*asked, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
     parts += _proposed(what.proposal) if what.proposal else []
     parts += robust(what.robust) if what.robust else []
     if what.best:
@@ -233,7 +237,8 @@ def comparison(what: Comparison) -> str:
         for each in what.variants
     ]
     variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
-    return block(paragraph(f"all: {' '.join(what.common)}", kind="soft"), variants,
+    said = map(paragraph, describe_shared(what))
+    return block(*said, variants,
                  paragraph(Raw(f"<b>{words(finding(what))}</b>")), *map(paragraph, why(what)),
                  grid(differing(what)))  # fmt: skip
 
@@ -297,34 +302,3 @@ def traced(what: Traced) -> str:
     if what.against:
         parts += [heading("Predicted beside traced"), compared(what.against)]
     return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))
-
-
-def rows(what: Rows[Any]) -> str:
-    """Records of one kind as a table; columns that say nothing are left out, and of a sweep those of detail."""
-    swept = all(isinstance(each, SweepRow) for each in what)
-    values = [each.model_dump(mode="json", include=set(TOLD) if swept else None) for each in islice(what, SHOWN)]
-    names = [name for name in dict.fromkeys(name for each in values for name in each)
-             if any(each.get(name) not in (None, "", [], {}) for each in values)]  # fmt: skip
-    numbers = {name for name in names if all(_is_number(each.get(name)) for each in values)}
-    cells = [[_cell(name, each.get(name)) for name in names] for each in values]
-    more = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
-    headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
-    left = [name for name, full in zip(headings, names, strict=True) if full not in numbers]
-    drawn = cloud(what, within="notebook") if swept else []
-    return block(paragraph(f"{len(what):,} rows{more}", kind="soft"), *drawn, table(headings, cells, left=left))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | None) and not isinstance(value, bool)
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "yes", False: "no"}[value]
-    if isinstance(value, int | float):
-        if name.endswith("_bytes"):
-            return show_bytes(value)
-        if name.endswith("_seconds"):
-            return show_seconds(value)
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
-    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, Mapping) else str(value)

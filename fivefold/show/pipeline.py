@@ -37,6 +37,7 @@ LOOKS = {
     )
 }  # fmt: skip
 WIDTH = 920  # pixels
+SAME = 0.99  # share of the step's time from which a drawing is of the whole step
 LIGHTER = 0.62  # opacity of a rank's later chunks
 
 
@@ -77,15 +78,24 @@ def remark(shown: int, micro_batches: int) -> str:
     return f"drawn with {shown} of {micro_batches} micro-batches; those left out repeat the rounds in the middle"
 
 
-def finding(time: Time) -> str:
-    """Return the title: the share of compute in the step, and what takes most of the rest."""
+def finding(time: Time, rows: Rows = ()) -> str:
+    """Return the title: the share of compute in the step, and what takes most of the rest.
+
+    If ``rows``, which are drawn, are of a shorter step with fewer micro-batches, it says how long that one is and how
+    much of it is idle.
+    """
     rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
     rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
     rest |= {"the host takes": time.host_seconds, "the data takes": time.data_seconds}
     largest = max(rest, key=lambda name: rest[name])
     whole = time.step_seconds
     share = f", {largest} {rest[largest] / whole:.1%}" if rest[largest] else ""
-    return f"On the slowest rank compute fills {time.compute_seconds / whole:.0%} of the {show_seconds(whole)}{share}"
+    said = f"On the slowest rank compute fills {time.compute_seconds / whole:.0%} of the {show_seconds(whole)}{share}"
+    end = max((row[-1].end for row in rows if row), default=whole)
+    if end > SAME * whole:
+        return said
+    idle = 1 - sum(span.end - span.start for row in rows for span in row) / (end * len(rows))
+    return f"{said}.\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
 
 
 def lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> charts.Chart:
@@ -139,7 +149,7 @@ def chart(
         f"{step.model} on {step.machine}, {step.world} ranks · {step.layout}",
         " · ".join(filter(None, (drawn, paler))),
     ]
-    return titled(picture, finding(step.time), below=below, height=high * len(rows))
+    return titled(picture, finding(step.time, rows).splitlines(), below=below, height=high * len(rows))
 
 
 def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
@@ -153,10 +163,12 @@ def data(values: Sequence[Mapping[str, Any]]) -> charts.Chart:
     return alt.Data(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
 
 
-def titled(picture: charts.Chart, title: str, *, below: Sequence[str], height: int) -> charts.Chart:
+def titled(picture: charts.Chart, title: str | Sequence[str], *, below: Sequence[str], height: int) -> charts.Chart:
     """Finish a chart in the common style, wide, with the lines of ``below`` under the title."""
-    finished = charts._finish(picture, title=title, subtitle="", height=height)
-    return finished.properties(width=WIDTH, title=heading(title) | {"subtitle": [line for line in below if line]})
+    finished = charts._finish(picture, title="", subtitle="", height=height)
+    return finished.properties(
+        width=WIDTH, title=heading("") | {"text": title, "subtitle": [line for line in below if line]}
+    )
 
 
 class _Axes:

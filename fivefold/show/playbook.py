@@ -8,6 +8,7 @@ from rich.text import Text
 from fivefold.layout.playbook import Playbook, Stage
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
+from fivefold.show.question import describe_step
 from fivefold.show.table import heading
 from fivefold.show.whole_run import brief
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -16,7 +17,8 @@ from fivefold.units import show_bytes, show_count, show_seconds
 def page(found: Playbook) -> RenderableType:
     """Return the page: the steps, the layout they end in, the run, and what to type."""
     parts: list[RenderableType] = [
-        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim")
+        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
+        Text(describe_step(found.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
     ]
     for number, stage in enumerate(found.stages, start=1):
         parts += _stage(number, stage)

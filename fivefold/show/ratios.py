@@ -48,10 +48,6 @@ def degrees(found: Ratios) -> RenderableType:
 def _headline(found: Ratios) -> Text:
     asked = ", ".join(f"{link} for {balance:,.0f}" for link, balance in found.balances.items())
     return Text.assemble(
-        (
-            f"{found.model} on {found.machine}, {found.sequence} tokens x {found.global_batch}, {found.precision}\n",
-            "dim",
-        ),
         (f"{found.layout}, one axis varied at a time\n\n", "bold"),
         f"{show_count(found.peak_flops)}FLOP/s; a byte over each link asks for FLOPs to hide it: {asked}\n",
         overflow="fold",

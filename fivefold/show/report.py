@@ -22,9 +22,10 @@ from fivefold.show.drawing.style import css
 from fivefold.show.drawing.svg import legend, titled
 from fivefold.show.drawn import cloud, front
 from fivefold.show.elements import STYLE, folded, heading, paragraph, table, words
+from fivefold.show.question import describe_step
 from fivefold.show.run_folder import RunFolder
 from fivefold.show.sweep.row import Row
-from fivefold.show.sweep.settings import best, fixed, mfu, varied
+from fivefold.show.sweep.settings import best, describe_rows, mfu, varied
 from fivefold.show.sweep.table import WORDS
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -93,7 +94,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
-        said = pipeline.finding(step.time)
+        said = pipeline.finding(step.time, drawing.rows)
         parts += [heading("Pipeline" if step.time.bubble_seconds else "A rank over time", said),
                   *_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=said)]  # fmt: skip
         parts += [paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []
@@ -104,23 +105,18 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
 def question(step: Step, *, found: bool = False) -> list[str]:
     """What was asked: model, machine, layout (unless it was ``found``), and the job with all of its fields folded."""
     job = step.job
-    precision, optimizer = job.get("precision"), job.get("optimizer")
     sequence, batch = int(str(job.get("sequence", 0))), int(str(job.get("global_batch", 0)))
     rows = [
         ("model", f"{step.model}, {show_count(step.work.parameters)} parameters"),
         ("machine", f"{step.machine}, {step.world:,} rank{'s' if step.world > 1 else ''}"),
         ("layout", "to be found" if found else step.layout),
         ("batch", f"{batch:,} sequences of {sequence:,} tokens, {show_count(sequence * batch)} tokens a step"),
-        ("precision", _name(precision, "name")), ("optimizer", _name(optimizer, "kind")), ("software", step.stack),
+        ("job", describe_step(step)),
     ]  # fmt: skip
     return [
-        heading("What was asked", level=2), table(("", " "), rows, left=("", " ")),
+        heading("What was asked", level=2), html.remarks(step), table(("", " "), rows, left=("", " ")),
         folded("every field of the job", f"<pre>{words(json.dumps(job, indent=1))}</pre>"),
     ]  # fmt: skip
-
-
-def _name(value: object, field: str) -> str:
-    return str(value.get(field, "")) if isinstance(value, Mapping) else str(value)
 
 
 def operations(step: Step) -> list[str]:
@@ -193,7 +189,7 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
     """A sweep: how many rows came to what, the best of each setting, throughput against memory."""
     counts = {status: sum(row.status == status for row in rows) for status in WORDS}
     said = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])
-    parts = [paragraph(f"{len(rows):,} rows: {said}"), paragraph(fixed(rows), kind="soft")]
+    parts = [paragraph(f"{len(rows):,} rows: {said}"), paragraph(describe_rows(rows), kind="soft")]
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if fitting:
         axes = varied(rows)

@@ -17,6 +17,7 @@ from rich.text import Text
 from fivefold.machine.spec import Machine
 from fivefold.show.grid import Grid
 from fivefold.show.interval import expectation
+from fivefold.show.question import count_ranks, describe_step
 from fivefold.show.stages import Stages
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -98,11 +99,18 @@ def layouts(steps: Sequence[Step], *, refused: Iterable[tuple[str, str]] = (), l
     return Group(*page)
 
 
+def remarks(lines: Iterable[str]) -> Text:
+    """Return remarks, one per line, to stand before the figures that they are of."""
+    return Text("".join(f"{line}\n" for line in lines), style="yellow", overflow="fold")
+
+
 def _headline(step: Step) -> Text:
-    ranks = "1 rank" if step.world == 1 else f"{step.world} ranks"
     return Text.assemble(
-        (f"{step.kind}  {step.model} on {step.machine}, {ranks}\n", "dim"),
-        (f"{step.layout}\n\n", "bold"),
+        (f"{step.kind}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
+        (f"{describe_step(step)}\n", "dim"),
+        (f"{step.layout}\n", "bold"),
+        remarks(step.remarks),
+        "\n",
         (f"{show_seconds(step.time.step_seconds)} per step", "bold cyan"),
         f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step.mfu)}\n",
         _verdict(step.memory),

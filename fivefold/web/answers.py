@@ -15,6 +15,7 @@ from fivefold.layout.spans import Level
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.layout.whole_run import Offers
+from fivefold.machine.catalog import is_counted
 from fivefold.machine.site import assumed
 from fivefold.machine.spec import Machine
 from fivefold.plan.predict import Planner, planner, predict
@@ -68,7 +69,7 @@ def asked(about: AskedQuestion, question: WholeQuestion, noun: Noun, *, folder: 
     return answers(
         about, noun.model, machine, question.chosen() if question.layout else None, job=noun.job,
         tokens=tokens_of(question.tokens), site=assumed(question.assume),
-        noise=noise_of(question.noise or None, find=folder.path),
+        noise=noise_of(question.noise or None, find=folder.path), counted=is_counted(question.machine),
     )  # fmt: skip
 
 

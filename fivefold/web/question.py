@@ -229,7 +229,7 @@ class PlaybookQuestion(About):
 
 def of_ranks(word: str, ranks: int) -> str:
     """A machine in words, with another number of ranks: ``h100:8 nic=1Gbit`` of 64 is ``h100:64 nic=1Gbit``."""
-    named, space, others = word.partition(" ")
+    named, space, others = machines.spell_machine(word).partition(" ")
     return f"{named.rpartition(':')[0] or named}:{ranks}{space}{others}"
 
 

@@ -55,6 +55,14 @@ def test_json_holds_both_steps_and_the_peak() -> None:
     assert sum(found["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
     assert [stage["stage"] for stage in found["first_step"]] == [0, 1]
     assert found["findings"] == []
+    assert predicted.remarks == rehearsed.remarks == ()
+
+
+def test_ranks_that_stay_idle_are_said() -> None:
+    words = [*TINY[:2], "h100:8", *TINY[3:]]
+    said = "uses 4 of the 8 ranks of h100; 4 stay idle"
+    assert said in " ".join(run(*words).stdout.split())
+    assert said in json.loads(run(*words, "--json").stdout)["rehearsed"]["remarks"][0]
 
 
 def test_a_job_that_does_not_fit_ends_with_three() -> None:

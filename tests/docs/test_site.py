@@ -110,3 +110,9 @@ def test_math_is_drawn_without_a_script(site: Any) -> None:
     pytest.importorskip("latex2mathml")
     assert "<math" in site.mathml("so $x^2$ is")
     assert site.mathml("`$x` costs $5") == "`$x` costs $5"
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = {(page, file) for page in PAGES for file in re.findall(r"\btests/[\w/]+\.py", page.read_text("utf-8"))}
+    assert len(named) > 20
+    assert [(page.name, file) for page, file in sorted(named) if not (ROOT / file).exists()] == []

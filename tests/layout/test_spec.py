@@ -57,10 +57,40 @@ def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
     assert str(Layout.parse(" ".join(tokens))) == text
 
 
+def _other_spellings(token: str) -> list[str]:
+    """Return the spellings of a printed token that mean the same."""
+    named, degree = re.fullmatch(r"([a-z]*)(.*)", token).groups()
+    spellings = [token]
+    if named in ("dp", "tp", "cp", "pp", "ep", "etp", "v", "mbs", "zero") and degree[:1].isdecimal():
+        spellings.append(f"{named}={degree}")
+    if token == "zero0":
+        spellings.append("ddp")
+    if token.startswith("zero3"):
+        spellings += [f"fsdp{token[5:]}", *([f"hsdp{token[5:]}"] if "/" in token else [])]
+    return spellings
+
+
+@every
+@given(layouts(), st.data())
+def test_other_spellings_of_a_layout_print_in_the_one_of_ours(layout: Layout, data: st.DataObject) -> None:
+    tokens = data.draw(st.permutations([data.draw(st.sampled_from(_other_spellings(t))) for t in str(layout).split()]))
+    separators = data.draw(st.lists(st.sampled_from([" ", ",", ", "]), min_size=len(tokens), max_size=len(tokens)))
+    text = "".join(map(str.__add__, tokens, separators))
+    assert Layout.parse(text) == layout, text
+    assert str(Layout.parse(text)) == str(layout)
+
+
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
         ("dp1", "dp1 zero0 mbs1"),
+        ("dp8 fsdp", "dp8 zero3 mbs1"),
+        ("dp16 hsdp/8", "dp16 zero3/8 mbs1"),
+        ("dp16 fsdp/8", "dp16 zero3/8 mbs1"),
+        ("ddp dp8", "dp8 zero0 mbs1"),
+        ("dp=8,tp=2", "dp8 tp2 zero0 mbs1"),
+        ("tp=4x2, zero=1 mbs=2", "dp1 tp4x2 zero1 mbs2"),
+        ("dp=2,cp=2,cp=ulysses", "dp2 cp2 zero0 mbs1 cp=ulysses"),
         ("ac=none dp2", "dp2 zero0 mbs1"),
         ("ac=selective mbs1 zero1 v2 pp4 tp8 dp16", "dp16 tp8 pp4 v2 zero1 interleaved mbs1 ac=selective"),
         ("tp4x2", "dp1 tp4x2 zero0 mbs1"),
@@ -108,6 +138,11 @@ def one_line(caught: pytest.ExceptionInfo[Mistake]) -> str:
         ("zero4", "ZeRO has stages 0 to 3"),
         ("zero" + "1" * 5000, "ZeRO has stages 0 to 3"),
         ("dp2 dp4", "'dp4' sets dp a second time"),
+        ("dp2 dp=4", "'dp=4' sets dp a second time"),
+        ("dp2 fsdp zero1", "'zero1' sets zero a second time"),
+        ("dp16 hsdp", "lacks the number of ranks that share one copy of the states; write hsdp/8"),
+        ("dp8 ddp/4", "zero0/4 shards nothing"),
+        ("dp=x", "unknown layout token 'dp=x'; did you mean"),
         ("tp2 tp4x2", "'tp4x2' sets tp a second time"),
         ("dp8 zero1/3", "dp·cp=8 is not divisible by the shard group 3; try zero1/2"),
         ("dp8 zero0/4", "zero0/4 shards nothing"),

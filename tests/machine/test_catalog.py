@@ -3,11 +3,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fivefold.cli.nouns import machine_of
 from fivefold.machine import toml
-from fivefold.machine.catalog import names, resolve, with_ranks
+from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
 from fivefold.record import Mistake
+from fivefold.web.question import of_ranks
 
 NOWHERE = Path("no/such/local.toml")
 
@@ -119,3 +123,25 @@ def test_processes_of_one_calibrated_cpu_share_it():
 def test_the_catalog_loads_without_torch():
     code = "import sys, fivefold.machine.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from([*names(), "H100"]), st.integers(1, 9_999_999), st.data())
+def test_a_machine_is_read_however_its_number_is_written(name, count, data):
+    sign = data.draw(st.sampled_from(["x", "*", "×", " x ", " * "]))
+    word = data.draw(st.sampled_from([f"{name}{sign}{count}", f"{count}{sign}{name}"]))
+    assert spell_machine(word) == f"{name}:{count}"
+    assert spell_machine(f"{word} nic=100Gbit/node") == f"{name}:{count} nic=100Gbit/node"
+    assert is_named(word)
+    assert machine(word) == machine(f"{name}:{count}")
+
+
+@pytest.mark.parametrize("text", ["rtx4090", "rtx4090:8", "examples/8x4.toml", "h100", "local:2", "4x2", "tp4x2"])
+def test_other_words_are_left_as_they_are(text):
+    assert spell_machine(text) == text
+
+
+def test_the_machine_of_a_config_is_read_however_its_number_is_written():
+    assert machine_of("8xh100", 64).ranks == 8
+    assert machine_of("h100", 64).ranks == 64
+    assert of_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"

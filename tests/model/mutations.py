@@ -32,6 +32,8 @@ FALCON = {"vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "num_att
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": PLAIN,
+    "internlm3": PLAIN,
+    "iquestcoder": PLAIN,
     "mistral": PLAIN | {"sliding_window": 6},
     "mixtral": ALIKE,
     "qwen2": PLAIN | {"sliding_window": 6, "max_window_layers": 1},

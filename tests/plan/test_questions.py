@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.search_result import SearchResult
 from fivefold.layout.spec import Layout
@@ -222,3 +225,15 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
     changed = Layout.parse(found.changes[1].partition("so ")[2].partition(" with gbs")[0])
     step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
     assert step.memory.fits
+
+
+@pytest.mark.parametrize(("word", "ranks"), [("h100", 16), ("h200", 8)])
+def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
+    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
+    (answer,) = json.loads(found.stdout)
+    assert answer["value"] == ranks
+
+
+def test_a_number_of_gpus_is_a_limit() -> None:
+    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
+    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(found.exception)

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fivefold.job import Job
 from fivefold.layout.spans import Span
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import named
+from fivefold.plan.predict import planner
+from fivefold.plan.price.spans import spans
 from fivefold.record import Mistake
 from fivefold.show import pipeline
 from fivefold.show.compare import to_text
+from fivefold.show.pipeline import finding
 from fivefold.step import Step, Time
+from fivefold.units import show_seconds
 
 ROWS = (
     (
@@ -79,7 +88,7 @@ def test_the_chart_has_a_rectangle_per_block(large: Step) -> None:
     ]
     assert [row[3] for row in rows[1:] if row[-1] == "1"] == ["0", "1", "0", "0", "1", "0"]  # the numbers that it shows
     spec = chart.to_dict()
-    assert spec["title"]["text"] == "On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"
+    assert spec["title"]["text"] == ["On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"]
     assert spec["title"]["subtitle"][1] == "2 micro-batches · paler: a rank's later stages"
 
 
@@ -117,3 +126,17 @@ def test_the_remark_says_what_is_left_out() -> None:
     assert pipeline.remark(8, 8) == "8 micro-batches"
     assert pipeline.remark(1, 1) == "1 micro-batch"
     assert pipeline.remark(8, 64).startswith("drawn with 8 of 64 micro-batches; those left out repeat")
+
+
+def test_the_title_says_when_a_shorter_step_is_drawn() -> None:
+    machine = resolve("h100:4", local=Path("/nowhere"))
+    using, layout = planner(named("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
+    time, whole, short = using.step(layout).time, spans(using, layout), spans(using, layout, limit=8)
+    assert finding(time, whole) == finding(time)
+    end = max(row[-1].end for row in short)
+    idle = 1 - sum(span.end - span.start for row in short for span in row) / (4 * end)
+    assert idle > 2 * time.bubble_seconds / time.step_seconds
+    said = f".\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
+    assert finding(time, short) == finding(time) + said
+    drawn = pipeline.chart(short, step=using.step(layout)).to_dict()
+    assert drawn["title"]["text"] == finding(time, short).splitlines()

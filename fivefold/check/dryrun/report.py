@@ -17,6 +17,7 @@ from fivefold.check.dryrun.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.check.dryrun.rehearse import RankTapes
 from fivefold.check.dryrun.time.play import Played
 from fivefold.job import Job
+from fivefold.layout.legal import describe_idle
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
@@ -159,6 +160,7 @@ def step(
         time=played.time(),
         tokens_per_second_per_gpu=job.tokens_per_step / seconds / layout.world,
         mfu=utilisation(done, seconds=seconds, world=layout.world, peak_flops=machine.chip.peak(job.precision.compute)),
+        remarks=describe_idle(layout, machine),
     )
 
 

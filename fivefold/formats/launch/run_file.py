@@ -8,6 +8,7 @@ from fivefold.formats.format import Asked, Document, Plan, Written
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import torchrun_command
+from fivefold.machine.catalog import spell_machine
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Mistake, Record
@@ -80,8 +81,9 @@ def machine(plan: Plan) -> str:
     """The machine with as many ranks as the layout has; ``Mistake`` if none was named."""
     if not plan.machine:
         raise Mistake("on what machine? say --gpus h100:64")
-    name, _, count = plan.machine.partition(":")
-    return plan.machine if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
+    named = spell_machine(plan.machine)
+    name, _, count = named.partition(":")
+    return named if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
 
 
 def files(plan: Plan) -> dict[str, str]:

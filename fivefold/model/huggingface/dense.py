@@ -17,6 +17,16 @@ def llama(config: Config) -> Model:
     return model(config, **rope(config), **attention_bias(config), mlp_bias=config.mlp_bias)
 
 
+def internlm3(config: Config) -> Model:
+    """InternLM3: Llama, with biases in all matrices or in none."""
+    if config.attention_bias != config.mlp_bias:
+        raise config.mistake(
+            f"qkv_bias={config.attention_bias} and bias={config.mlp_bias}, with which the family's code fails; "
+            "give both the same value"
+        )
+    return llama(config)
+
+
 def mistral(config: Config) -> Model:
     """Mistral: a sliding window in all layers, if any."""
     return model(config, **rope(config), **windows(config))

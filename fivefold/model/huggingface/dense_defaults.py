@@ -73,6 +73,28 @@ _COHERE = {
 
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {**DECODER, "intermediate_size": 11_008},
+    "internlm3": {
+        **DECODER,
+        "vocab_size": 128_512,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "norm_epsilon": 1e-5,
+    },
+    "iquestcoder": {
+        **DECODER,
+        "vocab_size": 76_800,
+        "hidden_size": 5120,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+    },
     "mistral": {**MISTRAL, "sliding_window": 4096},
     "mixtral": {
         **MISTRAL,

@@ -26,6 +26,8 @@ from fivefold.model.huggingface.experts import (
     qwen3_moe,
 )
 from fivefold.model.huggingface.keys import unread
+from fivefold.model.huggingface.model_types import MODEL_TYPES
+from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
 from fivefold.record import Mistake
 
@@ -46,8 +48,12 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 
 def remark(config: dict[str, Any], *, name: str) -> str | None:
-    """One line that lists keys which may change the model but which the family's code ignores; None without any."""
+    """One line that lists keys which may change the model but which the family's code ignores, or what was assumed of
+    a model whose ``model_type`` is unknown; None without any.
+    """
     read = text_of(config, name=name)
+    if read.remote:
+        return f"{name}: {describe_assumed(read.values, family=read.family, architecture=read.architecture)}"
     if not (keys := list(unread(read.values, family=read.family))):
         return None
     said = ", ".join(f"{key}={reprlib.repr(read.values[key])}" for key in keys)
@@ -67,13 +73,18 @@ class Text(NamedTuple):
     values: dict[str, Any]
     architecture: str
     wrapped: bool = False  # in a multimodal model
+    remote: bool = False  # of an unknown ``model_type``, with all of its shape given
 
 
 def text_of(config: dict[str, Any], *, name: str) -> Text:
     """The text model of ``config``, which a multimodal one has under ``text_config``; ``Mistake`` if it is not read."""
     kind = _model_type(config, name=name)
     if kind in FAMILIES:
-        return Text(kind, config, FAMILIES[kind].architecture)
+        architecture, said = FAMILIES[kind].architecture, config.get("model_type")
+        remote = said is not None and str(said) not in FAMILIES
+        if remote:
+            require_shape(config, family=kind, architecture=architecture, name=name)
+        return Text(kind, config, architecture, remote=remote)
     wrapper = WRAPPERS[kind]
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
@@ -90,12 +101,18 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:
-    """The family, from ``architectures`` if given, as remote code may have its own ``model_type``, else from that."""
+    """The family, from ``architectures`` if given, else from ``model_type``; a ``Mistake`` if the two contradict.
+
+    transformers builds the class of ``model_type``. One that it does not know is of remote code, which may be one of
+    our architectures by another name.
+    """
     classes = {kind: read.architecture for kind, read in FAMILIES.items()}
     classes |= {kind: wrapper.architecture for kind, wrapper in WRAPPERS.items()}
+    said = config.get("model_type")
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures:
-        wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in classes.items()}
+        wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in reversed(classes.items())}
+        known |= {read.published: kind for kind, read in FAMILIES.items() if read.published}
     else:
         wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
     if wanted in LACKS:
@@ -105,10 +122,15 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
             f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(classes)} is "
             f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
-    architecture = classes[known[wanted]]
-    if classes.get(str(config.get("model_type")), architecture) != architecture:  # transformers follows model_type
-        raise Mistake(f"{name}: model_type {config['model_type']!r} is not that of {wanted}; correct one of them")
-    return known[wanted]
+    family = known[wanted]
+    if said is None or classes.get(str(said)) == classes[family]:
+        return str(said or family)
+    if str(said) in MODEL_TYPES | classes.keys() or family in WRAPPERS:
+        raise Mistake(
+            f"{name}: model_type {reprlib.repr(said)} is not that of {wanted}, and transformers builds the class of "
+            f"model_type; if the file is one of {wanted}, give model_type {family!r}"
+        )
+    return family
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:
@@ -119,10 +141,11 @@ def _nearest(wanted: str, known: Iterable[str]) -> str:
 
 
 class Family(NamedTuple):
-    """One ``model_type``: its class in transformers and our mapping."""
+    """One ``model_type``: its class in transformers and our mapping; ``published``: its class in published files."""
 
     architecture: str
     mapping: Callable[[Config], Model]
+    published: str = ""
 
 
 class Wrapper(NamedTuple):
@@ -157,14 +180,16 @@ FAMILIES = {
     "cohere": Family("CohereForCausalLM", dense.cohere),
     "cohere2": Family("Cohere2ForCausalLM", dense.cohere2),
     "falcon": Family("FalconForCausalLM", dense.falcon),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", deepseek_v3),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", deepseek_v2),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", deepseek_v3),
     "olmo2": Family("Olmo2ForCausalLM", dense.olmo2),
     "glm4_moe": Family("Glm4MoeForCausalLM", glm4_moe),
     "llama4_text": Family("Llama4ForCausalLM", llama4),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", minimax_m2),
     "gpt_oss": Family("GptOssForCausalLM", gpt_oss),
+    "internlm3": Family("LlamaForCausalLM", dense.internlm3, published="InternLM3ForCausalLM"),
+    "iquestcoder": Family("LlamaForCausalLM", dense.llama, published="IQuestCoderForCausalLM"),
 }
 
 WRAPPERS = {

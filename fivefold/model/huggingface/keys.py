@@ -61,6 +61,8 @@ _FALCON = {
 # family: {config key: field of ``Config``}; keys of one field are aliases
 KEYS: dict[str, dict[str, str]] = {
     "llama": _DECODER | _same("attention_bias mlp_bias"),
+    "internlm3": _DECODER | _same("attention_bias mlp_bias") | {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+    "iquestcoder": _DECODER | _same("attention_bias mlp_bias"),
     "mistral": _DECODER | _same("sliding_window"),
     "mixtral": _DECODER | _EXPERTS | _same("sliding_window"),
     "qwen2": _DECODER | _LATE_WINDOWS,
@@ -153,6 +155,10 @@ REFUSED: dict[str, dict[str, Only]] = {
     "": {
         "is_causal": Only((True,), "attention that is not causal"),
         "per_layer_config": Only((None, {}), "layers that differ from each other"),
+    },
+    "iquestcoder": {
+        "clip_qkv": Only((None,), "queries, keys and values that are clipped"),
+        "use_sliding_window": Only((False, None), "a sliding window, which the family's code refuses"),
     },
     "mixtral": {"router_jitter_noise": Only((0,), "noise on the router's input")},
     "minimax_m2": {"router_jitter_noise": Only((0,), "noise on the router's input")},

@@ -105,6 +105,8 @@ FALCON: dict[str, str | Fused] = {
 # families without experts
 DENSE: dict[str, Names] = {
     "llama": DECODER,
+    "internlm3": DECODER,
+    "iquestcoder": DECODER,
     "mistral": DECODER,
     "qwen2": DECODER,
     "qwen3": DECODER,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from fivefold.job import Job
+from fivefold.record import Mistake
+from fivefold.show.question import describe_job
 from fivefold.show.sweep.row import Row
 from fivefold.units import byte_unit, show_count
 
@@ -70,6 +73,20 @@ def fixed(rows: Sequence[Row]) -> str:
     if "batch" not in changing and len(values(rows, "batch")) == 1:
         axes.append("batch")
     return setting(rows[0], axes) if rows else ""
+
+
+def describe_rows(rows: Sequence[Row]) -> str:
+    """Return in one line what all rows share of what was asked; rows do not say their optimizer."""
+    if not rows:
+        return ""
+    words = setting(rows[0], [axis for axis in ("model", "machine", "ranks") if axis not in varied(rows)])
+    asked = dict.fromkeys((row.sequence, row.batch, row.precision, row.stack) for row in rows)
+    fields = ("sequence", "global_batch", "precision", "stack")
+    try:
+        jobs = [Job.read(dict(zip(fields, each, strict=True)), origin="row") for each in asked]
+    except Mistake:  # a precision or a software of the user's own
+        return fixed(rows)
+    return " · ".join(filter(None, (words, describe_job(*jobs, open_fields=("optimizer.kind",)))))
 
 
 def memory_unit(rows: Sequence[Row]) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fivefold.show.grid import Grid
 from fivefold.show.sweep.row import Row, Status
-from fivefold.show.sweep.settings import best, fixed, mfu, varied
+from fivefold.show.sweep.settings import best, describe_rows, mfu, varied
 from fivefold.show.table import heading
 from fivefold.units import show_bytes, show_seconds
 
@@ -23,7 +23,7 @@ def page(rows: Sequence[Row]) -> RenderableType:
     """The whole page."""
     counted = Counter(row.status for row in rows)
     said = ", ".join(f"{counted[status]:,} {words}" for status, words in WORDS.items() if counted[status])
-    parts: list[RenderableType] = [heading(f"{len(rows):,} rows: {said}" if rows else "No rows", fixed(rows))]
+    parts: list[RenderableType] = [heading(f"{len(rows):,} rows: {said}" if rows else "No rows", describe_rows(rows))]
     trials = [row for row in rows if row.measured and row.status == "fits"]
     if trials:
         parts += [heading("Predicted and measured", _outcomes(trials)), _measured(trials, axes=varied(rows))]

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from fivefold.layout.comparison import Comparison, Variant
 from fivefold.plan.compare import compare as run
 from fivefold.record import Mistake
-from fivefold.show.comparison import finding, why, worded
+from fivefold.show.comparison import describe_shared, finding, why, worded
 from fivefold.show.drawing.bars import Part, stacked
 from fivefold.units import show_bytes
 from fivefold.web.pages.plan import memory_parts, time_parts
@@ -48,7 +48,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     slowest = max(step.time.step_seconds for step in known)
     fullest = max(step.memory.peak_bytes for step in known)
     return {
-        "comparison": found, "finding": finding(found), "why": why(found),
+        "comparison": found, "shared": describe_shared(found), "finding": finding(found), "why": why(found),
         "variants": list(zip(found.variants, cases.values(), strict=True)),
         "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in found.predicted],
         "times": looks(found, memory=False), "memories": looks(found, memory=True),

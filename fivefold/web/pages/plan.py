@@ -18,6 +18,7 @@ from fivefold.show.drawing import interval, memory, pipeline
 from fivefold.show.drawing.bars import Part, scale, stacked
 from fivefold.show.memory import finding as memory_finding
 from fivefold.show.pipeline import finding
+from fivefold.show.question import describe_job
 from fivefold.show.table import PARTS
 from fivefold.show.table import machine as machine_line
 from fivefold.step import StageMemory, Step
@@ -101,8 +102,8 @@ def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
         "memory": memory.picture(found.levels, rank=found.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(found.levels, rank=found.rank, capacity_bytes=chip),
         "memory_looks": memory.looks(found.levels),
-        "pipeline": pipeline.picture(found.rows, label=finding(step.time)),
-        "pipeline_finding": finding(step.time), "pipeline_looks": pipeline.looks(found.rows),
+        "pipeline": pipeline.picture(found.rows, label=finding(step.time, found.rows)),
+        "pipeline_finding": finding(step.time, found.rows), "pipeline_looks": pipeline.looks(found.rows),
         "causes": (causes := time_parts(step)),
         "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
@@ -152,11 +153,11 @@ def bands(step: Step) -> list[tuple[str, Any, Any]]:
 
 
 def sheet(noun: Noun) -> list[tuple[str, str]]:
-    """The model and the machine in a few facts."""
+    """The model, the machine and the job in a few facts."""
     model = noun.model
     shape = (
         f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"
     )
     experts = f", {model.moe.topk} of {model.moe.experts} experts" if model.moe else ""
     return [(model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
-            (noun.machine.name, machine_line(noun.machine))]  # fmt: skip
+            (noun.machine.name, machine_line(noun.machine)), ("job", describe_job(noun.job))]  # fmt: skip

@@ -27,6 +27,6 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/rehearse/events")
     async def events(asked: Annotated[RehearsePage, Query()]) -> StreamingResponse:
-        return stream.answer(asked.as_(Question), lambda result: str(result["html"]))
+        return stream.answer(asked.as_(Question), lambda result: stream.describe(asked) + str(result["html"]))
 
     return pages

@@ -47,7 +47,9 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
-        return stream.answer(asked.question(), lambda result: shown(site, asked, FOUND.validate_python(result)))
+        return stream.answer(
+            asked.question(), lambda result: stream.describe(asked) + shown(site, asked, FOUND.validate_python(result))
+        )
 
     @pages.post("/search/events/stop")
     async def stop(work: Annotated[str, Query(max_length=20)]) -> Response:

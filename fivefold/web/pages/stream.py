@@ -15,6 +15,8 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from fivefold.record import Mistake, Record
+from fivefold.show.elements import paragraph
+from fivefold.show.question import describe_question
 from fivefold.web.question import About
 from fivefold.web.site import Site
 from fivefold.web.work import Busy
@@ -38,6 +40,11 @@ class Stream:
     def answer(self, asked: About, draw: Callable[[Any], str]) -> StreamingResponse:
         """The events of one question, whose result ``draw`` turns into HTML."""
         return StreamingResponse(self._events(asked, draw), media_type="text/event-stream")
+
+    def describe(self, asked: About) -> str:
+        """Return what was asked as the first paragraph of an answer."""
+        noun = self.site.resolve(asked)
+        return paragraph(describe_question(noun.model, noun.machine, noun.job), kind="about")
 
     async def _events(self, asked: About, draw: Callable[[Any], str]) -> AsyncIterator[str]:
         key = asked.model_dump_json()

@@ -1,0 +1,63 @@
+"""Configs of remote code: a known architecture with a ``model_type`` of which neither we nor transformers know a class.
+
+The defaults of missing keys are those of the unknown class, so nothing that shapes the model may be left to a default.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.defaults import DEFAULTS
+from fivefold.model.huggingface.keys import KEYS, unread
+from fivefold.record import Mistake
+
+# Fields of ``Config`` that decide which weights a model has.
+_SHAPE = """
+    vocab_size hidden_size intermediate_size intermediate_size_mlp num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim max_position_embeddings tie_word_embeddings attention_bias mlp_bias
+    use_parallel_residual use_qk_norm new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn
+    num_experts num_experts_per_tok moe_intermediate_size mlp_only_layers moe_layers interleave_moe_layer_step
+    first_k_dense_replace n_shared_experts num_nextn_predict_layers q_lora_rank kv_lora_rank qk_nope_head_dim
+    qk_rope_head_dim v_head_dim
+"""
+SHAPE_FIELDS = frozenset(_SHAPE.split())
+
+
+def require_shape(values: dict[str, Any], *, family: str, architecture: str, name: str) -> None:
+    """Raise a ``Mistake`` if a config of an unknown ``model_type`` leaves anything of its shape open."""
+    kind = reprlib.repr(values.get("model_type"))
+    known = f"or give model_type {family!r}, if it is one"
+    if missing := [key for field, key in _missing_fields(values, family=family) if field in SHAPE_FIELDS]:
+        raise Mistake(
+            f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as {architecture} "
+            f"give {', '.join(missing)}; {known}"
+        )
+    if others := list(unread(values, family=family)):
+        said = ", ".join(f"{key}={reprlib.repr(values[key])}" for key in others)
+        raise Mistake(
+            f"{name}: model_type {kind} is not known, and {architecture} has no {said}, which may change the model; "
+            f"remove what changes nothing, {known}"
+        )
+
+
+def describe_assumed(values: dict[str, Any], *, family: str, architecture: str) -> str:
+    """Return in words as what a config of an unknown ``model_type`` was read, and which values were assumed."""
+    defaults = {name: field.default for name, field in Config.model_fields.items()} | DEFAULTS[family]
+    assumed = [
+        f"{key}={reprlib.repr(defaults[field])}" for field, key in _missing_fields(values, family=family)
+        if defaults[field] not in (None, 0, 1, "", (), {})
+    ]  # fmt: skip
+    left = f"; assumed as there: {', '.join(assumed)}" if assumed else ""
+    return f"model_type {reprlib.repr(values.get('model_type'))} is not known: read as {architecture}{left}"
+
+
+def _missing_fields(values: dict[str, Any], *, family: str) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a family that no key of ``values`` gives, each with the key that would."""
+    keys = KEYS[family]
+    given = {field for key, field in keys.items() if key in values}
+    for field in dict.fromkeys(keys.values()):
+        if field not in given:
+            yield field, next(key for key, other in keys.items() if other == field)

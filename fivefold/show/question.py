@@ -1,0 +1,104 @@
+"""What was asked, in one line that every answer begins with: the job's fields, and which of them are the defaults.
+
+    llama3-8b on h100, 8 ranks · seq 8192, global batch 64, loss=chunked; defaults: bf16, AdamW, software fivefold
+
+The terminal, HTML and the page print the same line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from fivefold.job import RECIPES, Job
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import Record
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import FACTS
+from fivefold.step import Step
+
+OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "muon": "Muon", "adafactor": "Adafactor", "sgd": "SGD"}
+NAMED = ("sequence", "global_batch", "precision", "stack")  # which the line says in words
+
+
+class Setting(NamedTuple):
+    """A field of a job in words, and whether it is what a job has without being told."""
+
+    field: str
+    text: str
+    default: bool = False
+
+
+def describe_question(model: Model, machine: Machine, job: Job, *, open_fields: Collection[str] = ()) -> str:
+    """Return model, machine and job in one line; ``open_fields`` of them are left out, as the answer finds them."""
+    ranks = "" if "ranks" in open_fields else f", {count_ranks(machine.ranks)}"
+    return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields)}"
+
+
+def describe_step(step: Step, *, open_fields: Collection[str] = ()) -> str:
+    """Return the job of a step in one line."""
+    return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields)
+
+
+def describe_job(*jobs: Job, open_fields: Collection[str] = ()) -> str:
+    """Return what several jobs share in one line: first what differs from the default, then the defaults."""
+    first, *others = [list(_settings(job)) for job in jobs]
+    shared = [each for each in first if each.field not in open_fields and all(each in other for other in others)]
+    given = ", ".join(each.text for each in shared if not each.default)
+    defaults = ", ".join(each.text for each in shared if each.default)
+    return "; ".join(filter(None, (given, defaults and f"defaults: {defaults}")))
+
+
+def count_ranks(ranks: int) -> str:
+    """Return a number of ranks in words."""
+    return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
+
+
+def _settings(job: Job) -> Iterator[Setting]:
+    usual, stack = Job(), job.stack
+    optimizer = OPTIMIZERS[job.optimizer.kind]
+    precision = RECIPES[usual.precision.name].reduced(in_fp32=stack.reduce_in_fp32)
+    yield Setting("sequence", f"seq {job.sequence}", job.sequence == usual.sequence)
+    yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == usual.global_batch)
+    yield Setting("precision", job.precision.name, job.precision == precision)
+    yield Setting("optimizer.kind", optimizer, job.optimizer.kind == usual.optimizer.kind)
+    yield Setting("stack", f"software {stack.name}", stack.name == usual.stack.name)
+    for name, text in changed_settings(job):
+        if name != "optimizer.kind" and not _follows_from_machine(job, name):
+            yield Setting(name, f"{name}={text}")
+
+
+def _follows_from_machine(job: Job, name: str) -> bool:
+    """Whether a fact of the software is what the planner takes on a GPU or on a CPU, unless the job says another."""
+    if name not in FACTS:
+        return False
+    value = getattr(job.stack, name)
+    known = STACKS.get(job.stack.name, job.stack)
+    on_cpu = {"attention": "blocks", "overlap": ()}  # one head dim in the CPU's kernel; nothing runs beside compute
+    return value == on_cpu.get(name) or value in [getattr(known.on(gpu=gpu), name) for gpu in (True, False)]
+
+
+def changed_settings(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a job and of its software that differ from the default, as ``--set`` takes them."""
+    usual, known = Job(), STACKS.get(job.stack.name, job.stack)
+    for name in sorted(FACTS):
+        if (value := getattr(job.stack, name)) != getattr(known, name):
+            yield name, spell_value(value)
+    for name in (field for field in Job.model_fields if field not in NAMED):
+        value, default = getattr(job, name), getattr(usual, name)
+        if value == default:
+            continue
+        if isinstance(value, Record) and isinstance(default, Record):
+            for field in type(value).model_fields:
+                if getattr(value, field) != getattr(default, field):
+                    yield f"{name}.{field}", spell_value(getattr(value, field))
+        else:
+            yield name, spell_value(value)
+
+
+def spell_value(value: object) -> str:
+    """Return a value of a field as ``--set`` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(spell_value, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

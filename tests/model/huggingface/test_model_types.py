@@ -1,0 +1,127 @@
+"""``model_type`` beside ``architectures``: what transformers builds, what is refused, what is read of remote code."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from fivefold.model.catalog import from_values
+from fivefold.model.huggingface.config import read_config
+from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, from_config, remark
+from fivefold.model.huggingface.keys import KEYS
+from fivefold.model.huggingface.model_types import MODEL_TYPES
+from fivefold.model.huggingface.remote_code import SHAPE_FIELDS
+from fivefold.record import Mistake, Remark
+from tests.model.mutations import FAMILIES as SMALL
+from tests.model.mutations import LATENT
+
+CONFIGS = {**SMALL, "kimi_k2": LATENT | {"n_group": 2, "topk_group": 1}, "qwen2_5_vl_text": SMALL["qwen2"]}
+READ = {*FAMILIES, *WRAPPERS}
+LLAMA = {"architectures": ["LlamaForCausalLM"], **SMALL["llama"]}
+
+
+def count_reference(config: dict[str, Any]) -> int:
+    """Return the parameters of the model that transformers builds of a config file."""
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **keys))  # type: ignore[no-untyped-call]
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def explicit(family: str) -> dict[str, Any]:
+    """Return a small config that gives every key of a family, one for each meaning."""
+    config = read_config(CONFIGS[family], family=family, name="x")
+    keys = {field: key for key, field in reversed(KEYS[family].items())}
+    given = {key: value for key, value in CONFIGS[family].items() if key in KEYS[family]}
+    fields = {KEYS[family][key] for key in given}
+    return given | {
+        key: getattr(config, field) for field, key in keys.items()
+        if field not in fields and (field in SHAPE_FIELDS or getattr(config, field) is not None)
+    }  # fmt: skip
+
+
+def test_the_list_of_types_is_that_of_transformers() -> None:
+    assert set(CONFIG_MAPPING_NAMES) - {"gpt-sw3"} == MODEL_TYPES
+    ours = {family.architecture for family in FAMILIES.values()}
+    theirs = {kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in ours}
+    assert theirs - READ <= {"gpt-sw3"}  # every type that builds a class of ours is read by its own defaults
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("internlm3", 8_804_241_408), ("iquestcoder", 39_794_283_520)])
+def test_a_type_with_the_class_of_another_has_its_own_defaults(kind: str, parameters: int) -> None:
+    bare = {"model_type": kind}
+    published = {"architectures": [FAMILIES[kind].published], **bare}
+    for config in (bare, published, {"architectures": ["LlamaForCausalLM"], **bare}):
+        assert from_config(config, name="x").parameters == parameters == count_reference(bare)
+
+
+def test_biases_of_internlm3_are_read_under_both_names() -> None:
+    config = {"model_type": "internlm3", **SMALL["llama"], "qkv_bias": True, "bias": True}
+    assert from_config(config, name="x").parameters == count_reference(config)
+    assert from_config(config, name="x").parameters > from_config(LLAMA, name="x").parameters
+    assert remark(config, name="x") is None
+    with pytest.raises(Mistake, match="qkv_bias=True and bias=False"):
+        from_config({**config, "bias": False}, name="x")
+
+
+def test_another_model_of_transformers_is_refused_beside_every_known_architecture() -> None:
+    for family, read in (FAMILIES | WRAPPERS).items():
+        config = explicit(family) if family in CONFIGS else {}
+        for other in (*sorted(MODEL_TYPES - READ), *FAMILIES):
+            if (FAMILIES | WRAPPERS).get(other, read).architecture == read.architecture and other in READ:
+                continue
+            with pytest.raises(Mistake, match="transformers builds the class of model_type") as refusal:
+                from_config({**config, "architectures": [read.architecture], "model_type": other}, name="x")
+            assert "\n" not in str(refusal.value)
+
+
+def test_what_would_be_wrong_is_not_read() -> None:
+    """A model that transformers builds otherwise than the architecture of its file says."""
+    for kind in ("apertus", "arcee", "bitnet", "diffllama", "exaone4"):
+        config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": kind}
+        assert count_reference(config) != from_config({**config, "model_type": "llama"}, name="x").parameters
+        with pytest.raises(Mistake, match=f"model_type '{kind}' is not that of LlamaForCausalLM"):
+            from_config(config, name="x")
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "internlm3"])  # which has more keys
+def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str) -> None:
+    whole = explicit(family)
+    kind = next(kind for kind, read in FAMILIES.items() if read.architecture == FAMILIES[family].architecture)
+    config = {**whole, "architectures": [FAMILIES[family].architecture], "model_type": "made-up"}
+    assert from_config(config, name="x") == from_config({**whole, "model_type": kind}, name="x").replace(
+        source=f"Hugging Face config.json, {FAMILIES[family].architecture}"
+    )
+    assert str(remark(config, name="x")).startswith("x: model_type 'made-up' is not known: read as ")
+    for key in whole:
+        if KEYS[family][key] in SHAPE_FIELDS:
+            with pytest.raises(Mistake, match=f"'made-up' is not known, nor .* give .*; or give model_type '{kind}'"):
+                from_config({name: value for name, value in config.items() if name != key}, name="x")
+
+
+def test_what_was_assumed_of_remote_code_is_said() -> None:
+    config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": "made-up", "auto_map": {"A": "b.C"}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Remark)
+        from_values(config, name="x", source="x")
+    (line,) = (str(each.message) for each in caught)
+    assert line == (
+        "x: model_type 'made-up' is not known: read as LlamaForCausalLM; assumed as there: rope_theta=10000.0, "
+        "rms_norm_eps=1e-06, hidden_act='silu'"
+    )
+    with pytest.raises(Mistake, match="has no qkv_bias=True, which may change the model; remove what"):
+        from_config({**config, "qkv_bias": True}, name="x")
+
+
+@pytest.mark.parametrize("junk", [7, [], {}, True, "", "x" * 500], ids=repr)
+def test_a_type_that_is_no_name_is_one_line(junk: object) -> None:
+    with pytest.raises(Mistake) as refusal:
+        from_config({**LLAMA, "model_type": junk}, name="x")
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
