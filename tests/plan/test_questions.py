@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-import json
 from pathlib import Path
 
 import pytest

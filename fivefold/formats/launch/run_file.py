@@ -7,8 +7,8 @@ from typing import Any
 from fivefold.formats.format import Asked, Document, Plan, Written
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
-from fivefold.machine.launch import torchrun_command
 from fivefold.machine.catalog import spell_machine
+from fivefold.machine.launch import torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Mistake, Record
